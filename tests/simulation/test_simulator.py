@@ -58,11 +58,11 @@ class Watched(Simulation):
     def _look(self) -> None:
         self.looks += 1
         for instance, line in self.state.workload.queues.items():
-            assert line.load_tokens >= 0
+            assert line.queued_tokens >= 0
             assert line.pending_seconds >= 0
             assert line.prefill_seconds >= 0
             engine = self.fleet.engines[instance]
-            if line.waiting and engine.alive and instance in self.state.fleet.ready:
+            if line.queued_requests and engine.alive and instance in self.state.fleet.ready:
                 assert engine.model.step is not None, (
                     f"{instance} is idle at {self._agenda.now} while requests wait for it"
                 )

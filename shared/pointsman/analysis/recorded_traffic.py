@@ -239,7 +239,7 @@ class TrafficReader:
 
     def _sample(self, now: EngineSeconds) -> None:
         queues, instances = self._state.workload.queues, self._state.fleet.ready
-        pending = tuple(queues.get(name, EMPTY_QUEUE).load_tokens for name in instances)
+        pending = tuple(queues.get(name, EMPTY_QUEUE).queued_tokens for name in instances)
         running = tuple(len(queues.get(name, EMPTY_QUEUE).decoding) for name in instances)
         self._samples.append(LoadSample(now, pending, running, instances))
         if instances:

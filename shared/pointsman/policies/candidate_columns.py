@@ -107,7 +107,7 @@ class CandidateColumns:
 
     def soonest_of_little_work(self, work_max: float, price: float, spare: EngineSeconds) -> CandidateEstimate | None:
         """See `admission.predicted_ttft_fair`."""
-        waiting, work = int(self.known.waiting.sum()), sum(self.queue_seconds.tolist())
+        waiting, work = int(self.known.queued_requests.sum()), sum(self.queue_seconds.tolist())
         bound = work_max * work / waiting if waiting else np.inf
         ttft, budget = self.predicted_ttft, self.view.budget
         with_margin = ttft + self.margin_seconds
@@ -133,7 +133,7 @@ class CandidateColumns:
         known = self.known
         return (
             self.hit_blocks, self.cached_tokens, self.uncached_tokens, self.queue_seconds, self.prefill_seconds,
-            self.work_seconds, known.load_tokens, known.waiting, known.requests, self.margin_seconds,
+            self.work_seconds, known.queued_tokens, known.queued_requests, known.requests, self.margin_seconds,
             *(() if self.transfer_seconds is None else (self.transfer_seconds,)),
         )  # fmt: skip
 
@@ -146,8 +146,8 @@ def _estimate(
     queue_seconds: EngineSeconds,
     prefill_seconds: EngineSeconds,
     work_seconds: EngineSeconds,
-    load_tokens: float,
-    waiting: float,
+    queued_tokens: float,
+    queued_requests: float,
     requests: float,
     margin_seconds: EngineSeconds,
     transfer_seconds: EngineSeconds = 0.0,
@@ -160,8 +160,8 @@ def _estimate(
         queue_seconds=queue_seconds,
         prefill_seconds=prefill_seconds,
         work_seconds=work_seconds,
-        load_tokens=int(load_tokens),
-        waiting=int(waiting),
+        queued_tokens=int(queued_tokens),
+        queued_requests=int(queued_requests),
         requests=int(requests),
         interval_of=(queue_seconds + prefill_seconds, work_seconds),
         margin_seconds=margin_seconds,

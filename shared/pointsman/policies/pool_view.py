@@ -41,18 +41,23 @@ def prepare_columns(state: State) -> None:
 
 
 class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds include the learned correction, except `work_seconds`."""
+    """What one instance would be for the request. Seconds include the learned correction, except `work_seconds`."""
 
     instance: InstanceId
     hit_blocks: int
+    """Leading blocks of the prompt that it holds, or will from requests placed there."""
     cached_tokens: Tokens
+    """That the hit saves: whole engine blocks, and never the last token. The others are `uncached_tokens`."""
     uncached_tokens: Tokens
     queue_seconds: EngineSeconds
+    """Until the prefills before this one are done."""
     prefill_seconds: EngineSeconds
+    """Of its uncached tokens inside the engine; with a fetch, of those that remain."""
     work_seconds: EngineSeconds
     """Prefill by the cost model alone; booked in the queue of the instance."""
-    load_tokens: Tokens
-    waiting: int
+    queued_tokens: Tokens
+    """Uncached, of requests without a first token: pending here, or in prefill inside the engine."""
+    queued_requests: int
     requests: int
     transfer_seconds: EngineSeconds = 0.0
     fetch_from: InstanceId = NO_INSTANCE
@@ -63,6 +68,7 @@ class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
     loads: tuple[TierTokens, ...] = ()
     """Cached tokens that only slower tiers hold."""
     load_seconds: EngineSeconds = 0.0
+    """Of `loads`, from the slower tier into the engine's memory."""
     margin_seconds: EngineSeconds = 0.0
     """By which its first token may come later, since it waits (`LatencyModel.margin_seconds`)."""
 
@@ -273,8 +279,8 @@ class PoolView:
             queue_seconds=queue_seconds,
             prefill_seconds=prefill_seconds,
             work_seconds=work,
-            load_tokens=queue.load_tokens,
-            waiting=queue.waiting,
+            queued_tokens=queue.queued_tokens,
+            queued_requests=queue.queued_requests,
             requests=queue.requests,
             interval_of=(queue_seconds + prefill_seconds, work),
             transfer_seconds=self._transfer_seconds and (self._transfer_seconds if instance.role == "prefill" else 0.0),

@@ -356,7 +356,7 @@ class Simulation:
     def _sample(self, now: EngineSeconds) -> None:
         queues = self.state.workload.queues
         instances = self.state.fleet.ready
-        pending = tuple(queues[i].load_tokens if i in queues else 0 for i in instances)
+        pending = tuple(queues[i].queued_tokens if i in queues else 0 for i in instances)
         running = tuple(len(queues[i].decoding) if i in queues else 0 for i in instances)
         self.outcome.samples.append(LoadSample(now, pending, running, instances))
 

@@ -69,11 +69,13 @@ class Instance:
     joined_at: EngineSeconds
     heard_at: EngineSeconds
     cache: str
+    """What its worker knew of the contents at the epoch's begin: "empty" (all, from then on), "unknown" or "no_events"."""
     model_since: Epoch = field(compare=False)
     """The epoch since which it has served `model` without a break."""
     arrived_at: Sequence = field(default=0, compare=False)
     """Log entry of the first join of this stay, under any epoch."""
     excused_until: EngineSeconds = 0.0
+    """Its worker said that it pauses, and would be back by then."""
     serving: bool = True
     suspected: bool = False
     draining: bool = False
@@ -88,16 +90,21 @@ class Instance:
     """Its worker has reported a serving engine in this epoch."""
     sequence: Sequence = 0
     parity: bool | None = None
+    """Whether a probe found the engine's block keys equal to ours; None: not probed yet."""
     forged: bool = False
     """The log has cache events that its worker did not write; ends with the epoch."""
     counted: bool = False
     """It has served its present model, and counts for the model of the pool."""
     doubt: str = ""
+    """Why the index may differ from what the worker wrote; empty: it does not. Ends with a snapshot or an equal report."""
     cache_detail: str = ""
     certain: bool = True
+    """By its worker: every block is confirmed by engine events."""
     contradicted: str = field(default="", compare=False)
+    """How the engine's cached tokens differed from the index (`Contradictions`); empty: they do not."""
     known_since: EngineSeconds = field(default=0.0, compare=False)
     known_as: Knowledge | None = field(default=None, compare=False)
+    """`knowledge` since `known_since`."""
     waiting: int = 0
     running: int = 0
     idle_since: EngineSeconds = 0.0

@@ -19,8 +19,8 @@ from pointsman.state.workload import EMPTY_QUEUE, InstanceQueue, Workload
 Column: TypeAlias = NDArray[np.float64]
 
 QUEUE_FIELDS = (
-    "pending_seconds", "prefill_seconds", "working_since", "step_seconds", "step_tokens", "load_tokens", "requests",
-    "waiting", "pending", "prompt_tokens",
+    "pending_seconds", "prefill_seconds", "working_since", "step_seconds", "step_tokens", "queued_tokens", "requests",
+    "queued_requests", "pending", "prompt_tokens",
 )  # fmt: skip
 LEARNED_FIELDS = ("factor", "token_share", "token_seconds", "tokens", "known")
 """Of one prompt, and of work ahead."""
@@ -40,7 +40,7 @@ class InstanceColumns:
         """Rows that `queue_work` does not know."""
         self._workload, self._latency = workload, latency
         self._queues: Column = np.zeros((len(QUEUE_FIELDS), len(names)))
-        self.load_tokens, self.requests, self.waiting, self.pending, self.prompt_tokens = self._queues[5:]
+        self.queued_tokens, self.requests, self.queued_requests, self.pending, self.prompt_tokens = self._queues[5:]
         self._of_prompt: Column = np.zeros((len(LEARNED_FIELDS), len(names)))
         self._of_work: Column = np.zeros((len(LEARNED_FIELDS), len(names)))
         self.step_seconds: Column = np.zeros(len(names))
@@ -144,7 +144,7 @@ class InstanceColumns:
             *step,
             queue.pending_tokens + (queue.prefill_tokens if first is not None else 0),
             queue.requests,
-            queue.waiting,
+            queue.queued_requests,
             len(queue.pending),
             queue.prompt_tokens,
         )

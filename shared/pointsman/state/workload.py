@@ -168,11 +168,11 @@ class InstanceQueue:
         return known is not None and known.requests > 0
 
     @property
-    def load_tokens(self) -> Tokens:
+    def queued_tokens(self) -> Tokens:
         return self.pending_tokens + self.prefill_tokens
 
     @property
-    def waiting(self) -> int:
+    def queued_requests(self) -> int:
         return len(self.pending) + len(self.prefill)
 
     @property

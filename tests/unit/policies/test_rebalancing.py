@@ -145,7 +145,7 @@ def test_a_plan_makes_nobody_late_and_loses_no_work(
         here = [request for request in state.workload.requests.values() if request.instance == instance]
         assert {r.id for r in here} == {*line.pending, *line.prefill, *line.decoding}
         assert line.pending_seconds + line.prefill_seconds == pytest.approx(sum(r.prefill_seconds for r in here))
-        assert line.load_tokens == sum(r.uncached_tokens for r in here)
+        assert line.queued_tokens == sum(r.uncached_tokens for r in here)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

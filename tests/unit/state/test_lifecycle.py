@@ -81,12 +81,12 @@ def test_an_illegal_transition_changes_nothing_of_request_and_queues(steps: int,
     state = state_after(steps)
     request = state.workload.requests[R]
     before = [getattr(request, name) for name in request.__slots__]
-    queues = {name: (*q.pending, *q.prefill, *q.decoding, q.load_tokens) for name, q in state.workload.queues.items()}
+    queues = {name: (*q.pending, *q.prefill, *q.decoding, q.queued_tokens) for name, q in state.workload.queues.items()}
 
     state.apply(illegal, 20)
 
     assert [getattr(request, name) for name in request.__slots__] == before
     assert queues == {
-        name: (*q.pending, *q.prefill, *q.decoding, q.load_tokens) for name, q in state.workload.queues.items()
+        name: (*q.pending, *q.prefill, *q.decoding, q.queued_tokens) for name, q in state.workload.queues.items()
     }
     assert state.dead_letters.count == 0

@@ -221,7 +221,7 @@ def test_the_queue_of_others_does_not_wait_for_a_load() -> None:
     dispatcher.state.apply(tier_stored("a", 1, list(keys)))
     place(dispatcher, "r", list(keys))
 
-    assert dispatcher.state.workload.queues[A].load_tokens == 1
+    assert dispatcher.state.workload.queues[A].queued_tokens == 1
 
 
 def test_what_one_engine_put_into_the_shared_store_all_of_its_users_load() -> None:

@@ -75,7 +75,7 @@ def _moved(view: PoolView, reason: str, price: float = 1.0, work_max: float = 1.
     if view.columns is not None:
         soonest = view.columns.soonest_of_little_work(work_max, price, spare)
     else:
-        waiting = sum(candidate.waiting for candidate in view.candidates)
+        waiting = sum(candidate.queued_requests for candidate in view.candidates)
         work = sum(candidate.queue_seconds for candidate in view.candidates)
         bound = work_max * work / waiting if waiting else inf
         able = [

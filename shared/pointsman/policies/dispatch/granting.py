@@ -32,7 +32,7 @@ def grant_waiting(turn: Turn, instance_id: InstanceId) -> None:
 def grant_everywhere(turn: Turn) -> None:
     """Also where prefills may have ended that nobody reports."""
     for name, queue in list(turn.state.workload.queues.items()):
-        if queue.waiting:
+        if queue.queued_requests:
             grant_next(turn, name)
 
 

@@ -38,7 +38,7 @@ def relocate_pending(turn: Turn) -> None:
                 _relocate(turn, request)
     for instance in ready:
         queue = state.workload.queues.get(instance, EMPTY_QUEUE)
-        if queue.waiting:
+        if queue.queued_requests:
             grant_next(turn, instance)
 
 

@@ -81,7 +81,7 @@ class Pointsman1(RoutingPolicy):
             return 0.0
         extra = detour.chosen.prefill_seconds - felt * instead.chosen.prefill_seconds
         short = [candidate for candidate in candidates if candidate.queue_seconds <= view.budget]
-        waiting = sum(candidate.waiting for candidate in short)
+        waiting = sum(candidate.queued_requests for candidate in short)
         work = sum(candidate.queue_seconds for candidate in short)
         if not waiting or not work:
             return 0.0

@@ -40,7 +40,7 @@ def _soonest(candidates: list[CandidateEstimate]) -> float:
 
 
 def _lightest(view: PoolView, candidates: list[CandidateEstimate]) -> CandidateEstimate:
-    least = min((candidate.load_tokens, candidate.requests) for candidate in candidates)
+    least = min((candidate.queued_tokens, candidate.requests) for candidate in candidates)
     return view.familiar(
-        [candidate for candidate in candidates if (candidate.load_tokens, candidate.requests) == least]
+        [candidate for candidate in candidates if (candidate.queued_tokens, candidate.requests) == least]
     )

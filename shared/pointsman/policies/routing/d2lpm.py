@@ -51,8 +51,8 @@ class D2Lpm(RoutingPolicy):
             return _shortest_queue(view, candidates, affordable, refilled)
         longest = max(candidate.cached_tokens for candidate in affordable)
         holders = [candidate for candidate in affordable if candidate.cached_tokens == longest]
-        least = min(candidate.load_tokens for candidate in holders)
-        chosen = view.familiar([candidate for candidate in holders if candidate.load_tokens == least])
+        least = min(candidate.queued_tokens for candidate in holders)
+        chosen = view.familiar([candidate for candidate in holders if candidate.queued_tokens == least])
         return Choice(chosen, f"longest hit, {longest} tokens, {refilled}", candidates)
 
 
@@ -62,7 +62,7 @@ def _shortest_queue(
     """Of the longest matchers (of all instances) with quantum left, else of all with quantum left."""
     longest = max(candidate.cached_tokens for candidate in candidates)
     holders = [candidate for candidate in affordable if candidate.cached_tokens == longest]
-    shortest = min(candidate.waiting for candidate in holders or affordable)
-    chosen = view.familiar([candidate for candidate in holders or affordable if candidate.waiting == shortest])
+    shortest = min(candidate.queued_requests for candidate in holders or affordable)
+    chosen = view.familiar([candidate for candidate in holders or affordable if candidate.queued_requests == shortest])
     what = f"longest match, {longest} tokens" if holders else "shortest queue, the longest match has no tokens left"
     return Choice(chosen, f"{what}, {refilled}", candidates)

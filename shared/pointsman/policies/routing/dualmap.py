@@ -113,4 +113,4 @@ def _less_loaded(view: PoolView, candidates: list[CandidateEstimate], reason: st
 
 
 def _load(candidate: CandidateEstimate) -> tuple[int, int]:
-    return candidate.load_tokens, candidate.requests
+    return candidate.queued_tokens, candidate.requests

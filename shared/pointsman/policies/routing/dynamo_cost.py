@@ -42,7 +42,7 @@ class DynamoCost(RoutingPolicy):
     def _costs(self, view: PoolView, candidates: list[CandidateEstimate]) -> list[float]:
         active = view.tracker(ActiveBlocks).blocks_with(view.request.keys, view.eligible)
         weight = self.overlap_weight / view.block_tokens
-        return [weight * (o.load_tokens + o.uncached_tokens) + active[o.instance] for o in candidates]
+        return [weight * (o.queued_tokens + o.uncached_tokens) + active[o.instance] for o in candidates]
 
     def _by_chance(self, view: PoolView, candidates: list[CandidateEstimate], costs: list[float]) -> CandidateEstimate:
         least, most = min(costs), max(costs)

@@ -17,6 +17,6 @@ class LeastLoaded(RoutingPolicy):
     @override
     def choose(self, view: PoolView) -> Choice:
         candidates = candidates_of(view)
-        least = min((candidate.load_tokens, candidate.requests) for candidate in candidates)
-        equals = [candidate for candidate in candidates if (candidate.load_tokens, candidate.requests) == least]
+        least = min((candidate.queued_tokens, candidate.requests) for candidate in candidates)
+        equals = [candidate for candidate in candidates if (candidate.queued_tokens, candidate.requests) == least]
         return Choice(view.familiar(equals), f"least loaded, {least[0]} tokens to prefill", candidates)

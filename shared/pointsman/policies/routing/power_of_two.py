@@ -21,8 +21,8 @@ class PowerOfTwo(RoutingPolicy):
     @override
     def choose(self, view: PoolView) -> Choice:
         candidates = [view.candidate(instance) for instance in self._drawn(view)]
-        least = min((candidate.load_tokens, candidate.requests) for candidate in candidates)
-        equals = [candidate for candidate in candidates if (candidate.load_tokens, candidate.requests) == least]
+        least = min((candidate.queued_tokens, candidate.requests) for candidate in candidates)
+        equals = [candidate for candidate in candidates if (candidate.queued_tokens, candidate.requests) == least]
         return Choice(view.familiar(equals), f"the less loaded of {len(candidates)} by chance", candidates)
 
     def _drawn(self, view: PoolView) -> list[InstanceId]:

@@ -27,15 +27,15 @@ class StickyLeastLoaded(RoutingPolicy):
     def choose(self, view: PoolView) -> Choice:
         candidates = candidates_of(view)
         least = min(
-            candidates, key=lambda candidate: (candidate.load_tokens, candidate.requests, -candidate.cached_tokens)
+            candidates, key=lambda candidate: (candidate.queued_tokens, candidate.requests, -candidate.cached_tokens)
         )
         most_cached = max(candidate.cached_tokens for candidate in candidates)
         enough = 0.0 if self.as_published else self.hit_share_min * view.request.prompt_tokens
         if most_cached < enough or most_cached == 0:
             return Choice(least, "no instance holds enough of the prompt: least loaded", candidates)
         holders = [candidate for candidate in candidates if candidate.cached_tokens == most_cached]
-        lightest = min(candidate.load_tokens for candidate in holders)
-        sticky = view.familiar([candidate for candidate in holders if candidate.load_tokens == lightest])
-        if sticky.load_tokens - least.load_tokens > self.imbalance_tokens_max and not self.as_published:
+        lightest = min(candidate.queued_tokens for candidate in holders)
+        sticky = view.familiar([candidate for candidate in holders if candidate.queued_tokens == lightest])
+        if sticky.queued_tokens - least.queued_tokens > self.imbalance_tokens_max and not self.as_published:
             return Choice(least, f"{sticky.instance} holds more but is too busy: least loaded", candidates)
         return Choice(sticky, f"holds {most_cached} tokens of the prompt", candidates)

@@ -124,7 +124,7 @@ class WeighedList(Weighed):
     @override
     def waiting(self, among: Rows) -> tuple[int, EngineSeconds]:
         rows = [self._candidates[row] for row in _rows(among)]
-        return sum(candidate.waiting for candidate in rows), sum(map(_queue, rows))
+        return sum(candidate.queued_requests for candidate in rows), sum(map(_queue, rows))
 
     @override
     def demand(self, view: PoolView, queue_max: EngineSeconds) -> float:
@@ -162,7 +162,7 @@ def _rows(among: Rows) -> list[int]:
 
 
 def _cost(candidate: CandidateEstimate, stall: EngineSeconds) -> float:
-    decoding, prefill_seconds = candidate.requests - candidate.waiting, candidate.prefill_seconds
+    decoding, prefill_seconds = candidate.requests - candidate.queued_requests, candidate.prefill_seconds
     wait = candidate.predicted_ttft - prefill_seconds + stall * decoding
     return (wait + prefill_seconds / 2) * prefill_seconds
 

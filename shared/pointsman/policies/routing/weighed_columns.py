@@ -42,7 +42,7 @@ class WeighedColumns(ColumnCandidates, Weighed):
     @override
     def cheapest(self, among: Rows | None, stall: EngineSeconds) -> dict[InstanceId, int]:
         known, names, prefill = self.columns.known, self.columns.names, self.columns.prefill_seconds
-        wait = self.predicted_ttft - prefill + stall * (known.requests - known.waiting)
+        wait = self.predicted_ttft - prefill + stall * (known.requests - known.queued_requests)
         costs = (wait + prefill / 2) * prefill
         if among is None or len(among) == len(names):
             return {names[row]: row for row in (costs == costs.min()).nonzero()[0].tolist()}
@@ -68,7 +68,7 @@ class WeighedColumns(ColumnCandidates, Weighed):
     def waiting(self, among: Rows) -> tuple[int, EngineSeconds]:
         """Added up in the order of a pass over the candidates."""
         rows = _rows(among)
-        return int(self.columns.known.waiting[rows].sum()), sum(self.queue_seconds[rows].tolist())
+        return int(self.columns.known.queued_requests[rows].sum()), sum(self.queue_seconds[rows].tolist())
 
     @override
     def demand(self, view: PoolView, queue_max: EngineSeconds) -> float:
