@@ -19,9 +19,9 @@ from pointsman.state.workload import Workload
 log = structlog.get_logger()
 
 LOG_LOAD_PART = "log load"
-SLOWED = 0.25
-REFUSING = 0.5
-CALM = 0.1
+SLOWED, REFUSING, CALM = 0.25, 0.5, 0.1
+"""Shares of the log's window of unconfirmed writes: from where less is recorded, from where new requests are refused, and
+below which that is over."""
 REQUESTS_PART = "request load"
 WAIT_MAX: WallSeconds = WallSeconds(1.0)
 """Half of the time after which an ingress asks again, and doubles the load."""

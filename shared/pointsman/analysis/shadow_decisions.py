@@ -277,7 +277,7 @@ class DecisionShadows:
         state = self._state
         state.trackers = (*shadow.trackers, state.pending)  # two shadows may have trackers of one class
         try:
-            answer = answer_to(Turn(context, event.at), request, event.attempt, event.excluded, held=held)
+            answer = answer_to(Turn(context, event.at), request, event.attempt, event.excluded, arrived_earlier=held)
             return None if answer is None else self._compared(request, event, answer, sequence)
         except Exception as error:  # noqa: BLE001 - a shadow may fail, its follower may not
             shadow.failed += 1

@@ -38,12 +38,12 @@ def route(turn: Turn, command: RouteRequest) -> None:
         return
     if request is not None and _has_its_place(request, command.attempt):
         return
-    held = request is not None
+    arrived_earlier = request is not None
     if request is None:
         _arrive(turn, command)
         request = workload.requests[command.request]
     source = request.instance
-    _place(turn, request, command.attempt, command.excluded, held=held)
+    _place(turn, request, command.attempt, command.excluded, arrived_earlier=arrived_earlier)
     grant_next(turn, request.instance)
     if source and source != request.instance:
         grant_next(turn, source)
@@ -51,13 +51,13 @@ def route(turn: Turn, command: RouteRequest) -> None:
 
 def place_held(turn: Turn) -> None:
     """Thousands may be held while no instance is ready: they are counted once, and who stays held costs next to nothing."""
-    among = _held(turn)
-    for request in list(turn.state.workload.requests.values()) if among else ():
-        if request.stage is not Stage.ARRIVED or _may_hold(turn, request, among):
+    held_count = _held_count(turn)
+    for request in list(turn.state.workload.requests.values()) if held_count else ():
+        if request.stage is not Stage.ARRIVED or _may_hold(turn, request, held_count):
             continue
-        _place(turn, request, request.attempt, request.excluded, held=True, among=among)
+        _place(turn, request, request.attempt, request.excluded, arrived_earlier=True, held_count=held_count)
         grant_next(turn, request.instance)
-        among -= 1
+        held_count -= 1
 
 
 def _has_its_place(request: Request, attempt: int) -> bool:
@@ -115,12 +115,12 @@ def answer_to(
     attempt: int,
     excluded: Collection[InstanceId],
     *,
-    held: bool,
-    among: int | None = None,
+    arrived_earlier: bool,
+    held_count: int | None = None,
 ) -> Answer | None:
-    """Changes nothing, so a shadow policy may ask too. None: the request is held. `held`: it arrived before this turn.
-    `among`: so many are held; None: they are counted if need be."""
-    lost = _lost_seconds(turn, request, attempt, held=held)
+    """Changes nothing, so a shadow policy may ask too. None: the request is held. `arrived_earlier`: before this
+    turn. `held_count`: requests held, this one included; None: counted if need be."""
+    lost = _lost_seconds(turn, request, attempt, arrived_earlier=arrived_earlier)
     if lost:
         request = replace(request, slo_ttft=request.slo_ttft + lost)
     decoder = decoder_for(turn, request, excluded)
@@ -129,7 +129,7 @@ def answer_to(
     try:
         choice = trial or turn.policies.routing.choose(view)
     except NoInstance as answer:
-        if not _may_hold(turn, request, _held(turn) if among is None else among):
+        if not _may_hold(turn, request, _held_count(turn) if held_count is None else held_count):
             no_instance = Refusal(RejectReason.NO_INSTANCE, str(answer), _retry_after(turn))
             return Answer(request, _no_decoder(turn, decoder, excluded) or no_instance, [], decoder)
         return None
@@ -153,14 +153,14 @@ def _place(
     attempt: int,
     excluded: Collection[InstanceId],
     *,
-    held: bool,
-    among: int | None = None,
+    arrived_earlier: bool,
+    held_count: int | None = None,
 ) -> None:
     if request.over_limit is not None:
         reject_over_limit(turn, request, request.over_limit, attempt)
         return
     try:
-        answer = answer_to(turn, request, attempt, excluded, held=held, among=among)
+        answer = answer_to(turn, request, attempt, excluded, arrived_earlier=arrived_earlier, held_count=held_count)
     except Exception as error:  # noqa: BLE001 - a request that no policy can take must not keep others from their place
         defect = short_reason(f"it cannot be placed: {type(error).__name__}: {error}")
         reject(turn, request, attempt, excluded, Refusal(RejectReason.NO_INSTANCE, defect, NO_SECONDS), [])
@@ -248,12 +248,12 @@ def _failed_trial(turn: Turn, name: InstanceId) -> bool:
     )
 
 
-def _lost_seconds(turn: Turn, request: Request, attempt: int, *, held: bool) -> EngineSeconds:
+def _lost_seconds(turn: Turn, request: Request, attempt: int, *, arrived_earlier: bool) -> EngineSeconds:
     """Time without a ready instance, or at a failed engine: not load, so admission adds it to the SLO."""
     if turn.state.settings.fold_version < fold_versions.HOLDING or request.stage is Stage.PENDING:
         return 0.0
     if request.stage is Stage.ARRIVED:
-        return max(0.0, turn.now - request.arrived_at) if held or attempt > 1 else 0.0
+        return max(0.0, turn.now - request.arrived_at) if arrived_earlier or attempt > 1 else 0.0
     return max(0.0, turn.now - request.granted_at)
 
 
@@ -272,18 +272,18 @@ def _no_decoder(turn: Turn, decoder: Decoder, excluded: Collection[InstanceId]) 
 # Holding requests while no instance is ready
 
 
-def _held(turn: Turn) -> int:
+def _held_count(turn: Turn) -> int:
     return sum(request.stage is Stage.ARRIVED for request in turn.state.workload.requests.values())
 
 
-def _may_hold(turn: Turn, request: Request, held: int) -> bool:
-    """`held`: how many are, itself included."""
+def _may_hold(turn: Turn, request: Request, held_count: int) -> bool:
+    """`held_count`: itself included."""
     policies = turn.policies
     if request.stage is not Stage.ARRIVED or request.excluded or _is_servable(turn, request):
         return False
     if turn.now - request.arrived_at >= policies.hold_seconds or _holds_none(turn):
         return False
-    return held <= policies.hold_max
+    return held_count <= policies.hold_max
 
 
 def _holds_none(turn: Turn) -> bool:
