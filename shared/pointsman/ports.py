@@ -10,7 +10,7 @@ import msgspec
 
 from pointsman.contracts.codec import AnyCommand, LogEvent, UndecodableError, decode_event
 from pointsman.contracts.decisions import LeaderElected
-from pointsman.primitives import EngineSeconds, InstanceId, Sequence, Term, WallSeconds
+from pointsman.primitives import EngineSeconds, InstanceId, Seconds, Sequence, Term, WallSeconds
 
 
 class LogUnavailableError(Exception):
@@ -353,7 +353,7 @@ class ProvidedInstance:
     """A running instance, whether or not its engine answers. `age`: wall seconds since its start."""
 
     instance: InstanceId
-    age: EngineSeconds
+    age: Seconds
 
 
 class InstanceProvider(Protocol):

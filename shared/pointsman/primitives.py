@@ -43,6 +43,10 @@ Term = NewType("Term", Annotated[int, Meta(ge=0, le=WHOLE_MAX)])
 EngineSeconds = Annotated[float, Meta(ge=-1e30, le=1e30)]
 """Engine time: passes `--speed` times faster than wall time. See `ports.Clock`."""
 
+Seconds = Annotated[float, Meta(ge=-1e30, le=1e30)]
+"""Wall seconds for what takes a float: time-outs and times of an event loop, Unix time. Functions that also know engine
+time take `WallSeconds`."""
+
 Objective = Annotated[float, Meta(ge=0.0, le=1e30)]
 """Engine seconds; 0: none."""
 

@@ -15,7 +15,7 @@ from pointsman.contracts.commands import PrefixFetch, RouteGranted, RouteRejecte
 from pointsman.contracts.reasons import TENANT_LIMITS, FailReason, RejectReason
 from pointsman.contracts.tenants import RateLimits
 from pointsman.ports import Clock, CommandTooLargeError
-from pointsman.primitives import EngineSeconds, WallSeconds
+from pointsman.primitives import EngineSeconds, Seconds, WallSeconds
 from pointsman.runtime.telemetry import REQUEST_RETRIES
 from pointsman.runtime.tracing import NO_SPAN, Span
 from pointsman.state.fleet import Knowledge
@@ -265,7 +265,7 @@ class Delivery:
             return FOREVER
         return command.max_output_tokens * max(command.slo_tpot, self.settings.slo_tpot_seconds)
 
-    def _give_up_engine(self, wall_seconds: EngineSeconds) -> bool:
+    def _give_up_engine(self, wall_seconds: Seconds) -> bool:
         self.lifecycle.attempt_failed("first_byte_timeout", detail=f"no first byte within {wall_seconds:.3g} s")
         return self._may_retry_elsewhere()
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import structlog
 
-from pointsman.primitives import EngineSeconds, InstanceId
+from pointsman.primitives import InstanceId, Seconds
 from pointsman.runtime.telemetry import REQUEST_RETRIES
 from pointsman_ingress.context import RequestFacts
 from pointsman_ingress.endpoints import AcceptedBody
@@ -37,7 +37,7 @@ async def pass_through(
     tried: list[InstanceId] = []
     reason = ""
 
-    def may_retry_elsewhere(current: InstanceId, _seconds: EngineSeconds) -> bool:
+    def may_retry_elsewhere(current: InstanceId, _seconds: Seconds) -> bool:
         excluded = [*tried, current]
         return len(excluded) <= settings.retries_max and pool.in_flight.least_busy(model, excluded=excluded) is not None
 

@@ -8,7 +8,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from pointsman.ports import Clock, EventLog, LogMissingError, LogUnavailableError
-from pointsman.primitives import EngineSeconds, WallSeconds
+from pointsman.primitives import Seconds, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.health import HealthBoard
 from pointsman_recorder.archive import Archive
@@ -20,14 +20,14 @@ RETENTION_PART = "archive retention"
 BATCH_ROWS = 1000
 LOOK_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 PAUSE_WALL_SECONDS_MIN: WallSeconds = WallSeconds(0.02)
-DAY_SECONDS: EngineSeconds = 86_400.0
+DAY_SECONDS: Seconds = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionLimits:
     """0: none."""
 
-    age: EngineSeconds = 0.0
+    age: Seconds = 0.0
     bytes: int = 0
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from pointsman.adapters.kv_events.events import EngineBlockStored, EngineHash
 from pointsman.contracts.block_keys import KeyChain
-from pointsman.primitives import BlockKey, EngineSeconds, Tokens
+from pointsman.primitives import BlockKey, Seconds, Tokens
 from pointsman_worker.block_rules import lora_of, salt_of
 
 PROMPT_START = BlockKey(0)  # parent key of a prompt's first block
@@ -32,8 +32,8 @@ class Block:
     """In order. A dict, because an engine can have many prompts branch within one span."""
     copies: int = 0
     counted: bool = False
-    confirmed: EngineSeconds = 0.0  # when last known to be held
-    unverified: EngineSeconds = VERIFIED  # since when its removal may have been missed
+    confirmed: Seconds = 0.0  # when last known to be held
+    unverified: Seconds = VERIFIED  # since when its removal may have been missed
 
 
 class HeldBlock(msgspec.Struct, array_like=True, frozen=True):

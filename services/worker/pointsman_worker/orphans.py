@@ -4,7 +4,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from pointsman.adapters.kv_events.events import EngineBlockStored, EngineHash
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import Seconds
 
 PARKED_BLOCKS_MAX = 16_384  # then the oldest stores are dropped
 
@@ -14,7 +14,7 @@ class Orphan:
     """`removed`: blocks removed while parked."""
 
     event: EngineBlockStored
-    since: EngineSeconds
+    since: Seconds
     removed: list[EngineHash] = field(default_factory=list)
 
 
@@ -36,10 +36,10 @@ class Orphans:
         return bool(self._parked)
 
     @property
-    def since(self) -> EngineSeconds | None:
+    def since(self) -> Seconds | None:
         return next(iter(self._parked.values())).since if self._parked else None
 
-    def park(self, event: EngineBlockStored, now: EngineSeconds) -> list[EngineBlockStored]:
+    def park(self, event: EngineBlockStored, now: Seconds) -> list[EngineBlockStored]:
         """Returns stores dropped for the bound, oldest first."""
         assert event.parent_block_hash is not None
         self._number += 1

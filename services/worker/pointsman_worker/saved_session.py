@@ -11,7 +11,7 @@ import structlog
 
 from pointsman.adapters.http_engine import EngineFacts
 from pointsman.adapters.kv_events.events import Cursor
-from pointsman.primitives import EngineSeconds, Epoch, Sequence, WallSeconds
+from pointsman.primitives import Epoch, Seconds, Sequence, WallSeconds
 from pointsman_worker.event_sequencer import CacheEventSequencer
 from pointsman_worker.fleet_events import FleetEvents
 from pointsman_worker.session import CacheSession
@@ -29,7 +29,7 @@ class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
     """`joined`: the join event without times. `written`: log sequence of the last write. `kept_at`: Unix time. `engine`:
     the target's identity."""
 
-    kept_at: EngineSeconds
+    kept_at: Seconds
     keys: int
     joined: bytes
     epoch: Epoch
@@ -51,7 +51,7 @@ def write_handover(path: Path, handover: SavedSession) -> None:
     unfinished.replace(path)
 
 
-def read_handover(path: Path, *, now: EngineSeconds) -> SavedSession | None:
+def read_handover(path: Path, *, now: Seconds) -> SavedSession | None:
     """Deletes the file. Returns None if it is missing, invalid or too old at the Unix time `now`."""
     try:
         if path.stat().st_size > FILE_BYTES_MAX:

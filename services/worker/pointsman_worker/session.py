@@ -13,7 +13,7 @@ from pointsman.adapters.http_engine import EngineFacts
 from pointsman.adapters.kv_events.events import Cursor, EngineItem
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.ports import Clock, EngineTarget
-from pointsman.primitives import WHOLE_MAX, EngineSeconds, Epoch, InstanceId, Sequence, WallSeconds
+from pointsman.primitives import WHOLE_MAX, Epoch, InstanceId, Seconds, Sequence, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman_worker.event_sequencer import CacheEventSequencer
 from pointsman_worker.settings import SettingsError, WorkerSettings
@@ -238,7 +238,7 @@ class SessionState:
         settings = self.settings
         return KeyChain(secret=settings.secret.encode(), model=facts.model, block_tokens=settings.block_tokens)
 
-    def unix_time(self) -> EngineSeconds:
+    def unix_time(self) -> Seconds:
         return wall_time_of(self.clock.now(), self.clock.speed)
 
     def _contents_unknown(self, session: CacheSession, missed: int, reason: str) -> None:

@@ -25,7 +25,7 @@ from pointsman.adapters.kv_events.events import (
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.contracts.cache import SlowerTier
 from pointsman.contracts.fleet import TierDigest
-from pointsman.primitives import EngineSeconds, Tokens
+from pointsman.primitives import Seconds, Tokens
 from pointsman_worker.block_rules import tier_of
 from pointsman_worker.engine_blocks import HeldBlock
 from pointsman_worker.translator import BlockTranslator, HeldBlocks
@@ -84,14 +84,14 @@ class CacheTranslator:
     def digests(self) -> list[TierDigest]:
         return [TierDigest(tier, blocks.keys.count, blocks.keys.digest) for tier, blocks in self.slower.items()]
 
-    def apply_all(self, events: Iterable[EngineEvent], now: EngineSeconds) -> int:
+    def apply_all(self, events: Iterable[EngineEvent], now: Seconds) -> int:
         """Returns how many were left out, because those before them were too much work."""
         waiting, most = deque(events), self._recounted + RECOUNTS_PER_BATCH_MAX
         while waiting and self._recounted <= most:
             self.apply(waiting.popleft(), now)
         return len(waiting)
 
-    def apply(self, event: EngineEvent, now: EngineSeconds = 0.0) -> None:
+    def apply(self, event: EngineEvent, now: Seconds = 0.0) -> None:
         """Never raises for an event's contents. `now` is monotonic."""
         if isinstance(event, EngineCacheCleared):
             for translator in self._all():
@@ -108,7 +108,7 @@ class CacheTranslator:
         else:
             self._store(tier, event, now)
 
-    def expire(self, until: EngineSeconds) -> int:
+    def expire(self, until: Seconds) -> int:
         """Returns the number of blocks dropped from the device."""
         for translator in self.slower.values():
             translator.expire(until)
@@ -117,7 +117,7 @@ class CacheTranslator:
                 translator.orphans.clear()
         return self.device.expire(until)
 
-    def mark_counts_unverified(self, now: EngineSeconds) -> None:
+    def mark_counts_unverified(self, now: Seconds) -> None:
         """Events were lost."""
         for translator in self._all():
             translator.verification.mark_counts_unverified(now)
@@ -125,7 +125,7 @@ class CacheTranslator:
             for chunk in chunks.values():
                 chunk.copies = 1
 
-    def set_unverifiable(self, now: EngineSeconds, *, on: bool) -> None:
+    def set_unverifiable(self, now: Seconds, *, on: bool) -> None:
         for translator in self._all():
             translator.verification.set_unverifiable(now, on=on)
 
@@ -158,7 +158,7 @@ class CacheTranslator:
             known.verification.set_unverifiable(0.0, on=self.device.verification.unverifiable)
         return known
 
-    def _store(self, tier: SlowerTier, event: EngineBlockStored, now: EngineSeconds) -> None:
+    def _store(self, tier: SlowerTier, event: EngineBlockStored, now: Seconds) -> None:
         translator = self._translator(tier)
         if not event.token_ids:
             self.device.counters.ignored += translator.adopt(event, self.device, now)
@@ -173,7 +173,7 @@ class CacheTranslator:
             translator.apply(chunks, now)
         translator.trim(max(0, translator.held_blocks - self._tier_blocks_max))
 
-    def _remove(self, tier: SlowerTier, event: EngineBlockRemoved, now: EngineSeconds) -> None:
+    def _remove(self, tier: SlowerTier, event: EngineBlockRemoved, now: Seconds) -> None:
         translator = self.slower.get(tier)
         if translator is None:
             self.device.counters.ignored += 1

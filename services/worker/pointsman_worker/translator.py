@@ -22,7 +22,7 @@ from pointsman.adapters.kv_events.events import (
     EngineHash,
 )
 from pointsman.contracts.block_keys import KeyChain
-from pointsman.primitives import EngineSeconds, Tokens
+from pointsman.primitives import Seconds, Tokens
 from pointsman_worker.block_rules import AttentionGroups, layout_error, token_keyed_blocks
 from pointsman_worker.engine_blocks import UNVERIFIED_COPIES, VERIFIED, Block, EngineBlocks, HeldBlock
 from pointsman_worker.held_keys import HeldKeys
@@ -75,7 +75,7 @@ class BlockTranslator:
         self._capacity_blocks = capacity_blocks
         self.groups = AttentionGroups()
         self.held_blocks = 0
-        self._now: EngineSeconds = 0.0
+        self._now: Seconds = 0.0
 
     @property
     def blocks_over(self) -> int:
@@ -83,7 +83,7 @@ class BlockTranslator:
         known = self._capacity_blocks and not self.groups.several
         return max(0, self.held_blocks - self._capacity_blocks) if known else 0
 
-    def apply(self, event: EngineEvent, now: EngineSeconds = 0.0) -> None:
+    def apply(self, event: EngineEvent, now: Seconds = 0.0) -> None:
         """Never raises for an event's contents. `now` is monotonic."""
         self._now = now
         match event:
@@ -94,7 +94,7 @@ class BlockTranslator:
             case EngineCacheCleared():
                 self._on_cleared()
 
-    def expire(self, until: EngineSeconds) -> int:
+    def expire(self, until: Seconds) -> int:
         """Returns the number of blocks dropped."""
         dropped = 0
         for node in self.verification.expired(until):
@@ -112,7 +112,7 @@ class BlockTranslator:
             self._give_up(node)
         return verified
 
-    def adopt(self, event: EngineBlockStored, source: "BlockTranslator", now: EngineSeconds) -> int:
+    def adopt(self, event: EngineBlockStored, source: "BlockTranslator", now: Seconds) -> int:
         """Stores blocks that the event only names, as `source` knows them. Returns how many it does not know."""
         if source.groups.chosen is not None and event.group_idx not in (None, source.groups.chosen):
             return len(event.block_hashes)

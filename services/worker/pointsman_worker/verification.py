@@ -4,7 +4,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 
 from pointsman.adapters.kv_events.events import EngineHash
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import Seconds
 from pointsman_worker.engine_blocks import UNVERIFIED_COPIES, VERIFIED, Block
 
 GIVEN_UP_BLOCKS_MAX = 65_536  # a store that builds on one restores it
@@ -17,8 +17,8 @@ class Verification:
         self._nodes = nodes
         self.unverifiable = False
         self.given_up: OrderedDict[EngineHash, Block] = OrderedDict()
-        self._expiring: deque[tuple[EngineSeconds, list[Block]]] = deque()  # by time; stale entries are skipped
-        self._oldest: list[tuple[EngineSeconds, Block]] = []  # by confirmation, oldest last
+        self._expiring: deque[tuple[Seconds, list[Block]]] = deque()  # by time; stale entries are skipped
+        self._oldest: list[tuple[Seconds, Block]] = []  # by confirmation, oldest last
 
     @property
     def complete(self) -> bool:
@@ -27,7 +27,7 @@ class Verification:
         )
         return not (self.given_up or self.unverifiable or unverified)
 
-    def set_unverifiable(self, now: EngineSeconds, *, on: bool) -> None:
+    def set_unverifiable(self, now: Seconds, *, on: bool) -> None:
         """Off: removals are visible again, and none was lost."""
         if on == self.unverifiable:
             return
@@ -39,24 +39,24 @@ class Verification:
             if node.copies != UNVERIFIED_COPIES:
                 node.unverified = VERIFIED
 
-    def mark_counts_unverified(self, now: EngineSeconds = 0.0) -> None:
+    def mark_counts_unverified(self, now: Seconds = 0.0) -> None:
         for node in self._nodes.values():
             if node.copies:
                 node.copies = UNVERIFIED_COPIES
         self.mark_all(now)
 
-    def mark_all(self, now: EngineSeconds) -> None:
+    def mark_all(self, now: Seconds) -> None:
         marked = [node for node in self._nodes.values() if node.copies and node.unverified == VERIFIED]
         for node in marked:
             node.unverified = now
         if marked:
             self._expiring.append((now, marked))
 
-    def confirm(self, blocks: list[Block], now: EngineSeconds) -> None:
+    def confirm(self, blocks: list[Block], now: Seconds) -> None:
         if self.unverifiable:
             self._expiring.append((now, blocks))
 
-    def expired(self, until: EngineSeconds) -> Iterator[Block]:
+    def expired(self, until: Seconds) -> Iterator[Block]:
         while self._expiring and self._expiring[0][0] <= until:
             since, nodes = self._expiring.popleft()
             yield from (node for node in nodes if node.copies and node.unverified == since)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import Seconds
 
 _PR_SET_PDEATHSIG = 1
 
@@ -40,7 +40,7 @@ def spawn(
         )
 
 
-def end(process: "subprocess.Popen[bytes]", number: signal.Signals, seconds_max: EngineSeconds) -> None:
+def end(process: "subprocess.Popen[bytes]", number: signal.Signals, seconds_max: Seconds) -> None:
     """Send the signal, kill after `seconds_max`, then kill the rest of the process group. Blocks."""
     process.send_signal(number)
     with suppress(subprocess.TimeoutExpired):

@@ -15,9 +15,9 @@ import msgspec
 import structlog
 
 from pointsman.contracts.fleet import ANY_RANK
-from pointsman.primitives import BLOCK_TOKENS_MAX, EngineSeconds, Tokens
+from pointsman.primitives import BLOCK_TOKENS_MAX, Seconds, Tokens
 
-PROBE_SECONDS_MAX: EngineSeconds = 2.0
+PROBE_SECONDS_MAX: Seconds = 2.0
 COMPLETIONS_PATH = "/v1/completions"
 VECTOR_PATHS = ("/v1/embeddings", "/pooling")
 """Paths of an engine started with `--runner pooling`."""
@@ -94,7 +94,7 @@ class EngineLoad:
 
 class HttpEngine:
     def __init__(
-        self, url: str, *, api_key: str = "", dp_rank: int = ANY_RANK, seconds_max: EngineSeconds = PROBE_SECONDS_MAX
+        self, url: str, *, api_key: str = "", dp_rank: int = ANY_RANK, seconds_max: Seconds = PROBE_SECONDS_MAX
     ) -> None:
         self._url = url.rstrip("/")
         self._seconds_max = seconds_max

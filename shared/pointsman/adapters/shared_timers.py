@@ -8,7 +8,7 @@ from types import TracebackType
 
 from typing_extensions import override
 
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import Seconds
 
 LENGTHS_MAX = 64
 """Kept; further ones share nothing."""
@@ -16,9 +16,9 @@ LENGTHS_MAX = 64
 
 class SharedTimers:
     def __init__(self) -> None:
-        self._by_length: dict[EngineSeconds, SharedTimer] = {}
+        self._by_length: dict[Seconds, SharedTimer] = {}
 
-    def of(self, seconds: EngineSeconds) -> "SharedTimer":
+    def of(self, seconds: Seconds) -> "SharedTimer":
         timer = self._by_length.get(seconds)
         if timer is None:
             timer = SharedTimer(seconds)
@@ -30,7 +30,7 @@ class SharedTimers:
 class SharedTimer:
     """Of one event loop."""
 
-    def __init__(self, seconds: EngineSeconds) -> None:
+    def __init__(self, seconds: Seconds) -> None:
         self.length = seconds
         self._due: dict[int, tuple[float, Callable[[], object]]] = {}
         """Loop time and callback; the next one first."""

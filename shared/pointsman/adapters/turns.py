@@ -3,13 +3,13 @@
 import asyncio
 from math import inf
 
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import Seconds
 
 
 class Turn:
     """Of one reader. Over after `messages_max`, or `seconds_max` of the loop's time."""
 
-    def __init__(self, messages_max: int, seconds_max: EngineSeconds = inf) -> None:
+    def __init__(self, messages_max: int, seconds_max: Seconds = inf) -> None:
         self._messages_max = messages_max
         self._seconds_max = seconds_max
         self.begin()
@@ -29,5 +29,5 @@ class Turn:
         return True
 
 
-def _now() -> EngineSeconds:
+def _now() -> Seconds:
     return asyncio.get_running_loop().time()

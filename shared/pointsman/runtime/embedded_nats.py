@@ -21,7 +21,7 @@ from pointsman.adapters.file_lock import try_lock
 from pointsman.adapters.jetstream.connection import SERVER_VERSION_MIN
 from pointsman.adapters.tcp_ports import why_taken
 from pointsman.contracts.permissions import Account
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import Seconds
 from pointsman.runtime.bus_users import write_private
 
 log = structlog.get_logger()
@@ -64,7 +64,7 @@ class EmbeddedNats:
     def running(self) -> bool:
         return self.process.poll() is None
 
-    async def stop(self, timeout: EngineSeconds = STOP_SECONDS_MAX) -> None:
+    async def stop(self, timeout: Seconds = STOP_SECONDS_MAX) -> None:
         """Kills it after `timeout` wall seconds. Idempotent."""
         if not await self._signal_and_wait(signal.SIGTERM, timeout):
             log.warning("nats_server_killed", pid=self.pid, after_seconds=timeout)
@@ -73,7 +73,7 @@ class EmbeddedNats:
     async def kill(self) -> None:
         await self._signal_and_wait(signal.SIGKILL, STOP_SECONDS_MAX)
 
-    async def _signal_and_wait(self, number: signal.Signals, timeout: EngineSeconds) -> bool:
+    async def _signal_and_wait(self, number: signal.Signals, timeout: Seconds) -> bool:
         if self.running:
             self.process.send_signal(number)
         try:

@@ -17,7 +17,7 @@ import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST
 from typing_extensions import override
 
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import Seconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.http_protocol import HttpLimits, http_protocol
 from pointsman.runtime.metrics_page import metrics_page
@@ -32,8 +32,8 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 KEEP_ALIVE_SECONDS = 75
 """Above most clients' (60 s), so that the server does not close first; nginx's default."""
 HEALTH_CONNECTIONS_MAX = 256
-CUT_SECONDS: EngineSeconds = 0.5
-SHUTDOWN_POLL_SECONDS: EngineSeconds = 0.05
+CUT_SECONDS: Seconds = 0.5
+SHUTDOWN_POLL_SECONDS: Seconds = 0.05
 SHUTDOWN_PART = "shutdown"
 VERBOSE = "verbose"
 Document = Callable[[], bytes | None]
@@ -180,8 +180,8 @@ class HttpServer(uvicorn.Server):
         options: str = "--host and --port",
         keep_alive_seconds: int = KEEP_ALIVE_SECONDS,
         limits: HttpLimits | None = None,
-        lame_duck_seconds: EngineSeconds = 0.0,
-        shutdown_seconds: EngineSeconds = 2.0,
+        lame_duck_seconds: Seconds = 0.0,
+        shutdown_seconds: Seconds = 2.0,
         on_lame_duck: Callable[[], None] = lambda: None,
     ) -> None:
         """`listener`: a bound socket instead of `host` and `port`; `options`: those that choose them.
@@ -262,7 +262,7 @@ class HttpServer(uvicorn.Server):
     def _is_idle(self) -> bool:
         return not (self.server_state.connections or self.server_state.tasks)
 
-    async def _within(self, seconds: EngineSeconds, done: Callable[[], bool]) -> bool:
+    async def _within(self, seconds: Seconds, done: Callable[[], bool]) -> bool:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while not done():

@@ -15,7 +15,7 @@ import structlog
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import Seconds
 from pointsman.runtime.telemetry import HTTP_CONNECTIONS_REFUSED
 
 log = structlog.get_logger()
@@ -35,10 +35,10 @@ class HttpLimits:
 
     head_bytes: int = 32 * 1024
     headers: int = 100
-    head_seconds: EngineSeconds = 10.0
-    unread_seconds: EngineSeconds = 5.0
+    head_seconds: Seconds = 10.0
+    unread_seconds: Seconds = 5.0
     """Time to discard the rest of a request already answered."""
-    send_seconds: EngineSeconds = 60.0
+    send_seconds: Seconds = 60.0
     """Time without progress of a blocked write."""
     pipelined: int = 16
     connections: int = 16_384
@@ -297,7 +297,7 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             self._refuse(RefusedError(503, "connections", "Too many connections are open. Ask again later."))
 
-    def _set_deadline(self, seconds: EngineSeconds) -> None:
+    def _set_deadline(self, seconds: Seconds) -> None:
         if self._deadline is None:
             self._deadline = self.loop.call_later(seconds, self._overdue)
 

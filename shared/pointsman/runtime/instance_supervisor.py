@@ -19,16 +19,16 @@ from pointsman.adapters.child_process import end, kill_group, spawn
 from pointsman.adapters.file_lock import is_locked
 from pointsman.adapters.providers.process import SPEC_VARIABLE
 from pointsman.adapters.tcp_ports import LOOPBACK, free_ports
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import Seconds
 from pointsman.runtime.engine_command import EnginePlaces, engine_environment
 from pointsman.runtime.settings import environment
 from pointsman.runtime.supervision import STOP_SECONDS_MAX
 
-POLL_SECONDS: EngineSeconds = 0.1
-GUARD_SECONDS: EngineSeconds = 1.0
-STOP_SECONDS: EngineSeconds = STOP_SECONDS_MAX + 2.0
+POLL_SECONDS: Seconds = 0.1
+GUARD_SECONDS: Seconds = 1.0
+STOP_SECONDS: Seconds = STOP_SECONDS_MAX + 2.0
 """For the worker, then for the engine; above a service's own bound."""
-WORKER_RESTART_SECONDS: EngineSeconds = 1.0
+WORKER_RESTART_SECONDS: Seconds = 1.0
 
 
 class SupervisedInstance(msgspec.Struct, frozen=True):

@@ -29,16 +29,16 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from typing_extensions import override
 
 from pointsman.ports import OnStored
-from pointsman.primitives import EngineSeconds, Sequence
+from pointsman.primitives import Seconds, Sequence
 from pointsman.runtime import span_attributes
 from pointsman.runtime.telemetry import SPANS_DROPPED
 from pointsman.runtime.tracing import Attributes, Span, SpanKind, TraceHeaders, Tracer
 
 log = structlog.get_logger()
 
-STORED_SECONDS_MAX: EngineSeconds = 5.0
+STORED_SECONDS_MAX: Seconds = 5.0
 """How long an ended span waits for the sequences of its log events."""
-FLUSH_SECONDS_MAX: EngineSeconds = 2.0
+FLUSH_SECONDS_MAX: Seconds = 2.0
 _NONE: Attributes = {}
 _KINDS = {"internal": OtelKind.INTERNAL, "server": OtelKind.SERVER, "client": OtelKind.CLIENT}
 _propagator = TraceContextTextMapPropagator()

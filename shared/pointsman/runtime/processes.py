@@ -24,15 +24,15 @@ from prometheus_client import multiprocess
 
 from pointsman.adapters.backoff import RestartBackoff
 from pointsman.adapters.child_process import die_with_parent
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import Seconds
 from pointsman.runtime.memory import freeze_started
 from pointsman.runtime.metrics_page import METRICS_DIRECTORY
 
 log = structlog.get_logger()
 
-HUNG_SECONDS: EngineSeconds = 15.0
+HUNG_SECONDS: Seconds = 15.0
 """A child silent for this long is killed: the kernel keeps giving it connections."""
-LOOK_SECONDS: EngineSeconds = 1.0
+LOOK_SECONDS: Seconds = 1.0
 PROCESSES_MAX = 255
 FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 OUR_DIRECTORY = "pointsman-metrics-"
@@ -82,7 +82,7 @@ class _Child:
         self.start_at = 0.0
         self._backoff = RestartBackoff()
 
-    def ended(self, now: float) -> EngineSeconds:
+    def ended(self, now: float) -> Seconds:
         wait = self._backoff.wait(now)
         self.pid, self.last_heartbeat_at, self.start_at = 0, None, now + wait
         return wait

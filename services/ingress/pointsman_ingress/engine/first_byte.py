@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 from pointsman.adapters.shared_timers import Interruption, SharedTimer
-from pointsman.primitives import EngineSeconds, WallSeconds
+from pointsman.primitives import EngineSeconds, Seconds, WallSeconds
 from pointsman_ingress.engine.client import EngineFailedError
 from pointsman_ingress.settings import IngressSettings
 
-FOREVER: EngineSeconds = math.inf
+FOREVER: Seconds = math.inf
 
 STALL_WALL_SECONDS: WallSeconds = WallSeconds(0.25)  # a timer this late means that the process stalled, not the engine
 POSTPONED_MAX = 8  # then the engine is judged, however late the timers are
@@ -20,7 +20,7 @@ POSTPONED_MAX = 8  # then the engine is judged, however late the timers are
 
 def first_byte_wall_seconds(
     settings: IngressSettings, expected: EngineSeconds = 0.0, *, output: EngineSeconds = 0.0, speed: float = 1.0
-) -> EngineSeconds:
+) -> Seconds:
     """`expected`: engine seconds to the first token; `output`: engine seconds from there to the first byte."""
     if not settings.first_byte_factor:
         return FOREVER
@@ -32,9 +32,7 @@ class FirstByteDeadline:
     the wait. Does not count time during which this process stalled, up to POSTPONED_MAX times. `seconds`: by which
     longer waits are counted, so that few have a timer of their own."""
 
-    def __init__(
-        self, wall_seconds: EngineSeconds, give_up: Callable[[EngineSeconds], bool], seconds: SharedTimer
-    ) -> None:
+    def __init__(self, wall_seconds: Seconds, give_up: Callable[[Seconds], bool], seconds: SharedTimer) -> None:
         self._wall_seconds = wall_seconds
         self._give_up = give_up
         self._seconds = seconds
@@ -66,17 +64,17 @@ class FirstByteDeadline:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _wait(self, wall_seconds: EngineSeconds) -> None:
+    def _wait(self, wall_seconds: Seconds) -> None:
         if wall_seconds < FOREVER:
             self._wait_until(self._loop.time() + wall_seconds)
 
-    def _wait_until(self, due: EngineSeconds) -> None:
+    def _wait_until(self, due: Seconds) -> None:
         if due - self._loop.time() > self._seconds.length:
             self._number = self._seconds.set(partial(self._wait_until, due))
         else:
             self._timer = self._loop.call_at(due, self._on_timer, due)
 
-    def _on_timer(self, due: EngineSeconds) -> None:
+    def _on_timer(self, due: Seconds) -> None:
         late = self._loop.time() - due
         if WallSeconds(late) > STALL_WALL_SECONDS and self._postponed < POSTPONED_MAX:
             self._postponed += 1

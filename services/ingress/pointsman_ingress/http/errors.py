@@ -11,7 +11,7 @@ from pointsman.contracts.commands import RouteRejected
 from pointsman.contracts.overlap import OverlapRefusal, OverlapRefused
 from pointsman.contracts.reasons import FailReason, RejectReason, reject_answer
 from pointsman.contracts.tenants import RateLimits
-from pointsman.primitives import EngineSeconds, Tokens
+from pointsman.primitives import EngineSeconds, Seconds, Tokens
 
 NO_RETRY_HEADER = (b"x-should-retry", b"false")  # OpenAI's clients retry 408, 429 and 5xx
 REASON_HEADER = b"x-pointsman-reject-reason"
@@ -272,11 +272,11 @@ def _limit_code(answer: RouteRejected) -> tuple[str, str]:
     return "rate_limit_exceeded", "tokens" if of_tokens else "requests"
 
 
-def _retry_later(status: int, reason: str, message: str, wall_seconds: EngineSeconds) -> ApiError:
+def _retry_later(status: int, reason: str, message: str, wall_seconds: Seconds) -> ApiError:
     return ApiError(status, reason, message, headers=(_retry_after(wall_seconds), (REASON_HEADER, _one_line(reason))))
 
 
-def _retry_after(wall_seconds: EngineSeconds) -> Header:
+def _retry_after(wall_seconds: Seconds) -> Header:
     return b"retry-after", b"%d" % max(1, math.ceil(wall_seconds))
 
 

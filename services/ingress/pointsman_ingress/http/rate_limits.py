@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 from pointsman.contracts.tenants import RateLimit, RateLimits
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import Seconds
 from pointsman_ingress.http.errors import Header
 
 RESET_SECONDS_MAX = 10 * 365 * 86_400.0
@@ -39,7 +39,7 @@ def anthropic_limits(limits: RateLimits, speed: float, now: datetime) -> list[He
     return headers
 
 
-def duration(wall_seconds: EngineSeconds) -> str:
+def duration(wall_seconds: Seconds) -> str:
     """As OpenAI writes it: 250ms, 1s, 1.5s, 6m0s, 1h0m0s. Rounded up to milliseconds."""
     return _duration(math.ceil(round(wall_seconds * 1000, 3)))
 
@@ -67,8 +67,7 @@ def _remaining(limit: RateLimit) -> int:
     return min(limit.remaining, limit.limit)
 
 
-def _reset(limit: RateLimit, speed: float) -> EngineSeconds:
-    """Wall seconds."""
+def _reset(limit: RateLimit, speed: float) -> Seconds:
     return min(max(0.0, limit.reset / speed), RESET_SECONDS_MAX)
 
 

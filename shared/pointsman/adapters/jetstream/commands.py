@@ -36,7 +36,7 @@ from pointsman.ports import (
     PayloadHandler,
     Reply,
 )
-from pointsman.primitives import EngineSeconds, WallSeconds
+from pointsman.primitives import Seconds, WallSeconds
 
 REPLIES = (f"{INBOX}.", f"{MAPPED_REPLY}.")
 COMMANDS_WAITING_MAX = 4096
@@ -70,12 +70,12 @@ class Requests:
         self._connection.on_forbidden(self._on_forbidden)
 
     async def request(
-        self, subject: str, payload: bytes, timeout: EngineSeconds, headers: dict[str, str] | None = None
+        self, subject: str, payload: bytes, timeout: Seconds, headers: dict[str, str] | None = None
     ) -> bytes:
         return (await self.request_message(subject, payload, timeout, headers)).data
 
     async def request_message(
-        self, subject: str, payload: bytes, timeout: EngineSeconds, headers: dict[str, str] | None = None
+        self, subject: str, payload: bytes, timeout: Seconds, headers: dict[str, str] | None = None
     ) -> Message:
         """Raises NoResponderError, ForbiddenError, CommandTooLargeError, CommandTimeoutError."""
         self._request_count += 1
@@ -115,7 +115,7 @@ class Requests:
                 answer.set_exception(ForbiddenError(f"our credentials do not allow {subject}"))
 
 
-def _time_out(answer: asyncio.Future[Message], subject: str, seconds: EngineSeconds) -> None:
+def _time_out(answer: asyncio.Future[Message], subject: str, seconds: Seconds) -> None:
     _fail(answer, f"no answer on {subject} within {seconds:g} s")
 
 

@@ -22,7 +22,7 @@ from pointsman.adapters.jetstream.stream_reader import StreamReader
 from pointsman.adapters.log_listener import LogListener
 from pointsman.adapters.turns import Turn
 from pointsman.ports import LogEntry, LogExtent, LogMissingError, LogReset, LogUnavailableError
-from pointsman.primitives import EngineSeconds, Sequence, WallSeconds
+from pointsman.primitives import Seconds, Sequence, WallSeconds
 
 PULL_MESSAGES = 500
 PULL_BYTES = 16 * 1024**2
@@ -101,7 +101,7 @@ class _Pull:
 class _Batch:
     """`next_at`: loop time; `received`: messages of this one; `silent`: the last had none, so the first is awaited."""
 
-    next_at: EngineSeconds = 0.0
+    next_at: Seconds = 0.0
     received: int = 0
     silent: bool = False
 
@@ -111,7 +111,7 @@ class _Upkeep:
     ticks: int = 0
     quiet_ticks: int = 0
     audit_due: bool = False
-    not_before: EngineSeconds = 0.0
+    not_before: Seconds = 0.0
     backoff: Backoff = field(default_factory=lambda: Backoff(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX))
 
 
@@ -124,7 +124,7 @@ class Reader(StreamReader):
         start: Sequence,
         kinds: tuple[str, ...],
         at_end: Callable[[], None],
-        every: EngineSeconds = 0.0,
+        every: Seconds = 0.0,
     ) -> None:
         """`every`: wall seconds from one batch of new entries to the next; 0: each as it comes."""
         super().__init__(connection, stream, listener, at_end)
@@ -162,7 +162,7 @@ class Reader(StreamReader):
         return None
 
     @property
-    def _rest(self) -> EngineSeconds | None:
+    def _rest(self) -> Seconds | None:
         """Seconds until the next batch; None if messages may come by themselves."""
         if not self._every or self._pull.credit:
             return None
@@ -371,7 +371,7 @@ class Reader(StreamReader):
             self._upkeep.audit_due = True
             self._wake()
 
-    async def _sleep(self, seconds: EngineSeconds | None = None) -> None:
+    async def _sleep(self, seconds: Seconds | None = None) -> None:
         if seconds is not None and seconds <= 0:
             return
         loop = asyncio.get_running_loop()

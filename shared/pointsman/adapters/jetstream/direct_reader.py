@@ -23,12 +23,12 @@ from pointsman.adapters.jetstream.stream_reader import StreamReader
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.subjects import SUBJECT_ROOT
 from pointsman.ports import LogEntry, LogMissingError, LogReset, LogUnavailableError
-from pointsman.primitives import EngineSeconds, PoolName, Sequence, WallSeconds
+from pointsman.primitives import PoolName, Seconds, Sequence, WallSeconds
 
 BATCH_MESSAGES = 1000
 BATCH_BYTES = 16 * 1024**2
-BATCH_SECONDS_MAX: EngineSeconds = 2.0
-POLL_SECONDS: EngineSeconds = 0.2
+BATCH_SECONDS_MAX: Seconds = 2.0
+POLL_SECONDS: Seconds = 0.2
 RETRY_SECONDS_MIN: WallSeconds = WallSeconds(0.1)
 RETRY_SECONDS_MAX: WallSeconds = WallSeconds(1.0)
 SEQUENCE_HEADER = "Nats-Sequence"

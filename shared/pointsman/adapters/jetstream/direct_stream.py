@@ -10,9 +10,9 @@ import msgspec
 from pointsman.adapters.jetstream.commands import Requests
 from pointsman.adapters.jetstream.connection import STREAM_NOT_FOUND, ApiError
 from pointsman.ports import CommandTimeoutError, NoResponderError, StoreUnavailableError
-from pointsman.primitives import EngineSeconds, Sequence
+from pointsman.primitives import Seconds, Sequence
 
-CALL_SECONDS_MAX: EngineSeconds = 1.0
+CALL_SECONDS_MAX: Seconds = 1.0
 MESSAGE_NOT_FOUND = 10037
 WRONG_LAST_SEQUENCE = (10071, 10164)
 EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"

@@ -43,7 +43,7 @@ from pointsman.ports import (
     OnStored,
     UnconfirmedWrites,
 )
-from pointsman.primitives import EngineSeconds, PoolName, Sequence, WallSeconds
+from pointsman.primitives import PoolName, Seconds, Sequence, WallSeconds
 
 MESSAGE_ID_HEADER = "Nats-Msg-Id"
 EXPECTED_LAST_HEADER = "Nats-Expected-Last-Subject-Sequence"
@@ -73,7 +73,7 @@ class WindowSettings:
     events_max: int = 16_384
     bytes_max: int = 64 * 1024**2
     in_flight_max: int = 1024
-    ack_seconds_max: EngineSeconds = 1.0
+    ack_seconds_max: Seconds = 1.0
     """Silence of the server before everything in flight is resent."""
     marks_losses: bool = True
     """Whether a WritesLost follows lost events."""
@@ -187,7 +187,7 @@ class WriteWindow:
         self._queue.open = self._connection.connected
         self._pump()
 
-    async def flushed(self, timeout: EngineSeconds) -> bool:
+    async def flushed(self, timeout: Seconds) -> bool:
         if not self._queue.count:
             return True
         flusher = asyncio.get_running_loop().create_future()

@@ -18,7 +18,7 @@ from pointsman.ports import (
     LogUnavailableError,
     NoResponderError,
 )
-from pointsman.primitives import EngineSeconds, PoolName, Sequence
+from pointsman.primitives import PoolName, Seconds, Sequence
 
 API_SECONDS_MAX = 2.0
 CONSUMER_IDLE_SECONDS_MAX = 30.0
@@ -34,10 +34,10 @@ LAG_SECONDS_MAX = 5.0
 class StreamSettings:
     bytes_max: int = 4 * 1024**3
     """Before compression."""
-    age_seconds_max: EngineSeconds = 7 * 24 * 3600.0
+    age_seconds_max: Seconds = 7 * 24 * 3600.0
     replicas: int = 1
     """3 survives the loss of a node, and needs three servers."""
-    duplicate_seconds: EngineSeconds = 120.0
+    duplicate_seconds: Seconds = 120.0
 
 
 class _StreamState(msgspec.Struct):
@@ -93,7 +93,7 @@ class Stream:
         self._own_subjects = f"{SUBJECT_ROOT}.{pool}."
         self._created = ""
         self._newest: Sequence = 0
-        self._behind_since: EngineSeconds | None = None
+        self._behind_since: Seconds | None = None
         self.name = stream_name(pool)
 
     def saw(self, sequence: Sequence) -> None:

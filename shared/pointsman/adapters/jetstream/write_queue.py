@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from pointsman.contracts.codec import LogEvent, UnwritableError, encode
 from pointsman.ports import Fence, OnStored
-from pointsman.primitives import EngineSeconds, PoolName
+from pointsman.primitives import PoolName, Seconds
 
 IN_FLIGHT_SECONDS = 0.5
 
 
-def next_allowance(now: int, *, tries: int, ahead: int, seconds: EngineSeconds, most: int) -> int:
+def next_allowance(now: int, *, tries: int, ahead: int, seconds: Seconds, most: int) -> int:
     """Bound on writes in flight after a confirmation. So many that the server has work for IN_FLIGHT_SECONDS: more would
     wait there, before those of other writers. A repeated write's `seconds` say nothing about the server's pace."""
     if tries > 1:
@@ -30,9 +30,9 @@ class Write:
     on_stored: OnStored | None = None
     payload: bytes = b""
     unwritable: str = ""
-    put_at: EngineSeconds = 0.0
-    first_sent_at: EngineSeconds = 0.0
-    sent_at: EngineSeconds = 0.0
+    put_at: Seconds = 0.0
+    first_sent_at: Seconds = 0.0
+    sent_at: Seconds = 0.0
     tries: int = 0
     ahead: int = 0
     """Writes under way when it was sent first, itself included."""
@@ -82,11 +82,11 @@ class Confirmations:
     """Loop times. `confirmed_number`: the write confirmed last; `awaited_since`: the first write was handed over after
     the server had answered the last one; `stalled`: reported as such."""
 
-    confirmed_at: EngineSeconds = 0.0
+    confirmed_at: Seconds = 0.0
     confirmed_number: int = 0
-    connected_at: EngineSeconds = 0.0
-    awaited_since: EngineSeconds | None = None
-    latency: EngineSeconds = 0.0
+    connected_at: Seconds = 0.0
+    awaited_since: Seconds | None = None
+    latency: Seconds = 0.0
     stalled: bool = False
 
 

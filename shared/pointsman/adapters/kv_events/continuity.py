@@ -30,7 +30,7 @@ from pointsman.adapters.kv_events.events import (
     EngineRestarted,
     EngineResumed,
 )
-from pointsman.primitives import EngineSeconds, Sequence
+from pointsman.primitives import Seconds, Sequence
 
 REPLAY_ATTEMPTS_MAX = 3
 UNPROVEN_PAUSES_MAX = 2
@@ -97,7 +97,7 @@ class Continuity:
         self._unproven = True
         return True
 
-    def check(self, *, silent: bool, now: EngineSeconds) -> None:
+    def check(self, *, silent: bool, now: Seconds) -> None:
         if (silent or self._unproven) and self._can_replay(now):
             self._resume()
 
@@ -131,7 +131,7 @@ class Continuity:
         if passed:
             self._resume()
 
-    def replay_request(self, now: EngineSeconds) -> Sequence | None:
+    def replay_request(self, now: Seconds) -> Sequence | None:
         """Returns the sequence from which to request a replay now, or None."""
         while self._tasks:
             task = self._tasks[-1]
@@ -254,7 +254,7 @@ class Continuity:
         if task.recovered:
             self._items.append(EngineReplayed(task.recovered))
 
-    def _conclude(self, task: Resume, now: EngineSeconds) -> None:
+    def _conclude(self, task: Resume, now: Seconds) -> None:
         """A torn answer is requested again, at most REPLAY_ATTEMPTS_MAX times without progress."""
         assert self._replay is not None
         if task.torn:
@@ -303,9 +303,9 @@ class Continuity:
             return fingerprint_of(payload) != self._fingerprint
         return self._unproven and self._expected > 0
 
-    def _can_replay(self, now: EngineSeconds) -> bool:
+    def _can_replay(self, now: Seconds) -> bool:
         return self._replay is not None and now >= self._replay.paused_until
 
-    def _pause(self, now: EngineSeconds) -> None:
+    def _pause(self, now: Seconds) -> None:
         if self._replay is not None:
             self._replay.pause(now, unproven=self._unproven)

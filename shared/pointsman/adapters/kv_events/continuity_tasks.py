@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from pointsman.adapters.kv_events.events import Cursor, EngineAttached, EngineRestarted
-from pointsman.primitives import EngineSeconds, Sequence
+from pointsman.primitives import Seconds, Sequence
 
 REPLAY_PAUSE_SECONDS = 15.0
 """Pause after a failed replay, so that live batches do not wait for it."""
@@ -58,10 +58,10 @@ class ReplayHealth:
 
     answers: bool
     has_answered: bool = False
-    paused_until: EngineSeconds = 0.0
+    paused_until: Seconds = 0.0
     unproven_pauses: int = 0
 
-    def pause(self, now: EngineSeconds, *, unproven: bool) -> None:
+    def pause(self, now: Seconds, *, unproven: bool) -> None:
         self.unproven_pauses += unproven
         self.paused_until = now + REPLAY_PAUSE_SECONDS
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from pointsman.primitives import EngineSeconds, Sequence
+from pointsman.primitives import Seconds, Sequence
 
 BLOCKS_PER_EVENT_MAX = 1_048_576
 TOKENS_PER_EVENT_MAX = 16_777_216
@@ -83,7 +83,7 @@ class EngineBatch:
     """`undecodable` counts lost events, `unknown` those of other types; `problem` describes the last."""
 
     sequence: Sequence
-    timestamp: EngineSeconds
+    timestamp: Seconds
     events: tuple[EngineEvent, ...]
     undecodable: int = 0
     unknown: int = 0

@@ -9,7 +9,7 @@ from pointsman.adapters.kv_events.continuity import Continuity, RawBatch
 from pointsman.adapters.kv_events.events import Cursor, EngineItem
 from pointsman.adapters.kv_events.sockets import EngineSockets, KvEndpoint, ReplayError, ReplaySocket, ZmqSockets
 from pointsman.adapters.turns import Turn
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import Seconds
 
 CONNECT_SECONDS_MAX = 5.0
 MESSAGES_PER_TURN_MAX = 16
@@ -24,7 +24,7 @@ class KvEventReader:
         self,
         endpoint: KvEndpoint,
         *,
-        idle_check_seconds: EngineSeconds = 2.0,
+        idle_check_seconds: Seconds = 2.0,
         sockets: Callable[[KvEndpoint], EngineSockets] = ZmqSockets,
     ) -> None:
         """`idle_check_seconds`: silence before a replay request."""
@@ -103,5 +103,5 @@ class KvEventReader:
             yield decode_batch(item.sequence, item.payload) if isinstance(item, RawBatch) else item
 
 
-def _now() -> EngineSeconds:
+def _now() -> Seconds:
     return asyncio.get_running_loop().time()

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from pointsman.adapters.kv_events.codec import PAYLOAD_BYTES_MAX
 from pointsman.adapters.kv_events.continuity import SEQUENCE_BYTES
-from pointsman.primitives import EngineSeconds, Sequence
+from pointsman.primitives import Seconds, Sequence
 
 RECEIVE_QUEUE_MAX = 64
 """Messages of at most PAYLOAD_BYTES_MAX: 1 GiB. Further ones wait at the engine, for 100,000 messages in vLLM; what it
@@ -61,13 +61,13 @@ class ReplayError(Exception):
 
 
 class LiveSocket(Protocol):
-    async def connected(self, seconds: EngineSeconds) -> None:
+    async def connected(self, seconds: Seconds) -> None:
         """Wait at most `seconds` for the first connection, which is not an interruption."""
         ...
 
     def interrupted(self) -> bool: ...
 
-    async def arrival(self, seconds: EngineSeconds) -> bool: ...
+    async def arrival(self, seconds: Seconds) -> bool: ...
 
     def receive(self) -> list[bytes] | None: ...
 
@@ -133,7 +133,7 @@ class ZmqLiveSocket(LiveSocket):
         self._socket.connect(address)
 
     @override
-    async def connected(self, seconds: EngineSeconds) -> None:
+    async def connected(self, seconds: Seconds) -> None:
         await self._monitor.poll(int(seconds * 1000))
         self.interrupted()
 
@@ -147,7 +147,7 @@ class ZmqLiveSocket(LiveSocket):
         return interrupted
 
     @override
-    async def arrival(self, seconds: EngineSeconds) -> bool:
+    async def arrival(self, seconds: Seconds) -> bool:
         return bool(await self._socket.poll(int(seconds * 1000)))
 
     @override
@@ -205,7 +205,7 @@ class _Answer:
         self._ahead: deque[list[bytes]] = deque()
         self._bytes = 0
 
-    async def next_batch(self, deadline: EngineSeconds) -> tuple[bytes, bytes]:
+    async def next_batch(self, deadline: Seconds) -> tuple[bytes, bytes]:
         """Sequence and payload are the last frames; those before (delimiter, topic) differ between versions."""
         seconds = min(REPLAY_FRAME_SECONDS, deadline - _now())
         self._read_ahead()
@@ -231,7 +231,7 @@ class _Answer:
                 self._bytes += sum(map(len, frames))
 
 
-def _now() -> EngineSeconds:
+def _now() -> Seconds:
     return asyncio.get_running_loop().time()
 
 

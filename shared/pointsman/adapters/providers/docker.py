@@ -14,7 +14,7 @@ from typing_extensions import override
 from pointsman.adapters.discovery.targets import instance_name
 from pointsman.adapters.providers.names import free_names
 from pointsman.ports import InstanceProvider, ProvidedInstance, ProviderError
-from pointsman.primitives import EngineSeconds, InstanceId, PoolName, WallSeconds
+from pointsman.primitives import InstanceId, PoolName, Seconds, WallSeconds
 
 log = structlog.get_logger()
 
@@ -164,6 +164,6 @@ class DockerProvider(InstanceProvider):
             raise ProviderError(failed) from error
 
 
-def _age(attributes: Mapping[str, Any]) -> EngineSeconds:
+def _age(attributes: Mapping[str, Any]) -> Seconds:
     created = datetime.fromisoformat(str(attributes["Created"])[:19]).replace(tzinfo=UTC)
     return max(0.0, (datetime.now(UTC) - created).total_seconds())

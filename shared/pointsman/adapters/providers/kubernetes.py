@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from pointsman.adapters.kubernetes_api import Cluster, ClusterError, reason_of
 from pointsman.ports import InstanceProvider, ProvidedInstance, ProviderError
-from pointsman.primitives import EngineSeconds, InstanceId
+from pointsman.primitives import InstanceId, Seconds
 
 log = structlog.get_logger()
 
@@ -114,6 +114,6 @@ def _ordinal(pod: str) -> int:
     return int(tail) if tail.isdecimal() else -1
 
 
-def _age(pod: Any) -> EngineSeconds:
+def _age(pod: Any) -> Seconds:
     created = pod.metadata.creation_timestamp
     return max(0.0, (datetime.now(UTC) - created).total_seconds()) if created else 0.0
