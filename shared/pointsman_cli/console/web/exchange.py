@@ -136,7 +136,7 @@ def address_of(scope: Scope) -> str:
 
 
 def quoted_path(request: Request) -> str:
-    """As it was sent: `request.url.path` ends at a `?` that was quoted."""
+    """As it was sent. In `request.url.path` only some characters are quoted."""
     return bytes(request.scope["raw_path"]).decode("ascii")
 
 
