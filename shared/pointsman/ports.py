@@ -273,11 +273,13 @@ class StoredValue:
 
 @dataclass(frozen=True, slots=True)
 class ValuesRead:
-    """`whole`: these are all values; others that were known are gone. `exists`: whether there is a store at all."""
+    """`whole`: these are all values; others that were known are gone. `exists`: whether there is a store at all.
+    `unread`: why nothing was read for a while, or ""."""
 
     values: list[StoredValue]
     whole: bool
     exists: bool = True
+    unread: str = ""
 
 
 class KeyValueStore(Protocol):
@@ -298,7 +300,8 @@ class KeyValueStore(Protocol):
 
     def follow(self) -> AsyncIterator[ValuesRead]:
         """All values, then the changes, within about a second, without end. Survives disconnects; after the store was
-        recreated all values come again. Of a key that is written twice the older value may not come."""
+        recreated all values come again. Of a key that is written twice the older value may not come. A store that does
+        not answer for some seconds is told once as `unread`; the next read comes even if nothing has changed."""
         ...
 
 

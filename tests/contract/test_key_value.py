@@ -109,6 +109,24 @@ async def test_a_reader_goes_on_after_the_server_was_away(world: LogWorld, copy:
         await copy.until({"key.a": b"1", "key.b": b"b"})
 
 
+async def test_a_reader_is_told_that_nothing_is_read_and_once_more_when_it_is_again(
+    world: LogWorld, copy: Copy
+) -> None:
+    async with world.client("writer") as writer:
+        await writer.access.put("key.a", b"1", after=0)
+        await copy.until({"key.a": b"1"})
+        before = len(copy.reads)
+        await world.stop()
+        await eventually(lambda: len(copy.reads) > before)
+        away = copy.reads[before:]
+        await world.start()
+        await eventually(lambda: not copy.reads[-1].unread)
+
+    assert [(read.values, read.whole, bool(read.unread)) for read in away] == [([], False, True)]
+    assert copy.reads[-1] == ValuesRead([], whole=False)
+    assert copy.values == {"key.a": b"1"}
+
+
 async def test_after_the_store_was_recreated_its_reader_has_only_the_new_values(world: LogWorld, copy: Copy) -> None:
     async with world.client("writer") as writer:
         for name in "abc":

@@ -852,4 +852,5 @@ COMMANDS: list[AnyCommand] = [
     ),
     HeartbeatNoted(log=True, flush=0.25),
     HeartbeatNoted(),
+    ScalePool(size_read=True),
 ]

@@ -17,6 +17,7 @@ from pointsman.contracts.commands import (
     HeartbeatNoted,
     NoteHeartbeat,
     ResyncCache,
+    ScalePool,
 )
 from pointsman.contracts.decisions import LeaderElected, ScaleDecided
 from pointsman.contracts.fleet import InstanceProbed
@@ -235,6 +236,18 @@ async def test_an_operator_drains_under_its_own_name(bus: LockedBus) -> None:
                 await alice.commands.request(admin_subject(POOL, "drain", "bob"), command, timeout=WallSeconds(0.3))
 
     assert served == [admin_subject(POOL, "drain", "alice"), admin_subject(POOL, "drain", "scaler")]
+
+
+async def test_a_scaler_that_follows_tells_the_acting_one_and_sets_no_other_name(bus: LockedBus) -> None:
+    async def answer(_command: Any, reply: Reply) -> None:
+        await reply(DrainAnswered(instance=InstanceId("engine-1"), draining=False))
+
+    told = ScalePool(size_read=True)
+    async with bus.link(SCALER) as acting, bus.link(SCALER) as following:  # noqa: SIM117
+        async with acting.commands.serve(admin_subject(POOL, "scale", "*"), answer):
+            await following.commands.request(admin_subject(POOL, "scale", "scaler"), told, timeout=WallSeconds(2))
+            with pytest.raises((CommandTimeoutError, NoResponderError)):
+                await following.commands.request(admin_subject(POOL, "scale", "alice"), told, timeout=WallSeconds(0.3))
 
 
 async def test_another_router_asks_for_overlap_in_its_pool_and_one_scheduler_answers(bus: LockedBus) -> None:

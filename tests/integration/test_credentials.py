@@ -118,6 +118,20 @@ async def test_an_ingress_that_has_not_read_the_keys_is_not_ready_and_says_503()
         assert (await refusal(world, COMPLETIONS, TOKENS, "nonsense"))[0] == 401
 
 
+async def test_while_the_keys_cannot_be_read_the_last_copy_holds_and_readyz_says_so() -> None:
+    async with world_with(keys=KEYS) as world:
+        await eventually(lambda: world.board.ready)
+        world.broker.disconnect()
+        await eventually(lambda: "api_keys" in world.board.degraded_parts)
+
+        assert "revoked keys wait" in world.board.degraded_parts["api_keys"]
+        assert "api_keys" not in world.board.missing_parts
+        assert (await refusal(world, COMPLETIONS, TOKENS, "sk-alice"))[0] == 200
+
+        world.broker.reconnect()
+        await eventually(lambda: "api_keys" not in world.board.degraded_parts)
+
+
 @pytest.mark.parametrize("keys", [None, KEYS])
 async def test_tokens_of_an_issuer_are_accepted_beside_keys_and_alone(keys: dict[str, str] | None) -> None:
     signing = SigningKey("k")

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from pointsman.runtime.health import HttpServer, send_whole
-from pointsman.runtime.http_protocol import HttpLimits, _network
+from pointsman.runtime.http_protocol import HttpLimits, network_of
 from tests.support.waiting import eventually
 
 HOST = b"host: x\r\n"
@@ -335,7 +335,7 @@ async def test_one_address_has_a_bound_of_its_own_and_others_are_served() -> Non
     ],
 )
 def test_an_address_of_ipv6_is_its_network(host: str, network: str) -> None:
-    assert _network(host) == network
+    assert network_of(host) == network
 
 
 async def test_an_answer_to_a_connection_that_is_closing_is_dropped_in_silence(

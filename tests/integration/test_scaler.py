@@ -120,6 +120,7 @@ async def running(*scalers: ScalerService) -> AsyncIterator[None]:
         for scaler in scalers:
             supervisor.start(scaler.run(), name="fold")
             supervisor.start(scaler.act(), name="act")
+            supervisor.start(scaler.pass_on_reads(), name="reads")
         yield
 
 
@@ -389,6 +390,29 @@ async def test_what_an_automatic_policy_wants_of_a_static_provider_is_left_to_pe
     assert (answer.wanted, answer.applied) == (1, True)
     assert "2 are there; stop 1 by hand" in answer.by_hand
     assert read.by_hand == "", "an autoscaler does it"
+
+
+async def test_an_autoscaler_may_read_the_scaler_that_only_follows() -> None:
+    """As behind one Service, which leads its connection to either."""
+    world = World()
+    await world.append(world.joined("a"), reported("a", 0, []))
+    acting, following = (scaler_of(world, StaticProvider(), name) for name in ("s1", "s2"))
+
+    async def taken() -> bool:
+        return not (await scale(world, 3)).refusal
+
+    async with world.scheduler(suspect_seconds=60.0), running(acting):
+        await settled(world, 1)
+        async with running(following):
+            unread = await scale(world, 3)
+            following.desired()
+            await eventually(taken)
+            acted = following.acts
+        kinds = await world.kinds()
+
+    assert "no autoscaler reads GET /desired" in unread.refusal
+    assert not acted
+    assert kinds.count("ScaleDecided") == 2
 
 
 async def test_an_autoscaler_reads_the_decided_size_and_nothing_before_there_is_one() -> None:

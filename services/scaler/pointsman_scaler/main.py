@@ -58,6 +58,7 @@ async def _serve(
         supervisor.start(service.run(), name="fold")
         supervisor.start(service.act(), name="act")
         supervisor.start(service.report(), name="report")
+        supervisor.start(service.pass_on_reads(), name="reads")
         supervisor.start(service.measure(), name="log-metrics")
         try:
             await supervisor.until_stopped()

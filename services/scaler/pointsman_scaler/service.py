@@ -3,6 +3,7 @@ calls. Steps follow from the log (`reconciler`). The lease holder acts; two at o
 numbered and steps idempotent. Without a scaler the size stays."""
 
 import asyncio
+import contextlib
 import json
 from collections import Counter
 from dataclasses import asdict
@@ -12,7 +13,7 @@ import structlog
 from pointsman.contracts.codec import AnyCommand, LogEvent, UnwritableError
 from pointsman.contracts.commands import ScaleAnswered, ScalePool, refusal_of
 from pointsman.contracts.decisions import ScaleApplied, ScaleDecided
-from pointsman.contracts.subjects import ANY_ACTOR, actor_of, admin_subject
+from pointsman.contracts.subjects import ANY_ACTOR, SCALER_ACTOR, actor_of, admin_subject
 from pointsman.policies.scaling import Limits, ScalingPolicy
 from pointsman.policies.scaling.decider import Decider, in_service, wanted_roles
 from pointsman.policies.scaling.manual import Manual
@@ -21,11 +22,13 @@ from pointsman.ports import (
     Checkpoints,
     Clock,
     Commands,
+    CommandTimeoutError,
     EventLog,
     InstanceProvider,
     Lease,
     LogMissingError,
     LogUnavailableError,
+    NoResponderError,
     ProviderError,
     Reply,
 )
@@ -50,7 +53,7 @@ REPORT_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 READ_BACK_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 LOG_CHECK_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 AUTOSCALER_WALL_SECONDS: WallSeconds = WallSeconds(300.0)
-"""Between two reads of /desired. KEDA reads it every 15 to 30 s, of several scalers each now and then."""
+"""Between two reads of /desired. KEDA reads it every 15 to 30 s."""
 SIZE = "size"
 
 
@@ -108,6 +111,8 @@ class ScalerService:
         self._log_checked_at = clock.wall()
         self._board = board
         self._size_read_at: WallSeconds | None = None
+        """Here, or at another scaler, which then only follows."""
+        self._read_here = False
         self._advice = ""
         if provider.manages:
             board.missing(SIZE, "the first instances are on their way")
@@ -145,7 +150,7 @@ class ScalerService:
     def desired(self) -> bytes | None:
         """Page for autoscalers that start engines themselves (KEDA's `metrics-api`). None before the first decision, which
         is not zero instances. Who reads it acts on it, so that operators may set the size, too."""
-        self._size_read_at = self._clock.wall()
+        self._size_read_at, self._read_here = self._clock.wall(), True
         decided = self.state.scaling.decided
         if decided is None or not self._follower.caught_up:
             return None
@@ -159,6 +164,14 @@ class ScalerService:
         if decided.prefill:
             page |= {"prefill": decided.prefill, "decode": decided.decode}
         return json.dumps(page).encode()
+
+    async def pass_on_reads(self) -> None:
+        """Several scalers stand behind one address, so autoscalers may read this one while another acts. Runs without end."""
+        while True:
+            is_read, self._read_here = self._read_here, False
+            if is_read and not self.acts:
+                await self._tell_acting()
+            await self._clock.sleep_wall(REPORT_WALL_SECONDS)
 
     async def report(self) -> None:
         reported: Counter[Status] = Counter()
@@ -187,6 +200,12 @@ class ScalerService:
         if not self._follower.caught_up:
             return None
         return Term(0 if self.state.scaling.decided is None else 1)
+
+    async def _tell_acting(self) -> None:
+        """Not repeated: the next read is told again."""
+        subject = admin_subject(self._pool, "scale", SCALER_ACTOR)
+        with contextlib.suppress(NoResponderError, CommandTimeoutError):
+            await self._commands.request(subject, ScalePool(size_read=True), timeout=REPORT_WALL_SECONDS)
 
     async def _keep_lease(self) -> None:
         raise LeaseLostError(await self._leadership.keep(deposed=lambda: ""))
@@ -314,6 +333,8 @@ class ScalerService:
             if (unread := refusal_of(command, (ScalePool,))) is not None:
                 await reply(unread)
             return
+        if command.size_read:
+            self._size_read_at = self._clock.wall()
         refusal = ""
         roles, wanted = RoleSizes(command.prefill or 0, command.decode or 0), command.wanted
         if roles.total:

@@ -15,11 +15,11 @@ from pointsman.primitives import Epoch, Seconds, Sequence, WallSeconds
 from pointsman_worker.event_sequencer import CacheEventSequencer
 from pointsman_worker.fleet_events import FleetEvents
 from pointsman_worker.session import CacheSession
+from pointsman_worker.settings import FRESH_WALL_SECONDS
 from pointsman_worker.tiers import HeldTiers
 
 log = structlog.get_logger()
 
-FRESH_WALL_SECONDS: WallSeconds = WallSeconds(120.0)
 BREATH_WALL_SECONDS: WallSeconds = WallSeconds(0.1)
 """Between two restored caches: 40,000 blocks keep the event loop for 0.5 s, and others have reports to write."""
 FILE_BYTES_MAX = 1 << 30

@@ -14,6 +14,8 @@ from pointsman.runtime.settings import FleetSettings, ProcessSettings, setting
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 
 DEFAULT_ENGINE_URL = "http://127.0.0.1:8000"
+FRESH_WALL_SECONDS: WallSeconds = WallSeconds(120.0)
+"""Age up to which a saved session is used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,8 @@ class WorkerSettings(FleetSettings, ProcessSettings):
     )
     state_directory: str = setting(
         "",
-        "Directory where SIGTERM saves what is known of the engines' caches, for a worker started within a minute; the instances "
+        "Directory where SIGTERM saves what is known of the engines' caches, for a worker started within "
+        f"{FRESH_WALL_SECONDS:g} s; the instances "
         "then stay in the fleet. Without a directory those of --engine-url leave at every stop.",
     )
     flush_ms: float = setting(

@@ -289,12 +289,14 @@ class DrainAnswered(Command, frozen=True, kw_only=True):
 
 
 class ScalePool(Command, frozen=True, kw_only=True):
-    """`prefill` and `decode`: of a split pool, instead of `wanted`."""
+    """`prefill` and `decode`: of a split pool, instead of `wanted`. `size_read`: of a scaler that only follows: an autoscaler
+    reads the size there."""
 
     wanted: Count | None = None
     asker: Name = ""
     prefill: Count | None = None
     decode: Count | None = None
+    size_read: bool = False
 
 
 class ScaleAnswered(Command, frozen=True, kw_only=True):

@@ -34,6 +34,7 @@ from pointsman.primitives import InstanceId, PoolName
 
 ADMIN_ACTIONS: tuple[AdminAction, ...] = ("drain", "scale", "keys", "tenants")
 LEADER_ACTIONS: tuple[AdminAction, ...] = ("drain", "keys", "tenants")
+SCALER_ACTIONS: tuple[AdminAction, ...] = ("drain", "scale")
 ACCESS_BUCKET = "POINTSMAN_ACCESS"
 ACCESS_STREAM = f"KV_{ACCESS_BUCKET}"
 LEADER_KEY = "leader"
@@ -124,6 +125,8 @@ def permissions_of(user: BusUser, pools: Sequence[PoolName]) -> Permissions:
     if user.role is BusRole.SCHEDULER:
         publish += [f"{INBOX}.{role}.>" for role in (BusRole.INGRESS, BusRole.REBALANCER, BusRole.SCALER)]
         publish += [f"$KV.{ACCESS_BUCKET}.>", *_api("STREAM.CREATE", ACCESS_STREAM)]
+    if user.role is BusRole.SCALER:
+        publish.append(f"{INBOX}.{BusRole.SCALER}.>")
     if user.role in (BusRole.SCHEDULER, BusRole.INGRESS):
         publish += _api("STREAM.MSG.GET", ACCESS_STREAM)
     if user.role is BusRole.OPERATOR:
@@ -182,7 +185,7 @@ def _publish(user: BusUser, pool: PoolName) -> Iterator[str]:
             yield from _api("STREAM.MSG.GET", checkpoint_bucket(pool))
         case BusRole.SCALER:
             yield from _events(pool, "scale", "lost")
-            yield admin_subject(pool, "drain", SCALER_ACTOR)
+            yield from (admin_subject(pool, action, SCALER_ACTOR) for action in SCALER_ACTIONS)
             yield f"$KV.pointsman-{pool}.{SCALER_KEY}"
             yield from _reading(pool)
             yield from _api("STREAM.MSG.GET", lease_bucket(pool), checkpoint_bucket(pool))

@@ -120,7 +120,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.transport = cast("asyncio.Transport", _OpenTransport(transport, self.loop))
         self._shared.is_idle(self)
-        self._address = _network(self.client[0]) if self.client else ""
+        self._address = network_of(self.client[0]) if self.client else ""
         self._shared.by_address[self._address] += 1
         if self._shared.by_address[self._address] > self._limits.connections_per_address:
             self._refuse(RefusedError(503, "connections_per_address", "Too many connections of one address are open."))
@@ -398,7 +398,8 @@ class _OpenTransport:
         return getattr(self._transport, name)
 
 
-def _network(host: str) -> str:
+def network_of(host: str) -> str:
+    """Whom bounds by address count as one: an IPv4 address, or the first 64 bits of an IPv6 one."""
     if ":" not in host:
         return host
     address = ipaddress.IPv6Address(host.partition("%")[0])

@@ -3,6 +3,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 from typing_extensions import TypeIs
 
@@ -62,8 +63,8 @@ class PageViews:
         return self.source.status(can_act=self.actions.possible, pools=self.pools)
 
     def view(self, path: str, query: Mapping[str, str]) -> tuple[str, View]:
-        """Raises NotThereError, BadQueryError."""
-        parts = [part for part in path.split("/") if part]
+        """`path`: as in an address, so names in it are quoted. Raises NotThereError, BadQueryError."""
+        parts = [unquote(part) for part in path.split("/") if part]
         match parts:
             case []:
                 return "fleet", self.fleet(query)

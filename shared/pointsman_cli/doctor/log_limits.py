@@ -108,5 +108,5 @@ class LogSpace(Examiner):
                 f"the log is full and keeps {kept / 60:.0f} minutes",
                 [f"{extent.bytes / 2**20:,.0f} of {extent.bytes_max / 2**20:,.0f} MiB, from entry {extent.first:,} on"],
                 "A recorder or scheduler that is away for longer misses entries; `replay` reaches back no further. Raise "
-                "--log-bytes-max and edit the stream: `nats stream edit POINTSMAN_<pool>`.",
+                "--log-bytes-max of the schedulers and restart them: the log grows.",
             )

@@ -1,10 +1,13 @@
 """The guard of the console: hosts, origins, tokens of forms, sessions."""
 
+from collections.abc import Callable
+
 import pytest
 
 from pointsman_cli.console.web.security import (
     COOKIE,
     FAILURES_MAX,
+    FAILURES_OF_ALL_MAX,
     FAILURES_WALL_SECONDS,
     SESSION_WALL_SECONDS,
     SESSIONS_MAX,
@@ -14,6 +17,7 @@ from pointsman_cli.console.web.security import (
 
 TOKEN = "an-admin-token-of-a-test"
 HERE = "127.0.0.1:8090"
+ADDRESS = "10.0.0.9"
 
 
 class Hand:
@@ -116,45 +120,95 @@ def test_a_program_with_the_admin_token_needs_no_form_token(guard: Guard) -> Non
 def test_without_a_token_file_nobody_ever_acts(hand: Hand) -> None:
     guard = Guard(hand)
 
-    assert isinstance(guard.sign_in(""), Refusal)
+    assert isinstance(guard.sign_in("", ADDRESS), Refusal)
     assert not guard.session("", {"authorization": "Bearer "}).acts
 
 
 def test_a_session_acts_until_it_ends(guard: Guard, hand: Hand) -> None:
-    made = guard.sign_in(TOKEN)
+    made = guard.sign_in(TOKEN, ADDRESS)
     assert isinstance(made, str)
 
     assert guard.session(made, {}).acts
     hand.at += SESSION_WALL_SECONDS + 1
     assert not guard.session(made, {}).acts
 
-    again = guard.sign_in(TOKEN)
+    again = guard.sign_in(TOKEN, ADDRESS)
     assert isinstance(again, str)
     guard.sign_out(again)
     assert not guard.session(again, {}).acts
 
 
 def test_sessions_are_bounded_and_the_oldest_goes(guard: Guard) -> None:
-    made = [guard.sign_in(TOKEN) for _ in range(SESSIONS_MAX + 1)]
+    made = [guard.sign_in(TOKEN, ADDRESS) for _ in range(SESSIONS_MAX + 1)]
 
     assert not guard.session(str(made[0]), {}).acts
     assert guard.session(str(made[-1]), {}).acts
 
 
-def test_guessing_is_slow(guard: Guard, hand: Hand) -> None:
-    answers = [guard.sign_in(f"guess {number}") for number in range(FAILURES_MAX)]
-    assert {answer.status for answer in answers if isinstance(answer, Refusal)} == {403}
+def bearer(token: str) -> dict[str, str]:
+    return {"host": HERE, "authorization": f"Bearer {token}"}
 
-    refused = guard.sign_in(TOKEN)
-    assert isinstance(refused, Refusal)
-    assert refused.status == 429
+
+def guess_in_the_form(guard: Guard, address: str) -> int:
+    answer = guard.sign_in("a guess", address)
+    return answer.status if isinstance(answer, Refusal) else 200
+
+
+def guess_as_a_bearer(guard: Guard, address: str) -> int:
+    refusal = guard.refusal("/api/fleet", bearer("a guess"), address)
+    return refusal.status if refusal else 403
+
+
+@pytest.mark.parametrize("guess", [guess_in_the_form, guess_as_a_bearer])
+def test_who_guesses_is_refused_for_a_minute_in_the_form_and_as_a_bearer(
+    guard: Guard, hand: Hand, guess: Callable[[Guard, str], int]
+) -> None:
+    assert [guess(guard, ADDRESS) for _ in range(FAILURES_MAX)] == [403] * FAILURES_MAX
+
+    signed_in = guard.sign_in(TOKEN, ADDRESS)
+    assert isinstance(signed_in, Refusal)
+    assert signed_in.status == 429
+    shown = guard.refusal("/api/fleet", bearer(TOKEN), ADDRESS)
+    assert shown is not None
+    assert shown.status == 429
+    assert guard.refusal("/metrics", bearer(TOKEN), ADDRESS) is None
+    assert guard.refusal("/", {"host": HERE}, ADDRESS) is None, "who shows no token guesses nothing"
+
     hand.at += FAILURES_WALL_SECONDS + 1
-    assert isinstance(guard.sign_in(TOKEN), str)
+    assert isinstance(guard.sign_in(TOKEN, ADDRESS), str)
+    assert guard.refusal("/api/fleet", bearer(TOKEN), ADDRESS) is None
+
+
+def test_who_guesses_locks_nobody_else_out(guard: Guard) -> None:
+    for _ in range(FAILURES_OF_ALL_MAX):
+        guess_in_the_form(guard, ADDRESS)
+        guess_as_a_bearer(guard, ADDRESS)
+        guess_as_a_bearer(guard, "2001:db8::1")
+        guess_in_the_form(guard, "2001:db8::2")
+
+    assert isinstance(guard.sign_in(TOKEN, "10.0.0.10"), str)
+    assert guard.refusal("/api/fleet", bearer(TOKEN), "10.0.0.10") is None
+    assert isinstance(guard.sign_in(TOKEN, "2001:db8:0:1::1"), str)
+    assert isinstance(guard.sign_in(TOKEN, "2001:db8::3"), Refusal), "of the same network"
+
+
+def test_guesses_of_many_addresses_are_bounded_together(guard: Guard, hand: Hand) -> None:
+    answers = [guess_as_a_bearer(guard, f"10.0.{number // 256}.{number % 256}") for number in range(2_000)]
+
+    assert answers == [403] * FAILURES_OF_ALL_MAX + [429] * (2_000 - FAILURES_OF_ALL_MAX)
+    hand.at += FAILURES_WALL_SECONDS + 1
+    assert isinstance(guard.sign_in(TOKEN, ADDRESS), str)
+
+
+def test_a_console_without_tokens_refuses_no_bearer(hand: Hand) -> None:
+    guard = Guard(hand)
+
+    assert {guess_as_a_bearer(guard, ADDRESS) for _ in range(2 * FAILURES_MAX)} == {403}
 
 
 def test_with_a_readers_token_reading_needs_one_of_the_tokens(hand: Hand) -> None:
     guard = Guard(hand, admin_token=TOKEN, reader_token="a-reader-token-of-a-test")
-    reader = guard.sign_in("a-reader-token-of-a-test")
+    reader = guard.sign_in("a-reader-token-of-a-test", ADDRESS)
     assert isinstance(reader, str)
 
     assert not guard.may_read("", {})

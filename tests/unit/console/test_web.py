@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import jsonschema  # type: ignore[import-untyped]
@@ -30,7 +31,7 @@ from pointsman_cli.console.web import exchange
 from pointsman_cli.console.web.actions import Actions
 from pointsman_cli.console.web.api import READS
 from pointsman_cli.console.web.exchange import FORM
-from pointsman_cli.console.web.security import BODY_BYTES_MAX, COOKIE, HEADERS, Guard
+from pointsman_cli.console.web.security import BODY_BYTES_MAX, COOKIE, FAILURES_MAX, HEADERS, Guard
 from pointsman_cli.console.web.site import PAGES, Site
 from pointsman_cli.console.web.viewers import VIEWERS_MAX, Viewers
 from pointsman_cli.history.bundle import BundleHistory, write_bundle
@@ -147,6 +148,30 @@ async def test_what_is_not_there_is_told_in_the_form_that_was_asked_for(served: 
 
     assert (page[0], page[2].startswith("<!doctype html>")) == (404, True)
     assert (api[0], json.loads(api[2])["error"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize("named", ["a?b", "a#b", "50%41", "a/b", "chat:1 \N{SNOWMAN}"])
+async def test_a_request_is_found_by_an_id_of_any_characters(served: Served, named: str) -> None:
+    newest = next(served.console.source.observer.requests.newest_first())
+    newest.client_request_id = named
+    path = f"/requests/{quote(named, safe='')}"
+
+    status, _, page = await served.get(path)
+    api = await served.get(f"/api{path}")
+    async with served.client.get(f"{served.url}/live?page={quote(path, safe='')}") as live:
+        first = await live.content.readuntil(b"\n\n")
+
+    assert (status, f'<span class="id">{newest.id}</span>' in page) == (200, True)
+    assert (api[0], json.loads(api[2])["request"]) == (200, newest.id)
+    assert json.loads(first.removeprefix(b"data: "))["parts"]
+
+
+async def test_a_program_that_guesses_is_refused_and_a_browser_there_reads_on(served: Served) -> None:
+    statuses = [(await served.post("/api/scale", Authorization="Bearer wrong"))[0] for _ in range(FAILURES_MAX + 2)]
+
+    assert statuses == [401] * FAILURES_MAX + [429] * 2
+    assert (await served.get("/api/fleet", Authorization=f"Bearer {TOKEN}"))[0] == 429
+    assert (await served.get("/"))[0] == 200
 
 
 async def test_a_name_that_another_site_gave_our_address_is_refused(served: Served) -> None:

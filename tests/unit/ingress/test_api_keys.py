@@ -193,6 +193,15 @@ def admits(keys: ApiKeys, key: bytes) -> bool:
     return True
 
 
+def test_keys_that_were_never_read_stay_missing_while_their_store_is_away() -> None:
+    board = HealthBoard()
+    keys = ApiKeys(SECRET, FixedClock(TODAY, 1.0), board)
+    keys.take(ValuesRead([], whole=False, unread="no answer"))
+
+    assert "no answer" in board.missing_parts[KEYS_PART]
+    assert refused(keys, "sk-1").status == 503
+
+
 @pytest.mark.parametrize(
     ("patterns", "model", "may"),
     [

@@ -52,6 +52,9 @@ class ApiKeys:
                 self.take(read)
 
     def take(self, read: ValuesRead) -> None:
+        if read.unread:
+            self._lose_sight(read.unread)
+            return
         if not read.exists and self._active:
             lost = "the store of API keys is gone; the last copy holds"
             self._board.degraded(KEYS_PART, lost)
@@ -66,6 +69,14 @@ class ApiKeys:
             log.info("api_keys_read", changed=len(changed), active=len(self._active))
         self._is_read = True
         self._board.restored(KEYS_PART)
+
+    def _lose_sight(self, reason: str) -> None:
+        if not self._is_read:
+            self._board.missing(KEYS_PART, f"the API keys are not read yet: {reason}")
+            return
+        stale = f"the store of API keys does not answer ({reason}); the last copy holds, so new and revoked keys wait"
+        self._board.degraded(KEYS_PART, stale)
+        log.warning("api_keys_unread", reason=reason, active=len(self._active))
 
     def _store(self, value: StoredValue) -> None:
         """What does not decode is no key: its former version must not stay valid."""

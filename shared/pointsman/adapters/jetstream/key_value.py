@@ -13,6 +13,8 @@ from pointsman.ports import Clock, KeyValueStore, StoredValue, StoreUnavailableE
 from pointsman.primitives import WallSeconds
 
 POLL_WALL_SECONDS: WallSeconds = WallSeconds(0.5)
+UNREAD_WALL_SECONDS: WallSeconds = WallSeconds(3.0)
+"""Without a successful read, before followers are told."""
 READERS_MAX = 32
 """Requests at a time while many values are read."""
 READ_AHEAD_MIN = 16
@@ -54,7 +56,8 @@ class JetStreamKeyValue(KeyValueStore):
     @override
     async def follow(self) -> AsyncIterator[ValuesRead]:
         newest: Found | None = None
-        begun = False
+        begun = is_told = False
+        read_at = self._clock.wall()
         while True:
             try:
                 last = await self._bucket.last(self._prefix + ">")
@@ -63,10 +66,14 @@ class JetStreamKeyValue(KeyValueStore):
                     same = newest is not None and await self._bucket.next(newest.subject, newest.sequence) == newest
                     found = await self._read_from(newest.sequence + 1 if newest is not None and same else 1, last)
                     newest, begun = (found[-1] if found else newest if same else None), True
-                    exists = last is not None
-                    yield ValuesRead(self._newest(found), whole=not same, exists=exists)
-            except StoreUnavailableError:
-                pass
+                    yield ValuesRead(self._newest(found), whole=not same, exists=last is not None)
+                elif is_told:
+                    yield ValuesRead([], whole=False, exists=last is not None)
+                read_at, is_told = self._clock.wall(), False
+            except StoreUnavailableError as error:
+                if not is_told and self._clock.wall() - read_at >= UNREAD_WALL_SECONDS:
+                    is_told = True
+                    yield ValuesRead([], whole=False, unread=str(error))
             await self._clock.sleep_wall(POLL_WALL_SECONDS)
 
     async def _read_from(self, start: int, last: Found | None) -> list[Found]:

@@ -23,7 +23,7 @@ from pointsman_cli.console.views import (
     TenantsView,
     View,
 )
-from pointsman_cli.console.web.exchange import RefusedError, answered_json, body_of, visit_of
+from pointsman_cli.console.web.exchange import RefusedError, answered_json, body_of, quoted_path, route_of, visit_of
 from pointsman_cli.console.web.security import READING_NEEDS_A_TOKEN, Guard, Refusal
 
 Schema = dict[str, Any]
@@ -79,7 +79,7 @@ def api_router(console: PageViews, guard: Guard) -> APIRouter:
     async def read(request: Request) -> Response:
         if not visit_of(request, guard).reads:
             raise RefusedError(READING_NEEDS_A_TOKEN)
-        path = request.url.path.removeprefix("/api")
+        path = quoted_path(request).removeprefix("/api")
         if path == "/status":
             return answered_json(console.status())
         _, view = console.view(path if path != "/fleet" else "/", dict(request.query_params))
@@ -110,7 +110,7 @@ def api_router(console: PageViews, guard: Guard) -> APIRouter:
 
     async def drain(request: Request) -> Response:
         visit_of(request, guard, changes=True, acts=True)
-        undo = request.url.path.endswith("/undrain")
+        undo = quoted_path(request).endswith("/undrain")
         return _acted(await console.actions.drain(request.path_params["id"], undo=undo))
 
     async def scale(request: Request) -> Response:
@@ -118,7 +118,7 @@ def api_router(console: PageViews, guard: Guard) -> APIRouter:
         return _acted(await console.actions.scale(str((await _body(request, Scale)).wanted)))
 
     for path in READS:
-        router.add_api_route(path, read, methods=["GET"])
+        router.add_api_route(route_of(path), read, methods=["GET"])
     router.add_api_route("/api/openapi.json", document, methods=["GET"])
     handlers: dict[str, Callable[[Request], Any]] = {
         "/api/doctor": examine,

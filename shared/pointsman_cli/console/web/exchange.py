@@ -109,7 +109,7 @@ def answered_json(view: View, status: int = 200) -> Response:
 
 
 def guarded(app: AsgiApp, guard: Guard) -> AsgiApp:
-    """Refuses foreign hosts, and adds the security headers to every answer."""
+    """Refuses foreign hosts and who guesses tokens, and adds the security headers to every answer."""
 
     async def within(scope: Scope, receive: Receive, send: Send) -> None:
         async def secured(message: dict[str, object]) -> None:
@@ -119,7 +119,7 @@ def guarded(app: AsgiApp, guard: Guard) -> AsgiApp:
                     headers.setdefault(name, value)
             await send(message)
 
-        refusal = guard.misdirected(scope["path"], Headers(scope=scope))
+        refusal = guard.refusal(scope["path"], Headers(scope=scope), address_of(scope))
         if refusal is None:
             await app(scope, receive, secured)  # type: ignore[arg-type]
             return
@@ -127,3 +127,19 @@ def guarded(app: AsgiApp, guard: Guard) -> AsgiApp:
         await answered_json(view, refusal.status)(scope, receive, secured)  # type: ignore[arg-type]
 
     return within
+
+
+def address_of(scope: Scope) -> str:
+    """Of the peer; empty if it has none."""
+    client = scope.get("client")
+    return str(client[0]) if client else ""
+
+
+def quoted_path(request: Request) -> str:
+    """As it was sent. In `request.url.path` only some characters are quoted."""
+    return bytes(request.scope["raw_path"]).decode("ascii")
+
+
+def route_of(path: str) -> str:
+    """A request's id may hold any character, a slash, too."""
+    return path.replace("/requests/{id}", "/requests/{id:path}")

@@ -1,19 +1,22 @@
-"""Who may do what, and what no foreign page may make a browser do. In: heads of requests. Out: a refusal, or the session.
+"""Who may do what, and what no foreign page may make a browser do. In: heads and addresses of requests. Out: a refusal, or
+the session.
 
 The console listens on loopback without a password, so any page that a browser shows could reach it. Against that: a Host
 that is a foreign name is refused (DNS rebinding), a request that changes something needs its own origin and a token of the
-session (cross-site posts), and no page may be framed or run a script from elsewhere."""
+session (cross-site posts), and no page may be framed or run a script from elsewhere. An address that shows wrong tokens,
+in the form or as a bearer, is refused for a while, so that nobody guesses."""
 
 import hmac
 import ipaddress
 import secrets
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
+from pointsman.runtime.http_protocol import network_of
 from pointsman_cli.console.views import Session
 
 COOKIE = "pointsman_console"
@@ -23,6 +26,9 @@ TOKEN_BYTES = 32
 SESSIONS_MAX = 100
 SESSION_WALL_SECONDS = 12 * 3600.0
 FAILURES_MAX = 10
+"""Of one address, within FAILURES_WALL_SECONDS; then its tokens are not looked at."""
+FAILURES_OF_ALL_MAX = 1_000
+"""A hundred addresses, before others are refused, too."""
 FAILURES_WALL_SECONDS = 60.0
 BODY_BYTES_MAX = 64 * 1024
 LOCAL_NAMES = frozenset({"localhost"})
@@ -52,6 +58,27 @@ class Refusal:
 READING_NEEDS_A_TOKEN = Refusal(
     401, "sign_in_needed", "Programs send `Authorization: Bearer TOKEN`; who sits at a browser signs in."
 )
+TOO_MANY_FAILURES = Refusal(429, "too_many_failures", "Too many wrong tokens; try again in a minute.")
+
+
+class WrongTokens:
+    """Of the last FAILURES_WALL_SECONDS, by address. Bounded: beyond FAILURES_OF_ALL_MAX none is looked at."""
+
+    def __init__(self, wall: Callable[[], float]) -> None:
+        self._wall = wall
+        self._shown: deque[tuple[float, str]] = deque(maxlen=FAILURES_OF_ALL_MAX)
+
+    def are_too_many(self, address: str) -> bool:
+        self._forget()
+        own = network_of(address)
+        return len(self._shown) >= FAILURES_OF_ALL_MAX or sum(of == own for _, of in self._shown) >= FAILURES_MAX
+
+    def note(self, address: str) -> None:
+        self._shown.append((self._wall(), network_of(address)))
+
+    def _forget(self) -> None:
+        while self._shown and self._shown[0][0] <= self._wall() - FAILURES_WALL_SECONDS:
+            self._shown.popleft()
 
 
 @dataclass(slots=True)
@@ -66,11 +93,18 @@ class Guard:
     _key: bytes = field(default_factory=lambda: secrets.token_bytes(TOKEN_BYTES))
     _sessions: OrderedDict[str, tuple[float, bool]] = field(default_factory=OrderedDict)
     """When it ends, and whether it acts."""
-    _failures: list[float] = field(default_factory=list)
+    _wrong_tokens: WrongTokens = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._wrong_tokens = WrongTokens(self.wall)
 
     @property
     def has_tokens(self) -> bool:
         return bool(self.admin_token or self.reader_token)
+
+    def refusal(self, path: str, headers: Mapping[str, str], address: str) -> Refusal | None:
+        """Once for each request, before anything else."""
+        return self.misdirected(path, headers) or self._guessing(path, headers, address)
 
     def misdirected(self, path: str, headers: Mapping[str, str]) -> Refusal | None:
         if path in OPEN_PATHS:
@@ -79,6 +113,17 @@ class Guard:
             return Refusal(421, "misdirected_request", "This console is not known by that host name; see --allow-host.")
         if headers.get("sec-fetch-site") in FOREIGN_SITES and headers.get("sec-fetch-mode") != "navigate":
             return Refusal(403, "cross_site", "A page of another site may link to this one, and load nothing of it.")
+        return None
+
+    def _guessing(self, path: str, headers: Mapping[str, str], address: str) -> Refusal | None:
+        """Of a request with a bearer token; a wrong one is counted."""
+        if path in OPEN_PATHS or not (self.has_tokens and _bearer(headers)):
+            return None
+        if self._wrong_tokens.are_too_many(address):
+            return TOO_MANY_FAILURES
+        acts, reads = self._bearer_is(self.admin_token, headers), self._bearer_is(self.reader_token, headers)
+        if not acts and not reads:
+            self._wrong_tokens.note(address)
         return None
 
     def session_id(self, headers: Mapping[str, str]) -> str:
@@ -129,18 +174,16 @@ class Guard:
             )
         return Refusal(403, "csrf", "The page is too old, or cookies are off; load it again.")
 
-    def sign_in(self, token: str) -> str | Refusal:
+    def sign_in(self, token: str, address: str) -> str | Refusal:
         """The id of a new session."""
-        now = self.wall()
-        self._failures = [at for at in self._failures if at > now - FAILURES_WALL_SECONDS]
-        if len(self._failures) >= FAILURES_MAX:
-            return Refusal(429, "too_many_failures", "Too many wrong tokens; try again in a minute.")
+        if self._wrong_tokens.are_too_many(address):
+            return TOO_MANY_FAILURES
         acts, reads = _equal(token, self.admin_token), _equal(token, self.reader_token)
         if not acts and not reads:
-            self._failures.append(now)
+            self._wrong_tokens.note(address)
             return Refusal(403, "wrong_token", "That is not the token.")
         made = _new_id()
-        self._sessions[made] = (now + SESSION_WALL_SECONDS, acts)
+        self._sessions[made] = (self.wall() + SESSION_WALL_SECONDS, acts)
         if len(self._sessions) > SESSIONS_MAX:
             self._sessions.popitem(last=False)
         return made

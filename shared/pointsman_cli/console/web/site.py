@@ -20,10 +20,13 @@ from pointsman_cli.console.web.api import api_router, openapi_document
 from pointsman_cli.console.web.exchange import (
     RefusedError,
     Visit,
+    address_of,
     answered_json,
     check_visitor,
     form_of,
     guarded,
+    quoted_path,
+    route_of,
     visit_of,
 )
 from pointsman_cli.console.web.security import READING_NEEDS_A_TOKEN, Guard, Refusal, set_cookie
@@ -79,7 +82,7 @@ class Site:
         app.include_router(api_router(self._console, self._guard))
         router = APIRouter(include_in_schema=False)
         for path in PAGES:
-            router.add_api_route(path, self._page, methods=["GET"])
+            router.add_api_route(route_of(path), self._page, methods=["GET"])
         router.add_api_route("/api", self._api_page, methods=["GET"])
         router.add_api_route("/sign-in", self._sign_in_page, methods=["GET"])
         router.add_api_route("/live", self._live, methods=["GET"])
@@ -140,7 +143,7 @@ class Site:
         if not visit.reads:
             return _see("/sign-in")
         query = dict(request.query_params)
-        name, view = self._console.view(request.url.path, query)
+        name, view = self._console.view(quoted_path(request), query)
         return self._rendered(name, view, visit, query=query, status=404 if is_absent(view) else 200)
 
     async def _api_page(self, request: Request) -> Response:
@@ -151,7 +154,7 @@ class Site:
 
     async def _sign_in(self, request: Request) -> Response:
         visit, form = await self._changing(request)
-        made = self._guard.sign_in(form.get("token", ""))
+        made = self._guard.sign_in(form.get("token", ""), address_of(request.scope))
         if isinstance(made, Refusal):
             return self._signing_in(visit, made.detail, status=made.status)
         answer = _see("/")

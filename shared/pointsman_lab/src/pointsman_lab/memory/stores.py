@@ -20,6 +20,10 @@ from pointsman.ports import (
 )
 from pointsman.primitives import Sequence, Term
 
+AWAY = "the broker is away"
+POLLS_MISSED_MAX = 6
+"""Before followers are told that nothing is read."""
+
 
 class MemoryLease(Lease):
     def __init__(self, available: Callable[[], bool]) -> None:
@@ -87,14 +91,24 @@ class MemoryKeyValueStore(KeyValueStore):
     @override
     async def follow(self) -> AsyncIterator[ValuesRead]:
         seen: tuple[int, int] | None = None
+        polls_missed = 0
         while True:
             now = self._incarnation, self._revision
-            if self._available() and seen != now:
+            if not self._available():
+                polls_missed += 1
+                if polls_missed == POLLS_MISSED_MAX:
+                    yield ValuesRead([], whole=False, unread=AWAY)
+            elif seen != now:
                 same = seen is not None and seen[0] == now[0]
                 after = seen[1] if same and seen is not None else 0
                 values = [value for value in self._values.values() if value.revision > after]
-                seen = now
+                seen, polls_missed = now, 0
                 yield ValuesRead(values, whole=not same, exists=bool(self._values))
+            elif polls_missed:
+                is_told = polls_missed >= POLLS_MISSED_MAX
+                polls_missed = 0
+                if is_told:
+                    yield ValuesRead([], whole=False, exists=bool(self._values))
             await asyncio.sleep(self._poll_seconds)
 
 
@@ -132,5 +146,4 @@ class MemoryCheckpoints(Checkpoints):
 
 def _require(available: bool) -> None:
     if not available:
-        away = "the broker is away"
-        raise StoreUnavailableError(away)
+        raise StoreUnavailableError(AWAY)
