@@ -22,8 +22,8 @@ pytestmark = [
 ]
 
 NEXT_IMAGE = "pointsman:containers-next"
-ORDER = ("nats", "scheduler", "rebalancer", "recorder", "worker", "ingress")
-"""Of an upgrade of Pointsman: engines are not part of it."""
+ORDER = ("nats", "scheduler", "worker", "ingress", "rebalancer", "recorder")
+"""Of an upgrade of Pointsman (docs/upgrades.md): engines are not part of it."""
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 from kubernetes_validate import utils
 
-from pointsman.runtime.settings import ENVIRONMENT_PREFIX, FILE_SUFFIX
+from pointsman.runtime.settings import ENVIRONMENT_PREFIX, FILE_SUFFIX, FleetSettings
 from pointsman_cli.up.scripts import settings_type_of
 from pointsman_ingress.settings import IngressSettings
-from tests.support.compose import settings_of
+from tests.support.compose import ROOT, settings_of
 from tests.support.manifests import (
     KUBERNETES,
     OVERLAYS,
@@ -20,6 +20,7 @@ from tests.support.manifests import (
     Pod,
     all_pods,
     by_name,
+    matches,
     pods,
     rendered,
     selects,
@@ -33,6 +34,9 @@ SPEAKS_TO_THE_API_SERVER = {"pointsman-worker", "pointsman-credentials"}
 SCRAPED = ("scheduler", "ingress", "worker", "rebalancer", "scaler", "recorder")
 WITHOUT_ENGINES = "ha"
 BALANCER_SECONDS = 15
+COPY_SECONDS = 600
+"""Of a full log of 4 GiB, at 7 MB/s."""
+GIBIBYTE = 2**30
 ALL_PODS = [pytest.param(pod, id=str(pod)) for pod in all_pods()]
 NOT_SERVING = ("pointsman-credentials", "pointsman-tools")
 SERVING = [pytest.param(pod, id=str(pod)) for pod in all_pods() if pod.name not in NOT_SERVING]
@@ -55,7 +59,7 @@ def test_every_object_is_in_the_namespace_has_our_labels_and_is_there_once(overl
     objects = rendered(overlay)
     assert len({(o["kind"], o["metadata"]["name"]) for o in objects}) == len(objects)
     for found in objects:
-        if found["kind"] != "Namespace" and found["metadata"]["name"] not in ("pointsman-nats", "pointsman-scripts"):
+        if found["kind"] != "Namespace":
             assert found["metadata"]["labels"]["app.kubernetes.io/part-of"] == "pointsman"
         assert found["metadata"].get("namespace") == ("pointsman" if found["kind"] != "Namespace" else None)
 
@@ -200,6 +204,40 @@ def test_accounts_have_the_rights_that_their_programs_use_and_no_others(overlay:
     assert (created["verbs"], got["verbs"], updated["verbs"]) == (["create"], ["get"], ["update"])
     assert set(got["resourceNames"]) == made_by_the_job(objects)
     assert updated["resourceNames"] == ["pointsman-nats-users"]
+
+
+@each_overlay
+def test_the_archive_is_bounded_below_its_volume_and_above_the_log(overlay: str) -> None:
+    (recorder,) = (pod for pod in pods(overlay) if pod.name == "pointsman-recorder")
+    (claim,) = recorder.workload["spec"]["volumeClaimTemplates"]
+    volume = int(claim["spec"]["resources"]["requests"]["storage"].removesuffix("Gi")) * GIBIBYTE
+    bound = int(recorder.environment()["POINTSMAN_ARCHIVE_BYTES_MAX"])
+
+    assert 2 * FleetSettings().log_bytes_max <= bound <= 0.8 * volume
+
+
+@each_overlay
+def test_a_restart_for_new_settings_restarts_all_that_read_them_and_neither_engines_nor_nats(overlay: str) -> None:
+    page, comment = (ROOT / "docs/kubernetes.md").read_text(), (KUBERNETES / "base/settings.yaml").read_text()
+    queries = re.findall(r"rollout restart deployment,statefulset -l '(\S+)'", page + comment)
+    readers = {pod.name for pod in pods(overlay) if "pointsman-settings" in str(pod.container.get("envFrom"))}
+
+    assert len(queries) == 2
+    for query in queries:
+        assert {
+            pod.name
+            for pod in pods(overlay)
+            if pod.workload["kind"] in ("Deployment", "StatefulSet")
+            and matches(query, pod.workload["metadata"]["labels"])
+        } == readers
+
+
+def test_in_a_cluster_a_server_of_nats_has_started_once_its_streams_are_current() -> None:
+    (nats,) = (pod for pod in pods("ha") if pod.name == "pointsman-nats")
+    start = nats.container["startupProbe"]
+
+    assert start["httpGet"]["path"] == "/healthz"
+    assert start["failureThreshold"] * start["periodSeconds"] >= COPY_SECONDS
 
 
 @each_overlay

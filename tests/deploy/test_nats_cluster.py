@@ -1,5 +1,5 @@
 """The three nats-servers of the overlay `ha` as processes: they find each other by the names that the manifests give, keep a
-log of three copies, and one that stops by its hook does so in lame duck."""
+log of three copies, and one that stops by its hook does so in lame duck and comes back by its probes."""
 
 import json
 import re
@@ -20,7 +20,7 @@ START_SECONDS_MAX = 120.0
 STOP_SECONDS_MAX = 60.0
 
 
-def test_three_servers_keep_a_log_of_three_copies_and_stop_in_lame_duck(tmp_path: Path) -> None:
+def test_three_servers_keep_a_log_of_three_copies_stop_in_lame_duck_and_come_back(tmp_path: Path) -> None:
     api = RbacApi(tmp_path, by_name(rendered("ha"), "Role"))
     pods = PodProcesses("ha", tmp_path / "pods")
     (job,), servers, schedulers = (pods.of(component) for component in ("credentials", "nats", "scheduler"))
@@ -43,6 +43,10 @@ def test_three_servers_keep_a_log_of_three_copies_and_stop_in_lame_duck(tmp_path
         pods.wait_ready(
             *(server for server in servers if server is not stopped), *schedulers, seconds=START_SECONDS_MAX
         )
+        stopped.process.kill()  # type: ignore[union-attr]
+        stopped.process.wait(STOP_SECONDS_MAX)  # type: ignore[union-attr]
+        pods.start(stopped)
+        pods.wait_ready(*servers, *schedulers, seconds=START_SECONDS_MAX)  # with streams that are current
     finally:
         pods.stop()
 

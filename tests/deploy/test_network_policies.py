@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 
-from tests.support.manifests import NAMESPACE, OVERLAYS, Object, by_name, pods, rendered, selects
+from tests.support.manifests import (
+    NAMESPACE,
+    OVERLAYS,
+    Object,
+    Pod,
+    by_name,
+    console_pod,
+    pods,
+    rendered,
+    selects,
+    with_console,
+)
 
 CLIENTS = ("scheduler", "ingress", "worker", "rebalancer", "scaler", "recorder", "tools")
 SCRAPED = ("scheduler", "ingress", "worker", "rebalancer", "scaler", "recorder")
@@ -66,10 +77,7 @@ def allowed(overlay: str) -> set[tuple[str, str, int]]:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_those_who_must_reach_each_other_do_and_nobody_else(overlay: str) -> None:
     policies = list(by_name(rendered(overlay), "NetworkPolicy").values())
-    ours = [
-        Peer(pod.name.removeprefix("pointsman-"), NAMESPACE, tuple(pod.labels.items()), tuple(pod.ports.items()))
-        for pod in pods(overlay)
-    ]
+    ours = [peer_of(pod) for pod in pods(overlay)]
     assert all(selects({"app.kubernetes.io/part-of": "pointsman"}, dict(peer.labels)) for peer in ours)
 
     found = {
@@ -83,6 +91,37 @@ def test_those_who_must_reach_each_other_do_and_nobody_else(overlay: str) -> Non
     expected = allowed(overlay)
     assert found - expected == set()
     assert expected - found == set()
+
+
+def test_nobody_reaches_the_console_which_reaches_nats_alone() -> None:
+    policies = list(by_name(with_console(), "NetworkPolicy").values())
+    console = peer_of(console_pod())
+    others = [*(peer_of(pod) for pod in pods("single")), *OUTSIDE]
+
+    assert {
+        (other.name, port) for other in others for port in PORTS if reaches(policies, other, console, port)
+    } == set()
+    assert {(other.name, port) for other in others for port in PORTS if reaches(policies, console, other, port)} == {
+        ("nats", 4222),
+        ("dns", 53),
+    }
+
+
+def test_prometheus_looks_for_no_console() -> None:
+    services = by_name(with_console(), "Service").values()
+    targets = {port["targetPort"] for service in services for port in service["spec"]["ports"] if is_behind(service)}
+
+    assert targets
+    assert targets.isdisjoint(console_pod().ports)
+
+
+def is_behind(service: Object) -> bool:
+    return selects(service["spec"]["selector"], console_pod().labels)
+
+
+def peer_of(pod: Pod) -> Peer:
+    name = pod.name.removeprefix("pointsman-")
+    return Peer(name, NAMESPACE, tuple(pod.labels.items()), tuple(pod.ports.items()))
 
 
 def reaches(policies: list[Object], source: Peer, target: Peer, port: int) -> bool:

@@ -10,15 +10,19 @@ import pytest
 
 from pointsman.runtime.settings import ENVIRONMENT_PREFIX, options
 from pointsman_cli.up.scripts import settings_type_of
+from pointsman_recorder.settings import RecorderSettings
 from tests.support.compose import (
     COMPOSE_FILE,
     ROOT,
     SETTINGS_FILES,
+    VARIABLE,
     OwnService,
     compose_services,
     own_services,
     settings_of,
 )
+
+SET_BY_COMPOSE = {"COMPOSE_PROJECT_NAME"}
 
 
 @pytest.fixture
@@ -74,6 +78,38 @@ def test_one_service_builds_the_image_and_nobody_pulls_it() -> None:
     for name, service in services.items():
         if service["image"] == services["credentials"]["image"] and name not in building:
             assert service["pull_policy"] == "never"
+
+
+def test_the_table_of_variables_has_all_that_the_file_takes() -> None:
+    page = (ROOT / "deploy/README.md").read_text().partition("\n| variable |")[2].partition("\n\n")[0]
+    told = re.findall(r"`(\w+)`", "\n".join(row.split("|")[1] for row in page.splitlines() if row.startswith("| `")))
+    services = compose_services().values()
+    handed_on = {name for s in services for name, value in (s.get("environment") or {}).items() if value is None}
+    filled_in = {match["name"] for match in VARIABLE.finditer(COMPOSE_FILE.read_text().replace("$$", ""))}
+
+    assert sorted(told) == sorted((filled_in | handed_on) - SET_BY_COMPOSE)
+
+
+def test_the_page_names_those_who_run_as_another_user() -> None:
+    page = (ROOT / "deploy/README.md").read_text()
+    services = compose_services()
+    own = services["credentials"]["image"]
+    others = {name for name, service in services.items() if service["image"] != own or "user" in service}
+
+    for name in others:
+        assert f"`{re.sub('-[0-9]$', '-*', name)}`" in page
+
+
+@pytest.mark.parametrize(
+    "service", [s for s in own_services() if s.script == "pointsman-recorder"], ids=lambda s: s.name
+)
+def test_every_archive_is_bounded(
+    service: OwnService, settings_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(service, monkeypatch, config=settings_directory)
+
+    assert isinstance(settings, RecorderSettings)
+    assert settings.archive_bytes_max >= 2 * settings.log_bytes_max
 
 
 def test_nothing_has_to_be_set() -> None:

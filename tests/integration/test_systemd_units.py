@@ -1,23 +1,36 @@
 """deploy/systemd: systemd takes the units and confines them, and our processes take what the units tell them."""
 
+import os
+import re
 import shutil
+import signal
 import subprocess
+import tempfile
+import time
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
-from pointsman.runtime.settings import ENVIRONMENT_PREFIX, FILE_SUFFIX, options
+from pointsman.adapters.tcp_ports import free_ports
+from pointsman.runtime.bus_users import Credentials
+from pointsman.runtime.embedded_nats import nats_server_binary
+from pointsman.runtime.settings import ENVIRONMENT_PREFIX, FILE_SUFFIX, PUBLIC_SECRET, FleetSettings, options
 from pointsman_cli.console.command import console_command
 from pointsman_cli.up.scripts import settings_type_of
-from pointsman_ingress.settings import IngressSettings
-from tests.support.systemd import UNITS, Unit, make_root, units
+from tests.support.systemd import ROOT, UNITS, Unit, make_root, units
 
+START_SECONDS_MAX = 30.0
+USER_ID, GROUP_ID = 61_234, 61_999
 EXPOSURE_MAX = 20
 """Tenths, of systemd's 10."""
 OWN = [unit for unit in units() if unit.name not in ("pointsman-nats", "pointsman-console")]
 OWN_SEEDS = {"worker": "workers/default"}
+HAVE_THE_SECRET = {"pointsman-ingress", "pointsman-scheduler", "pointsman-worker"}
+"""Who computes keys of blocks, salts or digests of API keys."""
+OPERATIONS = (ROOT / "docs/operations.md").read_text()
 NOT_CALLED_A_SETTING = {"POINTSMAN_CONFIG", f"POINTSMAN_SECRET{FILE_SUFFIX}"}
 
 
@@ -56,18 +69,26 @@ def test_a_unit_gives_its_process_settings_that_it_takes(
     assert set(unit.variables) - NOT_CALLED_A_SETTING <= {ENVIRONMENT_PREFIX + str(name).upper() for name in names}
     assert set(own) <= names
     assert accepted["log_replicas"] == 3
-    assert accepted["secret"] == "a secret"
+    assert accepted["secret"] == ("a secret" if unit.name in HAVE_THE_SECRET else PUBLIC_SECRET)
     assert Path(accepted["nats_credentials"]).name in unit.credentials
 
 
 @pytest.mark.parametrize("unit", OWN, ids=lambda unit: unit.name)
-def test_a_process_has_no_credentials_but_the_secret_and_its_own(unit: Unit) -> None:
+def test_a_process_has_no_credentials_but_its_own_and_the_secret_if_it_computes_keys(unit: Unit) -> None:
     role = unit.name.removeprefix("pointsman-")
+    own = {f"{role}.nk": f"/etc/pointsman/credentials/{OWN_SEEDS.get(role, role)}.nk"}
+    secret = {"secret": "/etc/pointsman/credentials/secret"}
 
-    assert unit.credentials == {
-        "secret": "/etc/pointsman/credentials/secret",
-        f"{role}.nk": f"/etc/pointsman/credentials/{OWN_SEEDS.get(role, role)}.nk",
-    }
+    assert unit.credentials == (own | secret if unit.name in HAVE_THE_SECRET else own)
+
+
+def test_the_drop_in_of_a_scaler_that_starts_processes_hands_it_the_secret_as_the_units_do() -> None:
+    (drop_in,) = re.findall(
+        r"```ini\n# \S+/pointsman-scaler\.service\.d/\S+\n\[Service\]\n(.*?)```", OPERATIONS, re.DOTALL
+    )
+    scheduler = (UNITS / "pointsman-scheduler.service").read_text().splitlines()
+
+    assert drop_in.splitlines() == [line for line in scheduler if "secret" in line]
 
 
 def test_the_console_reads_its_table_and_has_only_its_own_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -84,14 +105,16 @@ def test_the_console_reads_its_table_and_has_only_its_own_seed(monkeypatch: pyte
     assert unit.credentials == {"console.nk": "/etc/pointsman/credentials/console.nk"}
 
 
-def test_an_ingress_has_the_time_that_it_takes_to_drain() -> None:
+def test_of_an_ingress_only_the_first_process_gets_the_signal() -> None:
     (ingress,) = [unit for unit in OWN if unit.name == "pointsman-ingress"]
-    defaults = IngressSettings()
 
-    granted = int(ingress.settings["TimeoutStopSec"][-1])
-
-    assert granted >= defaults.lame_duck_seconds + defaults.drain_seconds_max + 15
     assert ingress.settings["KillMode"] == ["mixed"]
+
+
+def test_the_recorder_keeps_a_bounded_archive() -> None:
+    recorder = tomllib.loads((UNITS / "pointsman.toml").read_text())["recorder"]
+
+    assert recorder["archive_bytes_max"] >= 2 * FleetSettings().log_bytes_max
 
 
 def test_systemd_finds_nothing_wrong(analyze: str, tmp_path: Path) -> None:
@@ -113,3 +136,99 @@ def test_a_unit_is_confined(unit: Unit, analyze: str, tmp_path: Path) -> None:
     )
 
     assert found.returncode == 0, found.stdout[-2000:]
+
+
+def test_the_unit_of_nats_server_alone_is_in_the_group_that_reads_the_password_of_the_cluster() -> None:
+    groups = {unit.name: unit.settings.get("SupplementaryGroups", []) for unit in units()}
+    (group,) = groups.pop("pointsman-nats")
+    made = re.findall(r"^g (\S+) -$", (UNITS / "sysusers.conf").read_text(), re.MULTILINE)
+
+    assert made == [group]
+    assert not any(groups.values())
+    assert group not in {unit.name for unit in units()}, "a dynamic user cannot have a name that is taken"
+    assert f"install -m 640 -g {group} credentials/nats-routes.conf /etc/pointsman/nats\n" in OPERATIONS
+
+
+def test_the_group_is_made_by_systemd(tmp_path: Path) -> None:
+    program = shutil.which("systemd-sysusers")
+    if program is None:
+        pytest.skip("there is no systemd here")
+    (tmp_path / "etc").mkdir()
+
+    subprocess.run([program, f"--root={tmp_path}", UNITS / "sysusers.conf"], check=True)
+
+    assert re.findall(r"^(pointsman[^:]*):", (tmp_path / "etc/group").read_text(), re.MULTILINE) == ["pointsman-routes"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file and a process to others")
+def test_the_documented_steps_let_nats_server_read_its_files_and_read_them_again(
+    open_path: Path, tmp_path: Path
+) -> None:
+    write_files_of_nats(tmp_path, open_path)
+    install_files_of_nats(tmp_path, open_path)
+    stranger = start_nats(open_path, groups=[])
+    refused = stranger.wait(START_SECONDS_MAX)
+    server = start_nats(open_path, groups=[GROUP_ID])
+    try:
+        started = logged(open_path, "Server is ready")
+        Credentials(tmp_path / "credentials").make(operators=["alice"])
+        install_files_of_nats(tmp_path, open_path)
+        server.send_signal(signal.SIGHUP)
+        read_again = logged(open_path, "Reloaded server configuration")
+    finally:
+        server.kill()
+        server.wait()
+
+    assert refused != 0
+    assert started
+    assert read_again
+    assert (open_path / "nats-routes.conf").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A directory that everybody may enter, as /etc; tmp_path is its owner's."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory)
+        path.chmod(0o755)
+        (path / "data").mkdir()
+        (path / "data").chmod(0o777)
+        yield path
+
+
+def write_files_of_nats(source: Path, directory: Path) -> None:
+    """What the steps before have made, with free ports and a store in `directory`."""
+    client, cluster, monitor = free_ports(3)
+    Credentials(source / "credentials").make()
+    Credentials(source / "credentials").make_routes([f"127.0.0.1:{cluster}"])
+    text = (ROOT / "deploy/nats/cluster.conf").read_text().replace("0.0.0.0", "127.0.0.1")
+    for there, here in ((":4222", f":{client}"), (":6222", f":{cluster}"), (":8222", f":{monitor}")):
+        text = text.replace(there, here)
+    (source / "deploy/nats").mkdir(parents=True)
+    (source / "deploy/nats/cluster.conf").write_text(text.replace("/data", f"{directory}/data"))
+
+
+def install_files_of_nats(source: Path, directory: Path) -> None:
+    """By the commands of docs/operations.md, the group given by its number."""
+    scripts = re.findall(r"```sh\n(.*?)```", OPERATIONS, re.DOTALL)
+    (script,) = (script for script in scripts if "nats-routes.conf" in script)
+    script = script.replace("/etc/pointsman/nats", str(directory)).replace("pointsman-routes", str(GROUP_ID))
+    subprocess.run(["sh", "-ec", script], check=True, cwd=source)
+
+
+def start_nats(directory: Path, *, groups: list[int]) -> subprocess.Popen[bytes]:
+    """As a user of its own, as DynamicUser= makes one."""
+    with (directory / "log").open("wb") as log:
+        return subprocess.Popen(
+            [nats_server_binary(), "-c", directory / "cluster.conf"],
+            env={"NATS_NAME": "nats-1"}, stdout=log, stderr=log, user=USER_ID, group=USER_ID, extra_groups=groups,
+        )  # fmt: skip
+
+
+def logged(directory: Path, text: str) -> bool:
+    deadline = time.monotonic() + START_SECONDS_MAX
+    while text not in (directory / "log").read_text():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True

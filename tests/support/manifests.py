@@ -149,6 +149,30 @@ def all_pods() -> list[Pod]:
     return [pod for overlay in OVERLAYS for pod in pods(overlay)]
 
 
+def with_console() -> tuple[Object, ...]:
+    """The overlay `single` with the component that is in none: as the chart says it, which says what Kustomize says."""
+    return chart({"console": True})
+
+
+def console_pod() -> Pod:
+    return Pod("single", by_name(with_console(), "Deployment")["pointsman-console"])
+
+
+def matches(query: str, labels: Mapping[str, str]) -> bool:
+    """Of kubectl's `-l`: `key=value`, `key!=value`, `!key`, all of which must hold."""
+    for term in query.split(","):
+        key, equal, value = term.partition("=")
+        if key.startswith("!"):
+            holds = key[1:] not in labels
+        elif key.endswith("!"):
+            holds = labels.get(key[:-1]) != value
+        else:
+            holds = bool(equal) and labels.get(key) == value
+        if not holds:
+            return False
+    return True
+
+
 def selects(selector: Object, labels: Mapping[str, str]) -> bool:
     """A LabelSelector, or a Service's map."""
     exact = selector.get("matchLabels", {} if "matchExpressions" in selector else selector)

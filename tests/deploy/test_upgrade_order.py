@@ -1,0 +1,61 @@
+"""docs/upgrades.md has the one order of an upgrade; the commands of compose and Kubernetes follow it."""
+
+import re
+
+import pytest
+
+from tests.support.compose import ROOT, compose_services
+from tests.support.manifests import OVERLAYS, WORKLOADS, by_name, matches, rendered
+
+ORDER = ("credentials", "nats", "scheduler", "worker", "ingress")
+NAMED = ("Users of NATS", "nats-servers", "Schedulers", "Workers", "Ingresses", "The others")
+"""On the page, one step each."""
+DEPLOYING = (ROOT / "deploy/README.md").read_text()
+KUBERNETES_PAGE = (ROOT / "docs/kubernetes.md").read_text()
+CLUSTER = (ROOT / "deploy/compose/cluster.yml").read_text()
+NOT_OURS = {"credentials", "haproxy", "pointsman", "engine"}
+
+
+def test_the_page_has_this_order_and_all_others_point_to_it() -> None:
+    steps = re.findall(r"^\d\. \*\*(.*?)\*\*", (ROOT / "docs/upgrades.md").read_text(), re.MULTILINE)
+
+    assert tuple(steps) == NAMED
+    for page in (DEPLOYING, KUBERNETES_PAGE, (ROOT / "docs/operations.md").read_text()):
+        assert "upgrades.md#order)" in page
+
+
+def test_compose_writes_the_users_first_and_replaces_every_service_of_the_cluster_in_this_order() -> None:
+    (script,) = re.findall(r"^docker compose up --no-deps credentials$(.*?)^```", DEPLOYING, re.MULTILINE | re.DOTALL)
+    (loop,) = re.findall(
+        r"^for service in (.*); do\n  docker compose up --wait --no-deps \$service$", script, re.MULTILINE
+    )
+    kinds = list(dict.fromkeys(re.sub(r"-\d$", "", service) for service in loop.split()))
+    services = {name for name, service in compose_services().items() if "profiles" not in service}
+    services |= set(
+        re.findall(
+            r"^  ([a-z-]+\d?):$", CLUSTER.partition("\nservices:\n")[2].partition("\nnetworks:")[0], re.MULTILINE
+        )
+    )
+
+    assert tuple(kinds[: len(ORDER) - 1]) == ORDER[1:]
+    assert set(loop.split()) == services - NOT_OURS
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_kubernetes_applies_what_pods_read_and_then_one_workload_after_the_other(overlay: str) -> None:
+    objects = rendered(overlay)
+    applied = [[o for o in objects if matches(query, o["metadata"]["labels"])] for query in kubernetes_queries()]
+    workloads = [[o["metadata"]["name"] for o in step if o["kind"] in WORKLOADS] for step in applied]
+
+    assert workloads == [[], *([f"pointsman-{name}"] for name in ORDER)]
+    assert {o["metadata"]["name"] for o in applied[0] if o["kind"] == "ConfigMap"} == set(by_name(objects, "ConfigMap"))
+
+
+def kubernetes_queries() -> list[str]:
+    """The selectors of the commands, their loop unrolled."""
+    (common,) = re.findall(r'^update\(\) \{ kubectl apply -k \S+ -l "(\S+),\$1"; \}$', KUBERNETES_PAGE, re.MULTILINE)
+    (loop,) = re.findall(r"^for process in (.*); do$", KUBERNETES_PAGE, re.MULTILINE)
+    found = []
+    for query in re.findall(r"^ *update '?([^\s'()]+)", KUBERNETES_PAGE, re.MULTILINE):
+        found += [query.replace("$process", process) for process in (loop.split() if "$" in query else [""])]
+    return [f"{common},{query}" for query in found]
