@@ -11,6 +11,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from pointsman.primitives import PoolName, WallSeconds
+from pointsman.runtime.bounded_metrics import OTHER, Bounded
 from tests.support.log_worlds import JetStreamWorld, LogWorld, MemoryWorld, SharedServer
 
 TIMED = [HealthCheck.too_slow]  # a busy machine fails it
@@ -19,6 +20,20 @@ settings.register_profile("check", deadline=None, suppress_health_check=TIMED, m
 settings.load_profile("pointsman")
 
 pools = (PoolName(f"pool-{number}") for number in itertools.count())
+
+
+@pytest.fixture(autouse=True)
+def _declared_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a metric counts in a test it counts under values that it declares."""
+    labels = Bounded.labels
+
+    def checked(metric: Bounded, *values: str, **named: str) -> Bounded:
+        for label, value in zip(metric._labelnames, values, strict=False):
+            declared = metric.values.get(label, (str(value),))
+            assert value in (OTHER, *declared), f"{metric._name} does not declare that {label} may be {value}"
+        return labels(metric, *values, **named)
+
+    monkeypatch.setattr(Bounded, "labels", checked)
 
 
 @pytest.fixture(autouse=True)

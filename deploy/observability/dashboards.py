@@ -55,6 +55,13 @@ def rate(metric: str, labels: str = POOL, by: str = "") -> str:
     return f"sum{per} (rate({metric}{{{labels}}}[$__rate_interval]))"
 
 
+def events(metric: str, during: str, by: str = "") -> str:
+    """What a counter counted. Of a young series all: for `increase` its first value is no event, but an engine's series
+    appear with the first one, and a process may count before it is first read."""
+    per, counter = f" by ({by})" if by else "", f"{metric}{{{POOL}}}"
+    return f"sum{per} (({counter} unless {counter} offset {during}) or increase({counter}[{during}]))"
+
+
 def highest(metric: str, by: str, labels: str = POOL) -> str:
     """Every scheduler shows the pool: the maximum of them."""
     return f"max by ({by}) ({metric}{{{labels}}})"
@@ -361,9 +368,8 @@ CACHE = Board(
                 ),
                 Panel(
                     "Resyncs",
-                    "Snapshots that the scheduler asked for.",
-                    [(rate("pointsman_cache_resyncs_total", by="engine"), "{{engine}}")],
-                    "eps",
+                    "Snapshots that the scheduler asked for, in 5 minutes.",
+                    [(events("pointsman_cache_resyncs_total", "5m", "engine"), "{{engine}}")],
                 ),
             ],
         ),
@@ -543,10 +549,7 @@ ENGINES = Board(
                     [
                         (highest("pointsman_engine_roles", "pool, role"), "{{pool}} {{role}}"),
                         (highest("pointsman_scaler_desired_roles", "pool, role"), "{{pool}} {{role}} wanted"),
-                        (
-                            f"sum by (pool, role) (increase(pointsman_role_changes_total{{{POOL}}}[1h]))",
-                            "{{pool}} to {{role}}, 1 h",
-                        ),
+                        (events("pointsman_role_changes_total", "1h", "pool, role"), "{{pool}} to {{role}}, 1 h"),
                     ],
                 ),
                 Panel(
@@ -607,10 +610,9 @@ ENGINES = Board(
             [
                 Panel(
                     "Failures of engines",
-                    "Whether or not another engine answered.",
-                    [(rate("pointsman_engine_failures_total", by="engine, failure"), "{{engine}} {{failure}}")],
-                    "reqps",
-                    "stacked",
+                    "In 5 minutes, whether or not another engine answered.",
+                    [(events("pointsman_engine_failures_total", "5m", "engine, failure"), "{{engine}} {{failure}}")],
+                    kind="stacked",
                 ),
                 Panel(
                     "Retries",
@@ -630,12 +632,7 @@ ENGINES = Board(
                 Panel(
                     "Ejections",
                     "By cause, in the last hour.",
-                    [
-                        (
-                            f"sum by (engine, cause) (increase(pointsman_engine_ejections_total{{{POOL}}}[1h]))",
-                            "{{engine}} {{cause}}",
-                        )
-                    ],
+                    [(events("pointsman_engine_ejections_total", "1h", "engine, cause"), "{{engine}} {{cause}}")],
                 ),
                 Panel(
                     "Engines followed by workers",
@@ -729,20 +726,20 @@ CONTROL = Board(
                     "All should be 0.",
                     [
                         (f"sum (pointsman_log_writes_stalled{{{POOL}}})", "processes whose writes stall"),
-                        (f"sum (increase(pointsman_log_events_lost_total{{{POOL}}}[5m]))", "events lost in 5 min"),
+                        (events("pointsman_log_events_lost_total", "5m"), "events lost in 5 min"),
                         (
-                            f"sum by (reason) (increase(pointsman_scheduler_requests_refused_total{{{POOL}}}[5m]))",
+                            events("pointsman_scheduler_requests_refused_total", "5m", "reason"),
                             "requests refused in 5 min: {{reason}}",
                         ),
-                        (f"sum (increase(pointsman_log_resets_total{{{POOL}}}[5m]))", "resets in 5 min"),
-                        (f"sum (increase(pointsman_dead_letters_total{{{POOL}}}[5m]))", "dead letters in 5 min"),
-                        (f"sum (increase(pointsman_nats_forbidden_total{{{POOL}}}[5m]))", "subjects refused in 5 min"),
+                        (events("pointsman_log_resets_total", "5m"), "resets in 5 min"),
+                        (events("pointsman_dead_letters_total", "5m"), "dead letters in 5 min"),
+                        (events("pointsman_nats_forbidden_total", "5m"), "subjects refused in 5 min"),
                     ],
                 ),
                 Panel(
                     "Starts without a checkpoint",
-                    "In 5 minutes: a scheduler folded the whole log.",
-                    [(f"sum by (reason) (increase(pointsman_log_folded_whole_total{{{POOL}}}[5m]))", "{{reason}}")],
+                    "In 5 minutes: the whole log was folded.",
+                    [(events("pointsman_log_folded_whole_total", "5m", "reason"), "{{reason}}")],
                 ),
                 Panel(
                     "Archived entries",
@@ -848,7 +845,7 @@ CONTROL = Board(
                     "Unexpected errors",
                     "Each is a defect: report it. Lines and spans: what reads them is too slow.",
                     [
-                        (rate("pointsman_unexpected_errors_total", "", "job, step"), "{{job}} {{step}}"),
+                        (f"{rate('pointsman_unexpected_errors_total', '', 'job, step')} > 0", "{{job}} {{step}}"),
                         (rate("pointsman_access_log_lines_dropped_total", ""), "access log lines dropped"),
                         (rate("pointsman_spans_dropped_total", ""), "spans dropped"),
                     ],

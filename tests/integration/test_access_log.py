@@ -17,6 +17,7 @@ from pointsman_ingress.settings import IngressSettings
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import CHAT, COMPLETIONS, STREAM, TOKENS, World, open_world
 from tests.support.waiting import eventually
+from tests.tidy.pages import ROOT
 
 MESSAGES, AUDIO, TOKENIZE = "/v1/messages", "/v1/audio/transcriptions", "/tokenize"
 SECRET = "the-launch-code-is-7351"
@@ -106,6 +107,18 @@ async def test_a_finished_request_is_told_of_with_all_that_is_known() -> None:
         "cached_tokens": 64,
         "predicted_cached_tokens": 128,
     }
+
+
+async def test_the_pages_sample_has_the_fields_of_a_line() -> None:
+    page = (ROOT / "docs/operations.md").read_text()
+    sample = json.loads(next(text for text in page.splitlines() if text.startswith('{"log":"access"')))
+
+    async with logged_world() as (world, output):
+        async with world.post(COMPLETIONS, STREAM) as answer:
+            await answer.read()
+        line = await only_line(output)
+
+    assert list(sample) == list(line)
 
 
 async def test_a_request_that_is_not_placed_is_told_of_too() -> None:

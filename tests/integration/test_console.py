@@ -74,6 +74,13 @@ async def test_it_follows_the_log_of_the_fleet(url: str, asked: str) -> None:
     assert {one["status"] for one in api(url, "/api/fleet")["instances"]} == {"ready"}
 
 
+async def test_its_metrics_tell_its_version_and_every_step_that_may_fail(url: str) -> None:
+    page = await asyncio.to_thread(lambda: urlopen(f"{url}/metrics", timeout=20).read().decode())
+
+    assert 'pointsman_build_info{version="' in page
+    assert 'pointsman_unexpected_errors_total{step="console_page"} 0.0' in page
+
+
 async def test_one_requests_story_is_worked_out_from_the_live_log(url: str, asked: str) -> None:
     told = await until(lambda: api(url, f"/api/requests/{asked}"), lambda view: view["state"] in ("done", "failed"))
 

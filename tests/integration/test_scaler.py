@@ -25,6 +25,7 @@ from pointsman.contracts.subjects import admin_subject
 from pointsman.policies.policy_set import scaling_policy
 from pointsman.ports import CommandTimeoutError, InstanceProvider, NoResponderError, ProvidedInstance, ProviderError
 from pointsman.primitives import Epoch, InstanceId, WallSeconds
+from pointsman.runtime import telemetry
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.supervision import Supervisor
 from pointsman_scaler.service import ScalerService
@@ -369,6 +370,23 @@ async def test_what_came_after_the_first_decision_of_a_static_provider_is_what_i
         asked = await scale(world, 2)
 
     assert (asked.refusal, asked.wanted, asked.applied) == ("", 2, True)
+
+
+async def test_a_static_provider_wants_nothing_back_that_left_unless_all_left() -> None:
+    world = World()
+    await world.append(*[event for name in "ab" for event in (world.joined(name), reported(name, 0, []))])
+    scaler, shown = scaler_of(world, StaticProvider(), "s1"), telemetry.SCALER_DESIRED_ENGINES.labels(POOL)._value
+    async with world.scheduler(suspect_seconds=60.0), running(scaler), Supervisor() as supervisor:
+        supervisor.start(scaler.report(), name="report")
+        await settled(world, 2)
+        await eventually(lambda: shown.get() == 2)
+        await world.append(InstanceLeft(at=world.clock.now(), instance=InstanceId("b"), epoch=Epoch(1), reason="gone"))
+        await eventually(lambda: shown.get() == 1)
+        asked = await scale(world, None)
+        await world.append(InstanceLeft(at=world.clock.now(), instance=InstanceId("a"), epoch=Epoch(1), reason="gone"))
+        await eventually(lambda: shown.get() == 2)
+
+    assert (asked.wanted, asked.by_hand) == (1, "")
 
 
 async def test_what_an_automatic_policy_wants_of_a_static_provider_is_left_to_people() -> None:

@@ -12,12 +12,25 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.runtime import telemetry
+from pointsman.runtime.bounded_metrics import Bounded
 from tests.tidy.pages import FENCE, PAGES, ROOT
 
 MODULES = sorted([*ROOT.glob("shared/**/*.py"), *ROOT.glob("services/**/*.py")])
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 ERROR_CODE = re.compile(r"""\b[45]\d\d(?:,|: \()\s*"([a-z_]+)",""")
+METRIC_LABELS = re.compile(r"`(pointsman_\w+)` \(((?:\[[^]]*\]\([^)]*\)|[^)])*)\)")
+LABEL_VALUES = re.compile(r"`(\w+)`: (.*?)(?=, `\w+`:|;|$)")
+NAMED_LABEL = re.compile(r"`(\w+)`")
+NAMED_ELSEWHERE = {"quantile", "side", "step"}
+"""Labels of several rows, and one with as many values as there are steps."""
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+
+DECLARED = {
+    f"{family.name}_total" if family.type == "counter" else family.name: metric
+    for metric in vars(telemetry).values()
+    if isinstance(metric, Bounded)
+    for family in metric.describe()
+}
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda m: str(m.relative_to(ROOT)))
@@ -71,6 +84,29 @@ def test_every_metric_is_documented() -> None:
     names = {family.name for metric in declared for family in metric.describe()}
 
     assert {name for name in names if f"`{name}" not in page} == set()
+
+
+def test_the_labels_of_every_metric_are_documented_with_their_values() -> None:
+    rows = (ROOT / "docs/operations.md").read_text().splitlines()
+    found = [(row, *match) for row in rows for match in METRIC_LABELS.findall(row.partition(" | ")[0])]
+
+    assert {name for _, name, _ in found if name in DECLARED} > {"pointsman_engines", "pointsman_migration_plans_total"}
+    assert [one for row, name, labels in found if name in DECLARED for one in wrong_labels(row, name, labels)] == []
+
+
+def wrong_labels(row: str, name: str, told: str) -> list[str]:
+    """Of a metric's row in docs/operations.md. `told`: labels, with all their values or none; a list with "or" is open."""
+    metric = DECLARED[name]
+    labels = {*NAMED_LABEL.findall(told)} | ({"pool", "engine"} if told.startswith("e") else set())
+    lists = {label: {one.strip("`") for one in values.split(", ")} for label, values in LABEL_VALUES.findall(told)}
+    wrong = [f"{name}: no label {label}" for label in set(metric._labelnames) - labels]
+    for label, values in metric.values.items():
+        listed = lists.get(label)
+        if listed is None and label not in NAMED_ELSEWHERE:
+            wrong += [f"{name}: {label} can be {value}" for value in values if f"`{value}`" not in row]
+        elif listed is not None and not any(one.startswith("or ") for one in listed) and listed != {*values}:
+            wrong.append(f"{name}: {label} differs in {sorted(listed ^ {*values})}")
+    return wrong
 
 
 def test_every_code_of_an_ingress_error_is_in_the_table_of_clients() -> None:

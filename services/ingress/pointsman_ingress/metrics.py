@@ -42,6 +42,7 @@ class ModelMetrics:
 
 
 def _slo_requests(pool: PoolName, model: str, objective: str, *, met: bool) -> Counter:
+    telemetry.SLO_REQUESTS.show_zeros(pool=pool, model=model, objective=objective)
     return telemetry.SLO_REQUESTS.labels(pool, model, objective, "met" if met else "missed")
 
 
@@ -84,14 +85,13 @@ def http_requests(pool: str, model: str, route: str, status: int) -> Counter:
 
 
 def show_zeros(pool: PoolName) -> None:
-    """`increase` misses the first value of a series that appears with it."""
     for metric in (
         telemetry.REQUEST_RETRIES,
         telemetry.REQUEST_RETRIES_REFUSED,
         telemetry.REQUESTS_REDISPATCHED,
         telemetry.FALLBACK_PLACEMENTS,
     ):
-        metric.labels(pool)
+        metric.show_zeros(pool=pool)
 
 
 async def forget_departed(fleet: FleetView, pool: PoolName, clock: Clock) -> None:

@@ -69,6 +69,8 @@ class RebalancerService:
         self._pool = PoolName(settings.pool)
         self._commands = commands
         telemetry.REBALANCING_REACTION_SECONDS.labels(self._pool)
+        for metric in (telemetry.MIGRATION_PLANS, telemetry.MIGRATIONS_PLANNED):
+            metric.show_zeros(pool=self._pool, policy=policy.name)
         self._clock = clock
         self._policy = policy
         self._rebind = settings.rebind

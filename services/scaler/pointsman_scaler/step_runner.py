@@ -44,7 +44,7 @@ class StepRunner:
         self._commands = commands
         self._clock = clock
         self._settings = settings
-        telemetry.SCALER_ERRORS.labels(settings.pool)
+        telemetry.SCALER_ERRORS.show_zeros(pool=settings.pool)
         self._leaving_since: dict[InstanceId, WallSeconds] = {}
         self._absent_since: dict[InstanceId, WallSeconds] = {}
         self._grows_after = WallSeconds(0.0)

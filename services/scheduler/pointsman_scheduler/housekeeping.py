@@ -1,6 +1,6 @@
 """Periodic work of the leader: suspects and ejects instances, ends lost requests, updates readiness and gauges."""
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import structlog
 
@@ -67,10 +67,11 @@ class Housekeeping:
         self._pool = pool = PoolName(settings.pool)
         self._gauges = FleetGauges(pool, policies)
         self._series = EngineSeries(pool)
+        telemetry.ROLE_CHANGES.show_zeros(pool=pool)
         self._overload = overload
 
     async def run(self) -> None:
-        steps = (
+        steps: tuple[tuple[telemetry.Step, Callable[[ActiveTerm], Awaitable[None]]], ...] = (
             ("liveness", self._check_liveness),
             ("outliers", self._eject_outliers),
             ("lost requests", self._end_lost_requests),

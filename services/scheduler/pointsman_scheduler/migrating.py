@@ -25,8 +25,12 @@ PLANS_REMEMBERED_MAX = 256
 class MigrationHandler:
     def __init__(self, dispatcher: Dispatcher, pool: str) -> None:
         self._pool = pool
-        telemetry.REDISPATCHES_ORDERED.labels(pool)
-        telemetry.REDISPATCH_WASTED_PREFILL_SECONDS.labels(pool)
+        for metric in (
+            telemetry.MIGRATIONS,
+            telemetry.REDISPATCHES_ORDERED,
+            telemetry.REDISPATCH_WASTED_PREFILL_SECONDS,
+        ):
+            metric.show_zeros(pool=pool)
         self._dispatcher = dispatcher
         self._answered: OrderedDict[str, MigrationAnswered] = OrderedDict()
 

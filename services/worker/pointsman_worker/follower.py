@@ -106,8 +106,10 @@ class Follower:
 
 
 def _show_zeros(pool: str, engine: str) -> None:
-    """`increase` misses the first value of a series that appears with it."""
-    for metric in (telemetry.KV_EVENTS_UNDECODABLE, telemetry.KV_STORES_DROPPED, telemetry.KV_BLOCKS_EXPIRED):
-        metric.labels(pool, engine)
-    for outcome in ("replayed", "lost"):
-        telemetry.KV_EVENT_GAPS.labels(pool, engine, outcome)
+    for metric in (
+        telemetry.KV_EVENTS_UNDECODABLE,
+        telemetry.KV_STORES_DROPPED,
+        telemetry.KV_BLOCKS_EXPIRED,
+        telemetry.KV_EVENT_GAPS,
+    ):
+        metric.show_zeros(pool=pool, engine=engine)

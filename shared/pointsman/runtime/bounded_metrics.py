@@ -1,6 +1,10 @@
 """Prometheus metrics with a bounded number of series: labels are names of engines, which workers choose. Beyond
-SERIES_MAX (histograms: HISTOGRAMS_MAX) the values of further series are counted together, as `other`."""
+SERIES_MAX (histograms: HISTOGRAMS_MAX) the values of further series are counted together, as `other`. A metric declares the
+values of a label that has few, so that a process can show all its series before the first event."""
 
+from collections.abc import Iterable, Mapping
+from itertools import product
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import prometheus_client
@@ -10,10 +14,23 @@ SERIES_MAX = 2_000
 HISTOGRAMS_MAX = 200
 """Of one metric; each has some twenty series."""
 OTHER = "other"
+Values = Mapping[str, Iterable[str]]
+"""Of labels that have few."""
+NO_VALUES: Values = MappingProxyType({})
 
 
 class Bounded(prometheus_client.metrics.MetricWrapperBase):
     series_max: ClassVar[int] = SERIES_MAX
+
+    def __init__(self, *args: Any, values: Values = NO_VALUES, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.values = {label: tuple(map(str, some)) for label, some in values.items()}
+
+    def show_zeros(self, **known: str) -> None:
+        """Call before the first event: `increase` and `rate` miss the first value of a series that appears with it. `known`:
+        labels whose values are not declared."""
+        for values in product(*((known[name],) if name in known else self.values[name] for name in self._labelnames)):
+            self.labels(*values)
 
     @override
     def labels(self, *labelvalues: Any, **labelkwargs: Any) -> Self:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import structlog
 
 from pointsman.runtime import telemetry
+from pointsman.runtime.telemetry import Step
 from pointsman.state.dead_letters import DeadLetters
 
 log = structlog.get_logger()
@@ -33,7 +34,7 @@ _rate_limits: dict[str, _RateLimit] = {}
 
 
 @contextmanager
-def contained(step: str) -> Iterator[None]:
+def contained(step: Step) -> Iterator[None]:
     """Suppresses exceptions of its body. `step` is its name in log and metric."""
     try:
         yield
@@ -41,7 +42,7 @@ def contained(step: str) -> Iterator[None]:
         note_failure(step, error)
 
 
-def note_failure(step: str, error: Exception, **fields: str) -> None:
+def note_failure(step: Step, error: Exception, **fields: str) -> None:
     telemetry.UNEXPECTED_ERRORS.labels(step).inc()
     if _rate_limits.setdefault(step, _RateLimit()).allows():
         log.error("unexpected_error", step=step, exc_info=error, **fields)

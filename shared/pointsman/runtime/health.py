@@ -6,7 +6,6 @@ import contextlib
 import json
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
-from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs
@@ -285,7 +284,7 @@ def health_server(
     documents: Mapping[str, Document] = NO_DOCUMENTS,
     apps: Mapping[str, AsgiApp] = NO_APPS,
 ) -> HttpServer:
-    telemetry.BUILD_INFO.labels(version("pointsman")).set(1)
+    telemetry.show_process()
     limits = HttpLimits(connections=HEALTH_CONNECTIONS_MAX)
     app = health_app(board, documents, apps)
     return HttpServer(app, host=host, port=port, listener=listener, options=options, limits=limits)

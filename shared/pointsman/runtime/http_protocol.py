@@ -16,7 +16,7 @@ from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from pointsman.primitives import Seconds
-from pointsman.runtime.telemetry import HTTP_CONNECTIONS_REFUSED
+from pointsman.runtime.telemetry import HTTP_CONNECTIONS_REFUSED, ConnectionRefusal
 
 log = structlog.get_logger()
 
@@ -76,7 +76,7 @@ class Connections:
             del self.idle[connection]
             connection.close_now()
 
-    def refused(self, reason: str, now: float) -> None:
+    def refused(self, reason: ConnectionRefusal, now: float) -> None:
         HTTP_CONNECTIONS_REFUSED.labels(reason).inc()
         self._refused[reason] = self._refused.get(reason, 0) + 1
         if now - self._logged_at.get(reason, -REFUSAL_LOG_WALL_SECONDS) >= REFUSAL_LOG_WALL_SECONDS:
@@ -85,11 +85,12 @@ class Connections:
 
 
 def http_protocol(limits: HttpLimits) -> type[asyncio.Protocol]:
+    HTTP_CONNECTIONS_REFUSED.show_zeros()
     return cast("type[asyncio.Protocol]", partial(HttpProtocol, shared=Connections(limits)))
 
 
 class RefusedError(Exception):
-    def __init__(self, status: int, reason: str, message: str) -> None:
+    def __init__(self, status: int, reason: ConnectionRefusal, message: str) -> None:
         super().__init__(message)
         self.status = status
         self.reason = reason

@@ -83,15 +83,10 @@ async def open_link(
 
 
 def _show_zeros(pool: str) -> None:
-    """`increase` misses the first value of a series that appears with it."""
     telemetry.NATS_CONNECTED.labels(pool).set(0)
     telemetry.LOG_WRITES_STALLED.labels(pool).set(0)
-    telemetry.LOG_LOST.labels(pool)
-    telemetry.LOG_RESETS.labels(pool)
-    for kind in ("undecodable", "unapplied"):
-        telemetry.DEAD_LETTERS.labels(pool, kind)
-    for operation in ("publish", "subscription"):
-        telemetry.NATS_FORBIDDEN.labels(pool, operation)
+    for metric in (telemetry.LOG_LOST, telemetry.LOG_RESETS, telemetry.DEAD_LETTERS, telemetry.NATS_FORBIDDEN):
+        metric.show_zeros(pool=pool)
 
 
 class _TelemetryListener(LogListener):

@@ -215,6 +215,7 @@ class _CountingExporter(SpanExporter):
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
         self.taken = 0
+        SPANS_DROPPED.show_zeros()
 
     @override
     def export(self, spans: Several[ReadableSpan]) -> SpanExportResult:

@@ -24,6 +24,7 @@ from pointsman.primitives import EngineSeconds, Sequence, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.checkpoint_fingerprint import checkpoint_form, entry_digest, fold_version
 from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.telemetry import UnusableCheckpoints
 from pointsman.state.checkpoint import UnreadableStateError, decode_head, decode_state
 from pointsman.state.state import FOLD_VERSION, PoolSettings, State
 from pointsman.state.trackers.base import Tracker
@@ -33,7 +34,7 @@ log = structlog.get_logger()
 RETRY_WALL_SECONDS: WallSeconds = WallSeconds(0.1)
 CHECKPOINT_WAIT_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
 UNREADABLE = "it could not be read"
-OTHER_SETTINGS = "other policies or settings"
+OTHER_SETTINGS: UnusableCheckpoints = "other policies or settings"
 
 
 class LogBrokenError(Exception):
@@ -107,9 +108,10 @@ class Recovery:
         self._empty_state = empty_state
         self._loads = loads
         self._unfit: set[CheckpointLabel] = set()
-        self._others: dict[str, set[CheckpointLabel]] = {}
+        self._others: dict[UnusableCheckpoints, set[CheckpointLabel]] = {}
         """Of other folds, newest first, by why."""
         self.form = checkpoint_form(empty_state())
+        telemetry.LOG_FOLDED_WHOLE.show_zeros(pool=board.pool)
 
     async def begin(self) -> StartPoint:
         extent, found = await self._extent_and_checkpoint()
@@ -234,7 +236,7 @@ class Recovery:
     def _has_form(self, label: CheckpointLabel) -> bool:
         return label.form == self.form if self._loads is None else fold_version(label.form) == FOLD_VERSION
 
-    def _other_fold(self, form: str) -> str:
+    def _other_fold(self, form: str) -> UnusableCheckpoints:
         theirs, ours = fold_version(form), fold_version(self.form)
         if theirs is None:
             return "an earlier release"

@@ -162,11 +162,15 @@ class FleetSettings(DeploymentSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessSettings:
-    host: str = setting("127.0.0.1", "Address to listen on.")
-    port: int = setting(0, "Port to listen on; 0 takes a free one.", bounds=PORT)
+class LogSettings:
     log_level: str = setting("info", "Least severe log line to print.", choices=("debug", "info", "warning", "error"))
     log_format: str = setting("text", "Format of log lines: text or json.", choices=("text", "json"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessSettings(LogSettings):
+    host: str = setting("127.0.0.1", "Address to listen on.")
+    port: int = setting(0, "Port to listen on; 0 takes a free one.", bounds=PORT)
 
     def check(self) -> None:
         """Raises click.UsageError for settings that contradict each other or name what there is not."""

@@ -5,17 +5,35 @@ import contextlib
 import logging
 import sys
 from functools import partial
-from typing import TextIO, cast
+from importlib.metadata import version
+from typing import Literal, TextIO, cast, get_args
 
 import structlog
 from prometheus_client import REGISTRY
 from structlog.typing import EventDict
 
+from pointsman.contracts.fleet import EjectionCause, Role
+from pointsman.contracts.overlap import OverlapRefusal
+from pointsman.contracts.reasons import MoveRefusal, PlanRefusal, RejectReason
+from pointsman.contracts.requests import AttemptFailure
 from pointsman.runtime import bounded_metrics
 from pointsman.runtime.bounded_metrics import Counter, Histogram
 from pointsman.runtime.log_pace import LogPace
+from pointsman.state.fleet import Knowledge, Status
 
 TRACEBACK_LINES_MAX = 500
+
+Step = Literal[
+    "api_keys", "columns", "command", "console_job", "console_page", "discovery", "engine", "fleet_view", "gauges", "key_check", "liveness",
+    "log_entry", "lost requests", "outliers", "overlap", "overload", "plan", "planning", "probe", "reaction", "relocation", "request",
+    "resync", "scaling", "tenant policies",
+]  # fmt: skip
+"""What is contained when it raises, in any process. Each shows all: the first error must be an increase."""
+ConnectionRefusal = Literal[
+    "malformed", "pipelined", "head_too_large", "head_timeout", "connections", "connections_per_address", "idle_evicted",
+    "opening_evicted", "answer_unread",
+]  # fmt: skip
+UnusableCheckpoints = Literal["another fold version", "an earlier release", "other policies or settings", "unreadable"]
 
 Gauge = partial(bounded_metrics.Gauge, multiprocess_mode="livemax")
 """The maximum over processes; counters and histograms are summed."""
@@ -80,6 +98,7 @@ SLO_REQUESTS = Counter(
     "Finished requests by whether they met their SLO (objective ttft, tpot, or tbt: the slowest tenth of the gaps between "
     "tokens, against the TPOT SLO).",
     ["pool", "model", "objective", "outcome"],
+    values={"objective": ("ttft", "tpot", "tbt"), "outcome": ("met", "missed")},
 )
 PROMPT_TOKENS = Counter(
     "pointsman_prompt_tokens_total",
@@ -105,11 +124,13 @@ CACHE_PREDICTIONS = Counter(
     "pointsman_cache_predictions_total",
     "Finished requests by the cached tokens that the engine reports: as predicted (equal), fewer, more, or unknown.",
     ["pool", "engine", "outcome"],
+    values={"outcome": ("equal", "fewer", "more", "unknown")},
 )
 ENGINE_FAILURES = Counter(
     "pointsman_engine_failures_total",
     "Times that an engine failed a request, by how, whether or not another engine answered it.",
     ["pool", "engine", "failure"],
+    values={"failure": get_args(AttemptFailure)},
 )
 REQUEST_RETRIES = Counter(
     "pointsman_request_retries_total", "Requests sent to another engine because one had failed.", ["pool"]
@@ -121,6 +142,7 @@ PREFIX_COPIES = Counter(
     "pointsman_prefix_copies_total",
     "Hot prefixes that this ingress had an engine take from another ahead of need: made, or failed.",
     ["pool", "engine", "outcome"],
+    values={"outcome": ("made", "failed")},
 )
 REQUESTS_REDISPATCHED = Counter(
     "pointsman_requests_redispatched_total",
@@ -146,6 +168,7 @@ HTTP_CONNECTIONS_REFUSED = Counter(
     "pointsman_http_connections_refused_total",
     "Connections closed before a request, or because the client did not read its answer, by reason.",
     ["reason"],
+    values={"reason": get_args(ConnectionRefusal)},
 )
 ACCESS_LOG_LINES_DROPPED = Counter(
     "pointsman_access_log_lines_dropped_total",
@@ -156,6 +179,7 @@ SPANS_DROPPED = Counter(
     "pointsman_spans_dropped_total",
     "Spans that no collector got, by why: queue_full or not_exported.",
     ["reason"],
+    values={"reason": ("queue_full", "not_exported")},
 )
 
 # Scheduler. Every scheduler shows the gauges of engines, the follower with some delay: take the maximum.
@@ -164,6 +188,7 @@ DECISIONS = Counter(
     "pointsman_decisions_total",
     "Placement decisions by policy and outcome: placed, or the reason of the rejection.",
     ["pool", "policy", "outcome"],
+    values={"outcome": ("placed", *RejectReason)},
 )
 DECISION_SECONDS = Histogram(
     "pointsman_decision_seconds",
@@ -175,6 +200,7 @@ OVERLAP_REQUESTS = Counter(
     "pointsman_overlap_requests_total",
     "Requests of cmd.overlap, by outcome: answered, or the reason of the refusal.",
     ["pool", "outcome"],
+    values={"outcome": ("answered", *OverlapRefusal)},
 )
 OVERLAP_SECONDS = Histogram(
     "pointsman_overlap_seconds",
@@ -189,12 +215,18 @@ POOL_INFO = Gauge(
     "Always 1: the model that the pool serves and the policies that place its requests.",
     ["pool", "model", "policy", "admission", "ordering"],
 )
-ENGINES = Gauge("pointsman_engines", "Engines of the pool by status.", ["pool", "status"])
+ENGINES = Gauge("pointsman_engines", "Engines of the pool by status.", ["pool", "status"], values={"status": Status})
 ENGINE_ROLES = Gauge(
-    "pointsman_engine_roles", "Ready engines by what they do: both, prefill or decode.", ["pool", "role"]
+    "pointsman_engine_roles",
+    "Ready engines by what they do: both, prefill or decode.",
+    ["pool", "role"],
+    values={"role": get_args(Role)},
 )
 ROLE_CHANGES = Counter(
-    "pointsman_role_changes_total", "Engines that took another role, by that role.", ["pool", "role"]
+    "pointsman_role_changes_total",
+    "Engines that took another role, by that role.",
+    ["pool", "role"],
+    values={"role": get_args(Role)},
 )
 HELD_REQUESTS = Gauge("pointsman_held_requests", "Requests that wait because no ready engine can serve them.", ["pool"])
 ENGINE_PENDING = Gauge(
@@ -226,6 +258,7 @@ ENGINE_CACHE_KNOWLEDGE = Gauge(
     "pointsman_engine_cache_knowledge",
     "1 for how well the engine's cache is known (exact, degraded or blind), 0 for the other two.",
     ["pool", "engine", "knowledge"],
+    values={"knowledge": Knowledge},
 )
 ENGINE_EJECTED = Gauge(
     "pointsman_engine_ejected",
@@ -236,6 +269,7 @@ ENGINE_EJECTIONS = Counter(
     "pointsman_engine_ejections_total",
     "Times that this scheduler ejected the engine, by cause.",
     ["pool", "engine", "cause"],
+    values={"cause": get_args(EjectionCause)},
 )
 CACHE_RESYNCS = Counter(
     "pointsman_cache_resyncs_total",
@@ -246,6 +280,7 @@ MIGRATIONS = Counter(
     "pointsman_migrations_total",
     "Moves of waiting requests that rebalancers asked for: applied, or the reason of the refusal.",
     ["pool", "outcome"],
+    values={"outcome": ("applied", *MoveRefusal)},
 )
 REDISPATCHES_ORDERED = Counter(
     "pointsman_redispatches_ordered_total",
@@ -268,6 +303,7 @@ WORKER_ENGINES = Gauge(
     "Engines that this worker follows, by status: serving, not_serving, withheld (its source says not ready, or names it no "
     "more), failed (cannot be followed).",
     ["pool", "status"],
+    values={"status": ("serving", "not_serving", "withheld", "failed")},
 )
 KV_EVENTS = Counter(
     "pointsman_kv_events_total", "KV cache events read from the engine, by type.", ["pool", "engine", "type"]
@@ -279,6 +315,7 @@ KV_EVENT_GAPS = Counter(
     "pointsman_kv_event_gaps_total",
     "Gaps in the engine's KV cache events: replayed (filled by the replay endpoint) or lost.",
     ["pool", "engine", "outcome"],
+    values={"outcome": ("replayed", "lost")},
 )
 KV_STORES_DROPPED = Counter(
     "pointsman_kv_stores_dropped_total",
@@ -299,6 +336,7 @@ SCALER_DESIRED_ROLES = Gauge(
     "pointsman_scaler_desired_roles",
     "Engines of each role that the newest decision about a split pool wants.",
     ["pool", "role"],
+    values={"role": ("prefill", "decode")},
 )
 SCALER_ERRORS = Counter(
     "pointsman_scaler_errors_total",
@@ -309,6 +347,7 @@ MIGRATION_PLANS = Counter(
     "pointsman_migration_plans_total",
     "Plans that this rebalancer sent, by policy and answer.",
     ["pool", "policy", "outcome"],
+    values={"outcome": ("taken", *PlanRefusal, "unanswered")},
 )
 MIGRATIONS_PLANNED = Counter(
     "pointsman_migrations_planned_total", "Moves in the plans that this rebalancer sent.", ["pool", "policy"]
@@ -337,12 +376,14 @@ HIT_RATE_LADDER_TOKENS = Counter(
     "pointsman_hit_rate_ladder_tokens_total",
     "Those of them that were cached, or could have been, by rung of the ladder.",
     ["pool", "rung"],
+    values={"rung": ("unbounded", "capacity", "perfect", "known", "chosen", "delivered")},
 )
 
 SHADOW_DECISIONS = Counter(
     "pointsman_shadow_decisions_total",
     "Placements and rejections that a shadow policy decided too, by agreement with the policy in force.",
     ["pool", "shadow", "agreement"],
+    values={"agreement": ("same", "other", "shadow_rejects", "shadow_places", "both_reject")},
 )
 SHADOW_PROMPT_TOKENS = Counter(
     "pointsman_shadow_prompt_tokens_total",
@@ -353,11 +394,13 @@ SHADOW_CACHED_TOKENS = Counter(
     "pointsman_shadow_cached_tokens_total",
     "Those of them predicted as cached at the instance chosen by the policy in force (running) and by the shadow.",
     ["pool", "shadow", "side"],
+    values={"side": ("running", "shadow")},
 )
 SHADOW_PREDICTED_TTFT = Counter(
     "pointsman_shadow_predicted_ttft_seconds_total",
     "Predicted TTFT of those requests, from the decision, at the instances that the two policies chose.",
     ["pool", "shadow", "side"],
+    values={"side": ("running", "shadow")},
 )
 SHADOW_SAMPLED_OUT = Counter(
     "pointsman_shadow_decisions_sampled_out_total",
@@ -368,21 +411,25 @@ SHADOW_WINDOWS = Counter(
     "pointsman_shadow_windows_total",
     "Windows of arrivals: simulated, shed because simulating was behind, or unusable.",
     ["pool", "outcome"],
+    values={"outcome": ("simulated", "shed", "unusable")},
 )
 SHADOW_WINDOW_TTFT = Gauge(
     "pointsman_shadow_window_ttft_seconds",
     "TTFT of the last simulated window, under the policy in force and under the shadow.",
     ["pool", "shadow", "side", "quantile"],
+    values={"side": ("running", "shadow"), "quantile": ("0.5", "0.9")},
 )
 SHADOW_WINDOW_HIT_RATE = Gauge(
     "pointsman_shadow_window_hit_rate",
     "Share of prompt tokens found cached in the last simulated window.",
     ["pool", "shadow", "side"],
+    values={"side": ("running", "shadow")},
 )
 SHADOW_WINDOW_GOODPUT = Gauge(
     "pointsman_shadow_window_goodput",
     "Requests on time per engine second of the last simulated window.",
     ["pool", "shadow", "side"],
+    values={"side": ("running", "shadow")},
 )
 SHADOW_WINDOW_REGRET = Gauge(
     "pointsman_shadow_window_regret_seconds",
@@ -412,6 +459,7 @@ SCHEDULER_REFUSED = Counter(
     "pointsman_scheduler_requests_refused_total",
     "Requests that this scheduler refused undecided: the log did not keep up (log_overloaded), or it did not itself.",
     ["pool", "reason"],
+    values={"reason": (RejectReason.LOG_OVERLOADED, RejectReason.SCHEDULER_OVERLOADED)},
 )
 LOG_LAG = Gauge(
     "pointsman_log_lag_entries", "Log entries that this process has not read yet (recorder: not archived).", ["pool"]
@@ -422,6 +470,7 @@ LOG_FOLDED_WHOLE = Counter(
     "pointsman_log_folded_whole_total",
     "Starts that folded the whole log because its checkpoints are of another release's fold, or of other policies.",
     ["pool", "reason"],
+    values={"reason": get_args(UnusableCheckpoints)},
 )
 LOG_BYTES = Gauge("pointsman_log_bytes", "Bytes that the log's stream holds.", ["pool"])
 LOG_BYTES_LIMIT = Gauge(
@@ -436,6 +485,7 @@ DEAD_LETTERS = Counter(
     "pointsman_dead_letters_total",
     "Log entries and messages without effect: undecodable, or unapplied because of a defect.",
     ["pool", "kind"],
+    values={"kind": ("undecodable", "unapplied")},
 )
 RECORDER_ARCHIVED_SEQUENCE = Gauge(
     "pointsman_recorder_archived_sequence", "Sequence of the newest log entry in the archive.", ["pool"]
@@ -444,6 +494,7 @@ ARCHIVE_BYTES = Gauge(
     "pointsman_recorder_archive_bytes",
     "Bytes of the archive: used by entries (what --archive-bytes-max bounds), and on disk with space that is free again.",
     ["pool", "kind"],
+    values={"kind": ("used", "disk")},
 )
 ARCHIVE_OLDEST_SECONDS = Gauge(
     "pointsman_recorder_archive_oldest_seconds", "Age of the oldest event in the archive.", ["pool"]
@@ -458,6 +509,7 @@ NATS_FORBIDDEN = Counter(
     "pointsman_nats_forbidden_total",
     "Subjects that the nats-server refused to this process, by operation: publish or subscription.",
     ["pool", "operation"],
+    values={"operation": ("publish", "subscription")},
 )
 
 # Every service
@@ -468,9 +520,18 @@ DEGRADED = Gauge(
     ["pool", "part"],
 )
 UNEXPECTED_ERRORS = Counter(
-    "pointsman_unexpected_errors_total", "Commands and regular steps that ended in an unexpected error.", ["step"]
+    "pointsman_unexpected_errors_total",
+    "Commands and regular steps that ended in an unexpected error.",
+    ["step"],
+    values={"step": get_args(Step)},
 )
 BUILD_INFO = Gauge("pointsman_build_info", "Always 1: the version of this process.", ["version"])
+
+
+def show_process() -> None:
+    """What every process shows from its start."""
+    BUILD_INFO.labels(version("pointsman")).set(1)
+    UNEXPECTED_ERRORS.show_zeros()
 
 
 def configure_logging(level: str, log_format: str) -> None:

@@ -21,9 +21,16 @@ from pointsman.runtime.health import HealthBoard, HttpServer
 from pointsman.runtime.http_protocol import HttpLimits
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.number_types import Whole
-from pointsman.runtime.settings import ENVIRONMENT_PREFIX, FleetSettings, config_option, environment, options
+from pointsman.runtime.settings import (
+    ENVIRONMENT_PREFIX,
+    FleetSettings,
+    LogSettings,
+    config_option,
+    environment,
+    options,
+)
 from pointsman.runtime.supervision import Supervisor, run
-from pointsman.runtime.telemetry import configure_logging
+from pointsman.runtime.telemetry import configure_logging, show_process
 from pointsman.state.state import PoolSettings
 from pointsman_cli.command_client import person
 from pointsman_cli.console.jobs.jobs import Jobs
@@ -107,6 +114,8 @@ def console_command(
     reader_token_file: Path | None,
     operator_credentials: Path | None,
     shadow: tuple[str, ...],
+    log_level: str,
+    log_format: str,
     config: Path | None,  # noqa: ARG001 - it has given its defaults
     **fleet: Any,
 ) -> None:
@@ -126,7 +135,7 @@ def console_command(
     if place == STANDARD_INPUT:
         msg = "the console reads a log more than once: name a file"
         raise click.UsageError(msg)
-    configure_logging("warning", "text")
+    configure_logging(log_level, log_format)
     warn_of_unknown_variables()
     guard = Guard(
         time.monotonic,
@@ -145,6 +154,7 @@ def console_command(
     else:
         jobs = Jobs(place, pool, recorded=True, wall=time.monotonic)
         with open_history(place, pool) as history:
+            configure_logging(log_level, log_format)  # again: reading a file told errors only
             moment = moment_in(history, until)
             run(lambda supervisor: _serve_record(supervisor, history, moment, partial(serving, jobs)))
         return
@@ -153,10 +163,12 @@ def console_command(
     run(lambda supervisor: _serve_live(supervisor, settings, acting, partial(serving, jobs)))
 
 
-console_command.params += [config_option("console"), *options(FleetSettings)]
-for _deployed in console_command.params[-len(options(FleetSettings)) :]:
-    if isinstance(_deployed, click.Option) and _deployed.name != "pool":
-        _deployed.hidden = True  # those of a service, in a deployment's environment or file
+console_command.params.append(config_option("console"))
+for _deployed in (*options(LogSettings), *options(FleetSettings)):
+    _deployed.hidden = _deployed.name != "pool"  # those of a service, in a deployment's environment or file
+    if _deployed.name == "log_level":
+        _deployed.default = "warning"  # beside a person's shell
+    console_command.params.append(_deployed)
 
 
 def _is_given(context: click.Context, name: str) -> bool:
@@ -209,6 +221,7 @@ async def _serve(
         source.shadow_of = partial(shadows, waiting_max=RECORDED_WINDOWS_MAX)
     else:
         source.shadow_of = shadows
+    show_process()
     clock = ScaledClock()
     site = Site(PageViews(source, actions, jobs), guard, board, lambda parts: Viewers(parts, clock))
     server = HttpServer(

@@ -56,7 +56,27 @@ def test_in_kubernetes_it_reads_as_itself(monkeypatch: pytest.MonkeyPatch) -> No
     assert container["command"] == ["pointsman", "console"]
     assert settings.nats == "nats://pointsman-nats:4222"
     assert context.params["port"] == container["ports"][0]["containerPort"]
+    assert context.params["log_format"] == "json"
     assert person(settings) == BusUser(BusRole.CONSOLE)
+
+
+@pytest.mark.parametrize(
+    ("environment", "chosen"),
+    [
+        ({}, ("warning", "text")),
+        ({"POINTSMAN_LOG_LEVEL": "debug", "POINTSMAN_LOG_FORMAT": "json"}, ("debug", "json")),
+    ],
+)
+def test_it_logs_as_the_deployment_says(
+    environment: dict[str, str], chosen: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured: list[tuple[str, str]] = []
+    monkeypatch.setattr(command, "configure_logging", lambda *how: configured.append(how))
+    monkeypatch.setattr(command, "run", lambda main: None)
+
+    ran = CliRunner().invoke(console_command, ["--nats", "nats://127.0.0.1:1"], env=environment)
+
+    assert (ran.exit_code, configured) == (0, [chosen]), ran.output
 
 
 @pytest.mark.parametrize(

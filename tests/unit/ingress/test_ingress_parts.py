@@ -1,16 +1,26 @@
-"""The small parts of the ingress: request ids, usage, and the view of the fleet."""
+"""The small parts of the ingress: request ids, usage, whether a scheduler answers, and the view of the fleet."""
 
+import asyncio
 import re
 from random import Random
 
 import pytest
 
-from pointsman.contracts.commands import RouteRejected
-from pointsman.primitives import RequestId
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.contracts.codec import AnyCommand
+from pointsman.contracts.commands import CancelAnswered, RouteRejected
+from pointsman.contracts.subjects import fleet_view_subject
+from pointsman.ports import Reply
+from pointsman.primitives import PoolName, RequestId, WallSeconds
+from pointsman.runtime.health import HealthBoard
 from pointsman_ingress.engine.usage import Usage, usage_in
 from pointsman_ingress.http.call import RequestIds
 from pointsman_ingress.http.errors import rejected, unknown_model
+from pointsman_ingress.placement import scheduler_client
+from pointsman_ingress.placement.scheduler_client import SchedulerLiveness
 from pointsman_ingress.prompt.block_keys import BlockKeys
+from pointsman_lab.memory.log import MemoryBroker
+from tests.support.waiting import eventually
 
 
 def rejection(reason: str, detail: str = "", *, retry_after: float = 1.0) -> RouteRejected:
@@ -78,3 +88,34 @@ def test_salt_and_model_change_the_keys_of_equal_prompts() -> None:
     assert len(keys.packed("m", tokens)) == 16
     assert keys.last("m", tokens) == keys.packed("m", tokens)[8:]
     assert len({keys.packed("m", tokens), keys.packed("n", tokens), keys.packed("m", tokens, cache_salt="a")}) == 3
+
+
+async def test_without_requests_too_an_ingress_notices_that_no_scheduler_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scheduler_client, "LIVENESS_WALL_SECONDS", WallSeconds(0.02))
+    monkeypatch.setattr(scheduler_client, "IDLE_WALL_SECONDS", WallSeconds(0.1))
+    pool, clock, board = PoolName("default"), ScaledClock(), HealthBoard()
+    broker = MemoryBroker(pool)
+    commands = broker.client(clock, name="ingress").commands
+    liveness = SchedulerLiveness(commands, pool, clock, board, WallSeconds(0.3))
+    asked = 0
+
+    async def leader(_command: AnyCommand, reply: Reply) -> None:
+        nonlocal asked
+        asked += 1
+        await reply(CancelAnswered(request=RequestId("r"), ended=False))
+
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(liveness.watch())
+        async with broker.client(clock, name="leader").commands.serve(fleet_view_subject(pool), leader):
+            await eventually(lambda: asked == 2)
+            whole = board.whole
+        await eventually(lambda: "scheduler" in board.degraded_parts)
+        at_once = liveness.timed_out
+        await eventually(lambda: liveness.timed_out)
+        async with broker.client(clock, name="next").commands.serve(fleet_view_subject(pool), leader):
+            await eventually(lambda: board.whole)
+        watching.cancel()
+
+    assert (whole, at_once) == (True, False)

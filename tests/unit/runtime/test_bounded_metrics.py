@@ -2,6 +2,7 @@
 
 import io
 import sys
+from typing import get_args
 
 import pytest
 import structlog
@@ -9,6 +10,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from pointsman.runtime import telemetry
 from pointsman.runtime.bounded_metrics import HISTOGRAMS_MAX, OTHER, SERIES_MAX, Counter, Gauge, Histogram
+from pointsman.runtime.metrics_page import metrics_page
 
 LABELS = {
     "admission", "agreement", "cause", "engine", "failure", "kind", "knowledge", "model", "objective", "operation", "ordering", "outcome", "part",
@@ -37,6 +39,28 @@ def test_further_series_are_counted_together(kind: type[Counter | Gauge | Histog
     other = metric.labels("default", OTHER)
     assert (other._sum if isinstance(other, Histogram) else other._value).get() == 500
     assert metric.labels("default", "engine-3") is metric._metrics["default", "engine-3"]
+
+
+def test_series_are_shown_before_the_first_event_so_that_it_is_an_increase() -> None:
+    values = {"kind": ("a", "b"), "side": ("left", "right")}
+    counter = Counter("x", "x", ["pool", "kind", "side"], registry=None, values=values)
+
+    counter.show_zeros(pool="default")
+    counter.show_zeros(pool="other", side="left")
+    shown = {tuple(sample.labels.values()) for family in counter.collect() for sample in family.samples}
+
+    assert {(pool, kind, side) for pool, kind, side in shown if pool == "default"} == {
+        ("default", kind, side) for kind in "ab" for side in ("left", "right")
+    }
+    assert {one for one in shown if one[0] == "other"} == {("other", "a", "left"), ("other", "b", "left")}
+
+
+def test_a_process_shows_every_step_that_may_fail_and_its_version() -> None:
+    telemetry.show_process()
+    page = metrics_page().decode()
+
+    assert [step for step in get_args(telemetry.Step) if f'errors_total{{step="{step}"}}' not in page] == []
+    assert 'pointsman_build_info{version="' in page
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])

@@ -48,6 +48,8 @@ HAND_OVER_WALL_SECONDS: WallSeconds = WallSeconds(0.5)
 HAND_OVER_TRIES = 2
 CANCEL_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 LIVENESS_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
+IDLE_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
+"""Without an answer, since nothing was asked. Then the scheduler is asked for its own sake."""
 
 
 @dataclass(eq=False)
@@ -101,11 +103,19 @@ class SchedulerLiveness:
             self._set_unresponsive(answered_at)
 
     async def watch(self) -> None:
-        """Without requests too, so that /readyz recovers. Runs without end."""
+        """Without requests too, so that /readyz and metrics tell whether a scheduler answers. Runs without end."""
         while True:
             await self.clock.sleep_wall(LIVENESS_WALL_SECONDS)
+            asked_at = self.clock.wall()
             if self._unresponsive_since is not None:
                 await self._ping()
+            elif self._is_idle and not await self._ping() and self._answered_at < asked_at:
+                self._set_unresponsive(asked_at)
+
+    @property
+    def _is_idle(self) -> bool:
+        """A leader that refuses our requests answers; that it does must not hide the refusal."""
+        return not self._refusal and self.clock.wall() - self._answered_at >= IDLE_WALL_SECONDS
 
     async def _ping(self) -> bool:
         try:
