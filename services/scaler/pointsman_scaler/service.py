@@ -179,9 +179,8 @@ class ScalerService:
             sizes = pool_sizes(self.state)
             if self.state.scaling.is_applied:
                 self._board.restored(SIZE)
-            if (
-                wanted := self._wanted or self.state.scaling.wanted
-            ) is not None:  # without any engine a pool is not asleep
+            wanted = self._wanted or self.state.scaling.wanted  # a pool whose engines are all gone is not asleep
+            if wanted is not None:
                 telemetry.SCALER_DESIRED_ENGINES.labels(self._pool).set(wanted)
                 for role, count in asdict(_decided_roles(self.state)).items():
                     telemetry.SCALER_DESIRED_ROLES.labels(self._pool, role).set(count)

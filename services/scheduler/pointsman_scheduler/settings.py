@@ -8,6 +8,7 @@ from pointsman.bounds import COUNT, POSITIVE
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION
 from pointsman.policies.dispatch.recording import RIVALS
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES
+from pointsman.policies.queue_limits import HOLD_MAX, PENDING_MAX, PREFILL_WINDOW_TOKENS, RUNNING_MAX
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.engine_urls import EngineUrlSettings
@@ -27,11 +28,15 @@ class SchedulerSettings(FleetSettings, EngineUrlSettings, ProcessSettings):
         DEFAULT_ORDERING, "Order in which waiting requests are granted.", choices=tuple(sorted(ORDERING_POLICIES))
     )
     prefill_window_tokens: int = setting(
-        16_384, "Uncached prompt tokens that may be inside one engine before their first token.", bounds=COUNT
+        PREFILL_WINDOW_TOKENS,
+        "Uncached prompt tokens that may be inside one engine before their first token.",
+        bounds=COUNT,
     )
-    running_max: int = setting(256, "Requests that may be inside one engine (its --max-num-seqs).", bounds=COUNT)
+    running_max: int = setting(
+        RUNNING_MAX, "Requests that may be inside one engine (its --max-num-seqs).", bounds=COUNT
+    )
     pending_max: int = setting(
-        10_000, "Requests that may wait in the whole pool; more are refused with 429.", bounds=COUNT
+        PENDING_MAX, "Requests that may wait in the whole pool; more are refused with 429.", bounds=COUNT
     )
     suspect_seconds: WallSeconds = setting(
         3.0, "Wall seconds of silence after which a worker is suspected.", bounds=POSITIVE
@@ -51,7 +56,7 @@ class SchedulerSettings(FleetSettings, EngineUrlSettings, ProcessSettings):
         30.0,
         "Wall seconds for which arrivals wait while no instance is ready, whatever the reason; 0 answers 503 at once.",
     )
-    hold_max: int = setting(1_000, "Requests that may wait so.")
+    hold_max: int = setting(HOLD_MAX, "Requests that may wait so.")
     rebind: bool = setting(
         False,
         "Let a rebalancer with --rebind take overdue requests out of an engine before their first token, to start "

@@ -13,10 +13,12 @@ from pointsman.policies.decode_placement import DEFAULT_DECODE_PLACEMENT, Decode
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES, OrderingPolicy
 from pointsman.policies.outliers import DEFAULT_OUTLIER_DETECTION, NO_OUTLIER_DETECTION, OutlierDetection
 from pointsman.policies.policy import Policy
+from pointsman.policies.queue_limits import HOLD_MAX, PENDING_MAX, PREFILL_WINDOW_TOKENS, RUNNING_MAX
 from pointsman.policies.rebalancing import DEFAULT_REBALANCING, REBALANCING_POLICIES, RebalancingPolicy
 from pointsman.policies.retired import present_or_retired
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES, RoutingPolicy
 from pointsman.policies.scaling import DEFAULT_SCALING, SCALING_POLICIES, ScalingPolicy
+from pointsman.policies.setting_text import PREFIXES
 from pointsman.primitives import EngineSeconds, Tokens
 from pointsman.state.trackers.base import Tracker
 
@@ -31,11 +33,8 @@ P = TypeVar(
     OutlierDetection,
 )
 
-ADMISSION_PREFIX = "admission."
-ORDERING_PREFIX = "order."
-DECODE_PREFIX = "pair."
-OUTLIER_PREFIX = "outlier."
-PREFIXES = (ADMISSION_PREFIX, ORDERING_PREFIX, DECODE_PREFIX, OUTLIER_PREFIX)
+ADMISSION_PREFIX, ORDERING_PREFIX = PREFIXES["admission"], PREFIXES["order"]
+DECODE_PREFIX, OUTLIER_PREFIX = PREFIXES["pair"], PREFIXES["outlier"]
 
 
 class UnknownPolicyError(ValueError):
@@ -47,13 +46,13 @@ class PolicySet:
     routing: RoutingPolicy
     admission: AdmissionPolicy
     ordering: OrderingPolicy
-    prefill_window_tokens: Tokens = 16_384
+    prefill_window_tokens: Tokens = PREFILL_WINDOW_TOKENS
     """Uncached prompt tokens inside an engine before their first token; a single request may exceed it."""
-    running_max: int = 256
-    pending_max: int = 10_000
+    running_max: int = RUNNING_MAX
+    pending_max: int = PENDING_MAX
     hold_seconds: EngineSeconds = 0.0
     """Engine seconds that arrivals wait while no ready instance can serve them; 0: rejected at once."""
-    hold_max: int = 1_000
+    hold_max: int = HOLD_MAX
     decode_placement: DecodePlacement = DEFAULT_DECODE_PLACEMENT
     rebind: bool = False
     copies: bool = False
@@ -98,18 +97,18 @@ def policy_set(
     admission: str = DEFAULT_ADMISSION,
     ordering: str = DEFAULT_ORDERING,
     settings: Settings | None = None,
-    prefill_window_tokens: Tokens = 16_384,
-    running_max: int = 256,
-    pending_max: int = 10_000,
+    prefill_window_tokens: Tokens = PREFILL_WINDOW_TOKENS,
+    running_max: int = RUNNING_MAX,
+    pending_max: int = PENDING_MAX,
     hold_seconds: EngineSeconds = 0.0,
-    hold_max: int = 1_000,
+    hold_max: int = HOLD_MAX,
     rebind: bool = False,
     copies: bool = False,
     recorded: bool = False,
 ) -> PolicySet:
-    """`settings`: of the routing policy; those of others have one of PREFIXES. `recorded`: they may be of a retired
+    """`settings`: of the routing policy; those of others have a prefix (`setting_text`). `recorded`: they may be of a retired
     version. Raises UnknownPolicyError."""
-    parts: dict[str, Settings] = {prefix: {} for prefix in (*PREFIXES, "")}
+    parts: dict[str, Settings] = {prefix: {} for prefix in sorted(PREFIXES.values(), reverse=True)}
     for name, value in (settings or {}).items():
         prefix = next(p for p in parts if name.startswith(p))
         parts[prefix][name.removeprefix(prefix)] = value
@@ -153,7 +152,7 @@ def recorded_policy_set(routing: str, settings: Settings) -> PolicySet:
             running_max=int(rest.pop("running_max")),
             pending_max=int(rest.pop("pending_max")),
             hold_seconds=float(rest.pop("hold_seconds", 0.0)),
-            hold_max=int(rest.pop("hold_max", 1_000)),
+            hold_max=int(rest.pop("hold_max", HOLD_MAX)),
             rebind=bool(rest.pop("rebind", False)),
             copies=bool(rest.pop("copies", False)),
             settings=rest,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pointsman.contracts.reasons import MoveRefusal
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
+from pointsman.policies.queue_limits import PREFILL_WINDOW_TOKENS, RUNNING_MAX
 from pointsman.policies.rebalancing.base import Migration
 from pointsman.policies.rebalancing.migration_check import Veto
 from pointsman.policies.stall_detection import stalled_seconds
@@ -24,8 +25,8 @@ REBOUND_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    tokens: Tokens = 16_384
-    running_max: int = 256
+    tokens: Tokens = PREFILL_WINDOW_TOKENS
+    running_max: int = RUNNING_MAX
 
 
 @dataclass(frozen=True, slots=True)
