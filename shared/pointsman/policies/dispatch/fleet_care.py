@@ -69,15 +69,15 @@ def eject_outliers(turn: Turn) -> None:
 def drain(
     turn: Turn, instance: InstanceId, reason: str, *, leaving: bool, by: str, becomes: Role | Literal[""] = ""
 ) -> None:
-    known = turn.state.fleet.get(instance)
-    if known is None or (known.draining and known.leaving == leaving and known.becomes == becomes):
+    found = turn.state.fleet.get(instance)
+    if found is None or (found.draining and found.leaving == leaving and found.becomes == becomes):
         return
     turn.decide(
         InstanceDraining(
             at=turn.now,
             stamp=turn.stamp,
             instance=instance,
-            epoch=known.epoch,
+            epoch=found.epoch,
             reason=reason,
             leaving=leaving,
             by=by,
@@ -88,10 +88,10 @@ def drain(
 
 
 def undrain(turn: Turn, instance: InstanceId, *, by: str) -> None:
-    known = turn.state.fleet.get(instance)
-    if known is None or not known.draining:
+    found = turn.state.fleet.get(instance)
+    if found is None or not found.draining:
         return
-    turn.decide(InstanceUndrained(at=turn.now, stamp=turn.stamp, instance=instance, epoch=known.epoch, by=by))
+    turn.decide(InstanceUndrained(at=turn.now, stamp=turn.stamp, instance=instance, epoch=found.epoch, by=by))
     relocate_pending(turn)
 
 
@@ -119,11 +119,11 @@ def change_roles(turn: Turn) -> None:
 
 
 def refuse(turn: Turn, instance: InstanceId, reason: str) -> None:
-    known = turn.state.fleet.get(instance)
-    if known is not None:
+    found = turn.state.fleet.get(instance)
+    if found is not None:
         turn.decide(
             InstanceLeft(
-                at=turn.now, stamp=turn.stamp, instance=instance, epoch=known.epoch, reason=reason, refused=True
+                at=turn.now, stamp=turn.stamp, instance=instance, epoch=found.epoch, reason=reason, refused=True
             )
         )
         relocate_pending(turn)

@@ -90,7 +90,7 @@ def _eligible(turn: Turn, queue: InstanceQueue) -> InstanceQueue | None:
         return None
     if queue.classes_pending > 1:
         present = {r.queue_class for r in pending.values()}
-        following = next_class({name: known for name, known in queue.classes.items() if name in present})
+        following = next_class({name: waiting for name, waiting in queue.classes.items() if name in present})
         pending = {r.id: r for r in pending.values() if r.queue_class == following}
     return queue if pending is queue.pending else replace(queue, pending=pending)
 
@@ -101,14 +101,14 @@ def _may_start(turn: Turn, queue: InstanceQueue, request: Request, others: list[
     best_effort, now = turn.state.best_effort, turn.now
     if not others and best_effort.may_start():
         return True
-    known = best_effort.turn(now)
-    if known is None or known[0] is not request:
+    due = best_effort.turn(now)
+    if due is None or due[0] is not request:
         return False
     factor = turn.state.latency.correction(request.instance)
     before = queue.engine_seconds_left(now)
     for other in others:
         alone = now + (before + other.prefill_seconds) * factor
-        if other.placed_at <= known[1] and alone <= other.deadline < alone + request.prefill_seconds * factor:
+        if other.placed_at <= due[1] and alone <= other.deadline < alone + request.prefill_seconds * factor:
             return False
     return True
 
@@ -118,7 +118,7 @@ def _window_tokens(turn: Turn, queue: InstanceQueue, request: Request) -> Tokens
     window, rank = turn.policies.prefill_window_tokens, RANK[request.queue_class]
     if not turn.state.pending.expects_above(request.queue_class, turn.now):
         return window
-    waits_above = any(known.requests and RANK[name] > rank for name, known in queue.classes.items())
+    waits_above = any(waiting.requests and RANK[name] > rank for name, waiting in queue.classes.items())
     return window if waits_above else int(LOWER_WINDOW_SHARE * window)
 
 
@@ -146,20 +146,20 @@ def grant(turn: Turn, request: Request) -> None:
 
 def cancel_ungranted(turn: Turn, request: RequestId, cause: CancelCause, reason: str) -> None:
     """An unknown request may still be on its way: it is ended too, and its arrival refused."""
-    known = turn.state.workload.requests.get(request)
-    if known is None and turn.state.workload.end_of(request) is None:
+    found = turn.state.workload.requests.get(request)
+    if found is None and turn.state.workload.end_of(request) is None:
         _cancel(turn, request, cause, reason, sent_to=NO_INSTANCE)
-    elif known is not None and known.stage in (Stage.ARRIVED, Stage.PENDING):
-        instance = known.instance
+    elif found is not None and found.stage in (Stage.ARRIVED, Stage.PENDING):
+        instance = found.instance
         _cancel(turn, request, cause, reason, sent_to=NO_INSTANCE)
         grant_next(turn, instance)
 
 
 def cancel_any(turn: Turn, request: RequestId, cause: CancelCause, reason: str) -> None:
     """Nothing for an unknown request."""
-    known = turn.state.workload.requests.get(request)
-    if known is not None:
-        instance = known.instance
+    found = turn.state.workload.requests.get(request)
+    if found is not None:
+        instance = found.instance
         _cancel(turn, request, cause, reason, sent_to=instance)
         grant_next(turn, instance)
 

@@ -174,11 +174,11 @@ def _place(
     displaced = queue_bound.displace(turn, answer.displaced, answer.request) if answer.displaced else NO_INSTANCE
     candidate = admitted.chosen
     ttft = predicted_ttft(candidate, decode)
-    intervals = turn.leader.policy_state.ttft_intervals
+    intervals = turn.context.policy_state.ttft_intervals
     upper = (
         ttft * intervals.factor(candidate.instance, *candidate.interval_of) if turn.state.predicts_upper else NO_SECONDS
     )
-    recording = turn.leader.recording
+    recording = turn.context.recording
     candidates = recording.candidates(admitted.considered, candidate.instance)
     decode_candidates = recording.decode_candidates(decode.considered, decode.instance)
     transfer = decode.transfer_seconds or (candidate.transfer_seconds if candidate.fetch_from else NO_SECONDS)
@@ -195,7 +195,7 @@ def _place(
             predicted_ttft=ttft,
             predicted_ttft_upper=upper,
             policy=turn.policies.routing.name,
-            settings=recording.settings(turn.leader.settings),
+            settings=recording.settings(turn.context.settings),
             reason=admitted.reason,
             candidates=candidates,
             others=len(admitted.considered) - len(candidates),
@@ -219,11 +219,11 @@ def _place(
 
 
 def _view(turn: Turn, request: Request, excluded: Collection[InstanceId], decoder: Decoder) -> PoolView:
-    known = turn.leader.policy_state
+    seen = turn.context.policy_state
     if decoder is None:
-        return PoolView(known, request, turn.now, excluded=excluded)
+        return PoolView(seen, request, turn.now, excluded=excluded)
     transfer = decoder.chosen.transfer_seconds if isinstance(decoder, DecodeChoice) else None
-    return PoolView(known, request, turn.now, excluded=excluded, transfer_seconds=transfer)
+    return PoolView(seen, request, turn.now, excluded=excluded, transfer_seconds=transfer)
 
 
 def _trial(turn: Turn, view: PoolView) -> Choice | None:
@@ -264,7 +264,7 @@ def predicted_ttft(candidate: CandidateEstimate, decode: DecodeAssignment) -> En
 
 
 def _no_decoder(turn: Turn, decoder: Decoder, excluded: Collection[InstanceId]) -> Refusal | None:
-    if isinstance(decoder, DecodeRefusal) and any(i not in excluded for i in turn.leader.policy_state.fleet.ready):
+    if isinstance(decoder, DecodeRefusal) and any(i not in excluded for i in turn.context.policy_state.fleet.ready):
         return decoder.refusal
     return None
 

@@ -24,7 +24,7 @@ def reject(
     *,
     displaced_by: RequestId = NO_REQUEST,
 ) -> None:
-    recording = turn.leader.recording
+    recording = turn.context.recording
     candidates = recording.candidates(considered)
     decoders = decoder.considered if decoder is not None else []
     decode_candidates = recording.decode_candidates(decoders)
@@ -37,7 +37,7 @@ def reject(
             detail=refusal.detail,
             retry_after=refusal.retry_after,
             policy=turn.policies.routing.name,
-            settings=recording.settings(turn.leader.settings),
+            settings=recording.settings(turn.context.settings),
             candidates=candidates,
             others=len(considered) - len(candidates),
             attempt=attempt,

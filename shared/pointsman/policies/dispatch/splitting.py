@@ -22,10 +22,10 @@ Decoder = DecodeChoice | DecodeRefusal | None
 
 
 def decoder_for(turn: Turn, request: Request, excluded: Collection[InstanceId], *, check_load: bool = True) -> Decoder:
-    known = turn.leader.policy_state
-    if not known.fleet.split:
+    seen = turn.context.policy_state
+    if not seen.fleet.split:
         return None
-    return turn.policies.decode_placement.choose(known, request, turn.now, excluded=excluded, check_load=check_load)
+    return turn.policies.decode_placement.choose(seen, request, turn.now, excluded=excluded, check_load=check_load)
 
 
 def assignment(
@@ -34,10 +34,10 @@ def assignment(
     """`candidate` itself if it decodes too and is fast enough."""
     if decoder is None:
         return SAME_INSTANCE
-    known, policy = turn.leader.policy_state, turn.policies.decode_placement
-    instance = known.fleet[candidate.instance]
+    seen, policy = turn.context.policy_state, turn.policies.decode_placement
+    instance = seen.fleet[candidate.instance]
     if instance.role == "both":
-        alone = decode_candidate(known, instance, request, turn.now, candidate.hit_blocks)
+        alone = decode_candidate(seen, instance, request, turn.now, candidate.hit_blocks)
         if policy.fast_enough(alone, request):
             return SAME_INSTANCE
     return decoder.refusal if isinstance(decoder, DecodeRefusal) else decoder.assignment
@@ -61,10 +61,10 @@ def hand_over(turn: Turn, command: HandOverRequest) -> None:
     if request.stage is not Stage.PREFILL and not request.awaits_decoder:
         return
     chosen = turn.policies.decode_placement.choose(
-        turn.leader.policy_state, request, turn.now, excluded=request.excluded, planned=request.decode
+        turn.context.policy_state, request, turn.now, excluded=request.excluded, planned=request.decode
     )
     instance = NO_INSTANCE if isinstance(chosen, DecodeRefusal) else chosen.chosen.instance
-    candidates = turn.leader.recording.decode_candidates(chosen.considered, instance)
+    candidates = turn.context.recording.decode_candidates(chosen.considered, instance)
     others = len(chosen.considered) - len(candidates)
     if isinstance(chosen, DecodeRefusal):
         turn.decide(

@@ -40,25 +40,25 @@ class DecisionContext:
 class Turn:
     """State changes only by `decide`, so each decision sees those before it."""
 
-    leader: DecisionContext
+    context: DecisionContext
     now: EngineSeconds
     state: State = field(init=False)
     policies: PolicySet = field(init=False)
     events: list[LogEvent] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.state = self.leader.state
-        self.policies = self.leader.policies
+        self.state = self.context.state
+        self.policies = self.context.policies
 
     @property
     def stamp(self) -> Stamp:
-        leader = self.leader
-        return Stamp(term=leader.term, number=leader.decided + 1, as_of=self.state.sequence)
+        context = self.context
+        return Stamp(term=context.term, number=context.decided + 1, as_of=self.state.sequence)
 
     def decide(self, decision: LogEvent) -> None:
-        leader = self.leader
-        leader.decided += 1
-        if leader.on_decision is not None:
-            decision = leader.on_decision(decision)
+        context = self.context
+        context.decided += 1
+        if context.on_decision is not None:
+            decision = context.on_decision(decision)
         self.state.apply(decision)
         self.events.append(decision)

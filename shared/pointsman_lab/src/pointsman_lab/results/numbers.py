@@ -56,11 +56,12 @@ class StudyNumbers(msgspec.Struct, kw_only=True):
 
 
 class Numbers(msgspec.Struct, kw_only=True):
-    """`measurements`: named numbers that come from no study."""
+    """`measurements`: named numbers that come from no study. `core_minutes`: CPU time of the whole run; 0: not known."""
 
     taste: bool
     studies: dict[str, StudyNumbers]
     measurements: dict[str, dict[str, float]] = {}
+    core_minutes: float = 0.0
 
     def overlaid(self, found: "Numbers") -> "Numbers":
         """These numbers, and over them those found."""
@@ -68,6 +69,7 @@ class Numbers(msgspec.Struct, kw_only=True):
             taste=self.taste or found.taste,
             studies=self.studies | found.studies,
             measurements=self.measurements | found.measurements,
+            core_minutes=self.core_minutes or found.core_minutes,
         )
 
     def mean(self, study: str, row: str, what: str, rate: float | None = None) -> float:

@@ -77,6 +77,7 @@ class Figures:
             "no_foresight": NO_FORESIGHT,
             "bound_with_floor": BOUND_WITH_FLOOR,
             "warmup": WARMUP,
+            "core_minutes": self._numbers.core_minutes,
         }
 
     # Numbers within sentences

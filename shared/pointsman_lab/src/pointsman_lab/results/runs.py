@@ -74,6 +74,7 @@ def run_studies(
         runs.update = lambda: update(runs.completed, "")
         for stage in (runs.sweep, runs.search, partial(runs.bound_and_measure, traces)):
             stage()
+            runs.runs.numbers.core_minutes = round(sum(runs.runs.seconds.values()) / 60)
             keep(runs.runs.numbers)
     return runs.runs
 
