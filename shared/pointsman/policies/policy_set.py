@@ -108,9 +108,9 @@ def policy_set(
 ) -> PolicySet:
     """`settings`: of the routing policy; those of others have a prefix (`setting_text`). `recorded`: they may be of a retired
     version. Raises UnknownPolicyError."""
-    parts: dict[str, Settings] = {prefix: {} for prefix in sorted(PREFIXES.values(), reverse=True)}
+    parts: dict[str, Settings] = {prefix: {} for prefix in PREFIXES.values()}
     for name, value in (settings or {}).items():
-        prefix = next(p for p in parts if name.startswith(p))
+        prefix = max((prefix for prefix in parts if name.startswith(prefix)), key=len)
         parts[prefix][name.removeprefix(prefix)] = value
     return PolicySet(
         routing=_made("routing policy", routing, ROUTING_POLICIES, parts[""], recorded=recorded),

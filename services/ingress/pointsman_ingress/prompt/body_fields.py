@@ -10,6 +10,9 @@ from pointsman_ingress.engine.body_rewrites import SALT_FIELD
 from pointsman_ingress.http.errors import ApiError, bad_request
 from pointsman_ingress.http.request_headers import cleaned
 
+NULL = msgspec.Raw(b"null")
+"""Of a field that is not sent, among those that are decoded later."""
+
 
 def _names(*texts: str) -> frozenset[str]:
     return frozenset(name for text in texts for name in text.split())

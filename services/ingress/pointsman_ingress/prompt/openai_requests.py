@@ -10,6 +10,7 @@ import msgspec
 from pointsman.primitives import Tokens
 from pointsman_ingress.http.errors import ApiError, bad_request
 from pointsman_ingress.prompt.audio_form import read_form
+from pointsman_ingress.prompt.body_fields import NULL
 from pointsman_ingress.prompt.content_parts import ChatForm, Message, first_unsupported
 from pointsman_ingress.prompt.json_form import ENTRIES_MAX, LIGHT_BYTES_MAX, TOKEN_IDS_MAX, check_form
 from pointsman_ingress.token_ids import token_lists
@@ -108,9 +109,6 @@ class ParsedRequest:
     service_tier: Any = None  # as sent
 
 
-_NULL = msgspec.Raw(b"null")
-
-
 class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -132,7 +130,7 @@ class Body(msgspec.Struct):
 
 
 class _CompletionBody(Body):
-    prompt: msgspec.Raw = _NULL
+    prompt: msgspec.Raw = NULL
     prompt_embeds: str | list[str] | None = None
     echo: bool | None = None
     logprobs: int | None = None
@@ -151,14 +149,14 @@ class _ChatBody(Body):
 
 
 class _EmbeddingsBody(Body):
-    input: msgspec.Raw = _NULL
+    input: msgspec.Raw = NULL
     messages: list[Any] | None = None
 
 
 class _PooledBody(Body):
-    input: msgspec.Raw = _NULL
-    messages: msgspec.Raw = _NULL
-    data: msgspec.Raw = _NULL
+    input: msgspec.Raw = NULL
+    messages: msgspec.Raw = NULL
+    data: msgspec.Raw = NULL
 
 
 class _PairsBody(Body):

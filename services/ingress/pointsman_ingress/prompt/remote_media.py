@@ -10,7 +10,7 @@ import msgspec
 
 from pointsman_ingress.http.errors import ApiError, bad_request
 from pointsman_ingress.http.request_headers import cleaned
-from pointsman_ingress.prompt.body_fields import field_not_allowed
+from pointsman_ingress.prompt.body_fields import NULL, field_not_allowed
 from pointsman_ingress.prompt.json_form import check_form
 
 MEDIA = frozenset({"image_url", "video_url", "audio_url", "file_url", "image", "video", "audio", "input_audio", "file"})
@@ -22,22 +22,19 @@ _ODD = frozenset(" @\\")
 """Characters that URL parsers read differently."""
 
 
-_NONE = msgspec.Raw(b"null")
-
-
 class _Messages(msgspec.Struct):
-    messages: msgspec.Raw = _NONE
-    system: msgspec.Raw = _NONE
-    input: msgspec.Raw = _NONE
-    previous_input_messages: msgspec.Raw = _NONE
-    query: msgspec.Raw = _NONE
-    queries: msgspec.Raw = _NONE
-    documents: msgspec.Raw = _NONE
-    items: msgspec.Raw = _NONE
-    text_1: msgspec.Raw = _NONE
-    text_2: msgspec.Raw = _NONE
-    data_1: msgspec.Raw = _NONE
-    data_2: msgspec.Raw = _NONE
+    messages: msgspec.Raw = NULL
+    system: msgspec.Raw = NULL
+    input: msgspec.Raw = NULL
+    previous_input_messages: msgspec.Raw = NULL
+    query: msgspec.Raw = NULL
+    queries: msgspec.Raw = NULL
+    documents: msgspec.Raw = NULL
+    items: msgspec.Raw = NULL
+    text_1: msgspec.Raw = NULL
+    text_2: msgspec.Raw = NULL
+    data_1: msgspec.Raw = NULL
+    data_2: msgspec.Raw = NULL
 
 
 _decode = msgspec.json.Decoder(_Messages).decode

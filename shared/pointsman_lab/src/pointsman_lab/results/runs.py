@@ -130,20 +130,19 @@ class _Running:
     def sweep(self) -> None:
         by_mark: dict[str, CellResult] = {}
         cells = {study.key: [cell for cell in study.cells() if not _can_wait(study, cell)] for study in self._chosen}
-        self._run(cells, by_mark)
+        self._make(cells, by_mark)
         for study in self._standing():
             results = [_named(by_mark[_mark(cell)], cell) for cell in cells[study.key]]
             behind = {_place(result.cell) for result in results if _is_far_behind(result, results)}
-            cells[study.key] += [c for c in study.cells() if _can_wait(study, c) and _place(c) not in behind]
-        self._run(cells, by_mark)
+            cells[study.key] = [c for c in study.cells() if not _can_wait(study, c) or _place(c) not in behind]
+        self._make(cells, by_mark)
         self._advance(sum(cost(cell) for mark, cell in self.once.items() if mark not in by_mark))
         for study in self._standing():
-            kept = {*map(_mark, cells[study.key])}
-            results = [_named(by_mark[_mark(cell)], cell) for cell in study.cells() if _mark(cell) in kept]
+            results = [_named(by_mark[_mark(cell)], cell) for cell in cells[study.key]]
             self.runs.results[study.key] = results
             self.runs.numbers.studies[study.key] = study_numbers(study, results, {})
 
-    def _run(self, cells: Mapping[str, Sequence[Cell]], by_mark: dict[str, CellResult]) -> None:
+    def _make(self, cells: Mapping[str, Sequence[Cell]], by_mark: dict[str, CellResult]) -> None:
         """Makes the runs that are not there yet. `cells`: of each study."""
         in_full = {_mark(cell) for study in self._chosen if study.drawn or study.windows for cell in study.cells()}
         wanted = {_mark(cell) for study in self._standing() for cell in cells[study.key]} - by_mark.keys()
