@@ -20,8 +20,8 @@ class Defect:
 DEFECTS = (
     Defect(
         "an engine that failed may be tried again",
-        "return PoolView(known, request, turn.now, excluded=excluded)\n",
-        "return PoolView(known, request, turn.now)\n",
+        "return PoolView(seen, request, turn.now, excluded=excluded)\n",
+        "return PoolView(seen, request, turn.now)\n",
     ),
     Defect(
         "a window is kept after a cancel",
