@@ -431,11 +431,18 @@ def test_what_raises_is_told_and_loses_nothing_of_the_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("judged", "seeds"), [("best", {OURS: 3, "cache_affinity": 1}), (None, {OURS: 3, "cache_affinity": 3})]
+    ("judged", "far_behind", "runs_of_the_other"),
+    [
+        ("best", {1: 0.07, 2: 0.04}, 1),
+        ("best", {1: 0.99, 2: 0.04}, 2),
+        ("best", {1: 0.99, 2: 0.99}, 3),
+        (None, {1: 0.0}, 3),
+    ],
 )
-def test_a_row_far_behind_with_the_first_seed_has_no_others_in_a_comparison_with_ours(
-    judged: Judgement | None, seeds: dict[str, int]
+def test_a_row_far_behind_with_its_first_seeds_has_no_others_in_a_comparison_with_ours(
+    judged: Judgement | None, far_behind: dict[int, float], runs_of_the_other: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("pointsman_lab.results.runs.FAR_BEHIND", far_behind)
     both = replace(
         tiny("generated-two-hot-prefixes"),
         rows=rows([OURS, "cache_affinity"]),
@@ -447,7 +454,7 @@ def test_a_row_far_behind_with_the_first_seed_has_no_others_in_a_comparison_with
     runs = run_studies([both], 1, Console(quiet=True), taste=True)
 
     found = runs.numbers.studies[both.key].points
-    assert {point.row: len(point.capacity) for point in found} == seeds
+    assert {point.row: len(point.capacity) for point in found} == {OURS: 3, "cache_affinity": runs_of_the_other}
     first = {point.row: point.capacity[0] for point in found}
     assert first[OURS] - first["cache_affinity"] > 0.1
 

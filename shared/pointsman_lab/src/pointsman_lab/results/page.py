@@ -13,6 +13,7 @@ from pointsman.simulation.workload import HELD_OUT
 from pointsman_lab.results import claims, compare, tables
 from pointsman_lab.results.gap import GOAL, Gap, gap_summary, gap_table, gaps, is_bound
 from pointsman_lab.results.numbers import Numbers
+from pointsman_lab.results.runs import FAR_BEHIND
 from pointsman_lab.results.studies import CLAIMS
 from pointsman_lab.results.studies.rows import AS_WRITTEN, TUNED
 from pointsman_lab.results.study import BOUND, BOUND_FCFS, BOUND_WITH_FLOOR, NO_FORESIGHT, OURS, WARMUP, Study
@@ -77,6 +78,7 @@ class Figures:
             "no_foresight": NO_FORESIGHT,
             "bound_with_floor": BOUND_WITH_FLOOR,
             "warmup": WARMUP,
+            "far": {seeds: f"{100 * distance:.0f}" for seeds, distance in FAR_BEHIND.items()},
             "core_minutes": self._numbers.core_minutes,
         }
 

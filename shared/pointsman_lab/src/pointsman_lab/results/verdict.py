@@ -65,7 +65,7 @@ def _duels(study: Study, judged: Judged, numbers: StudyNumbers) -> Iterator[Duel
         for rate in numbers.rates():
             mine = numbers.point(study.name(ours), rate)
             points = [numbers.point(row, rate) for row in others]
-            # A row that is far behind with the first seed has no others.
+            # A row that is far behind with its first seeds has no others.
             theirs = max((p for p in points if len(p.capacity) == len(mine.capacity)), key=lambda p: p.mean)
             yield Duel(
                 study=study.key,

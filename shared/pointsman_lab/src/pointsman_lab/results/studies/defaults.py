@@ -1,7 +1,7 @@
 """Every rival under the live default (ordering `fair_edf`, admission `predicted_ttft_fair`) and without admission, on
 every generated workload; the traces are in `ours`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from pointsman.simulation.workload import HELD_OUT
 from pointsman_cli.simulate.experiment import Source
@@ -54,14 +54,10 @@ def generated(workloads: Workloads, name: str) -> Source:
     return workloads.generated(name, requests, arrivals="timestamps" if name in IN_STEPS else "poisson")
 
 
-def seeds_of(name: str) -> Sequence[int]:
-    return SEEDS[:1] if name in ONE_SEED else SEEDS
-
-
 def _prefill_only(workloads: Workloads) -> Iterable[Study]:
     for name, rates in (*GENERATED, *((name, RATES_HELD_OUT[name]) for name in HELD_OUT)):
         source = generated(workloads, name)
-        slug, seeds = short(source), seeds_of(name)
+        slug, seeds = short(source), SEEDS[:1] if name in ONE_SEED else SEEDS
         yield Study(
             key=f"generated-{slug}",
             title=f"Generated workload {name}, no admission",

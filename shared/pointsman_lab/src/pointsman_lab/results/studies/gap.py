@@ -3,7 +3,7 @@ live default."""
 
 from collections.abc import Iterable
 
-from pointsman_lab.results.studies.defaults import GENERATED, RATES_HELD_OUT, generated, seeds_of
+from pointsman_lab.results.studies.defaults import GENERATED, RATES_HELD_OUT, generated
 from pointsman_lab.results.studies.rows import AS_LIVE, LIVE_DEFAULT, Workloads, called, rows, short
 from pointsman_lab.results.study import BOUND, NO_FORESIGHT, OURS, SEEDS, Study
 
@@ -19,10 +19,10 @@ ONE_CACHE_ROW = f"{OURS}, {ONE_CACHE} + {GLOBAL[1]}"
 
 def studies(workloads: Workloads) -> Iterable[Study]:
     generators = {name: rates[-1] for name, rates in (*GENERATED, *RATES_HELD_OUT.items())}
-    for source, rate, seeds in (
-        (workloads.conversation(), 9.5, SEEDS),
-        (workloads.tools(), 22.0, SEEDS),
-        *((generated(workloads, name), rate, seeds_of(name)) for name, rate in generators.items()),
+    for source, rate in (
+        (workloads.conversation(), 9.5),
+        (workloads.tools(), 22.0),
+        *((generated(workloads, name), rate) for name, rate in generators.items()),
     ):
         yield Study(
             key=f"{PREFIX}{short(source)}{TRACE if source.trace else ''}",
@@ -42,7 +42,7 @@ def studies(workloads: Workloads) -> Iterable[Study]:
                 ),
             ],
             rates=(rate,),
-            seeds=seeds,
+            seeds=SEEDS[:1],
             conditions=AS_LIVE,
             bounds=(BOUND, NO_FORESIGHT),
             metrics=("hit_rate", "rejected_share", "fetched_share", "ttft_p99_s", "late_wait_s"),
