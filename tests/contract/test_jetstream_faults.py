@@ -81,7 +81,9 @@ class StagedWire(Connection):
     def on_forbidden(self, on_forbidden: Callable[[str, str], None]) -> None: ...
 
     @override
-    def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None) -> None:
+    def publish(
+        self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None, room: int = 0
+    ) -> None:
         if not self.up:
             raise NotConnectedError
         if len(payload) > 1000:
@@ -521,7 +523,8 @@ async def test_a_command_beyond_the_servers_max_payload_is_told_apart_from_one_t
 
     async with running_nats(tmp_path) as url, jetstream.connect(url, POOL, ScaledClock(), name="client") as client:
         await eventually(lambda: client.commands.connected)
-        for reason, error in (("x" * 1000, NoResponderError), ("x" * 17_000, CommandTooLargeError)):
+        fits = ("x" * 1000, NoResponderError)
+        for reason, error in (fits, ("x" * 15_000, CommandTooLargeError), ("x" * 17_000, CommandTooLargeError)):
             command = CancelRequest(request=RequestId("r"), reason=reason)
             with pytest.raises(NoResponderError) as raised:
                 await client.commands.request("pm.test.cmd.nobody", command, timeout=WallSeconds(10))

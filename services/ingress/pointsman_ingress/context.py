@@ -56,7 +56,7 @@ class RequestFacts:
     """Whether its body may be worked on in the event loop."""
 
     def owner(self, call: HttpExchange) -> str:
-        """Whose share of the work threads it takes."""
+        """Whose share of work threads and body memory it takes."""
         return self.tenant or call.client or ""
 
 
@@ -65,6 +65,7 @@ class RequestContext:
     endpoint: Endpoint
     pool: Pool
     command: RouteRequest
+    owner: str  # of the work on its body (`WorkThreads`)
     headers: Headers
     body: bytes  # as sent to engines
     removes_usage: bool  # whether only the ingress asked for the stream's usage
@@ -167,6 +168,7 @@ async def understand(
         endpoint=endpoint,
         pool=pool,
         command=command,
+        owner=owner,
         headers=call.headers,
         body=body,
         removes_usage=_adds_usage(request, settings),

@@ -198,7 +198,7 @@ class Delivery:
 
     async def _on_body(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         light = len(self.context.body) <= LIGHT_BYTES_MAX
-        return await self.work.run_unless(light, self._command.tenant, work, *arguments, **named)
+        return await self.work.run_unless(light, self.context.owner, work, *arguments, **named)
 
     async def _exchange(self, grant: RouteGranted, body: bytes) -> RouteGranted | None:
         """Returns the next grant if the leader redispatched the request before the answer."""

@@ -2,7 +2,7 @@
 them. For other routers: it places and logs nothing. Where credentials are required, a key must name this path among its
 endpoints, and sees the prefixes of its own tenant."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -44,6 +44,7 @@ from pointsman_ingress.http.identity import Identity
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
 from pointsman_ingress.prompt.json_form import LIGHT_BYTES_MAX
+from pointsman_ingress.token_ids import token_ids
 from pointsman_ingress.work_threads import WorkThreads
 
 PATH = "/kv/overlap"
@@ -55,8 +56,14 @@ TRIES = 2
 """The first may have gone to a scheduler that just ended."""
 
 
+TOKEN_IDS_SCHEMA = msgspec.json.schema(Annotated[list[TokenId], Meta(max_length=TOKENS_MAX)])
+
+
 class PromptBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    token_ids: Annotated[list[TokenId], Meta(max_length=TOKENS_MAX)] = []
+    # Read by slices.
+    token_ids: Annotated[msgspec.Raw, Meta(extra_json_schema=TOKEN_IDS_SCHEMA)] = msgspec.field(
+        default_factory=lambda: msgspec.Raw(b"[]")
+    )
     block_keys: PackedKeys = b""
 
 
@@ -157,28 +164,30 @@ def _parsed(body: bytes) -> OverlapBody:
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         msg = f"The body is not as docs/overlap.md has it: {short_reason(error)}."
         raise bad_request(msg, code="malformed_body") from error
-    tokens = sum(len(prompt.token_ids) for prompt in asked.prompts)
-    if tokens > TOKENS_MAX:
-        msg = f"{tokens} token ids are more than {TOKENS_MAX}."
-        raise bad_request(msg, param="prompts")
     return asked
 
 
 def _request(asked: OverlapBody, pool: Pool, model: Model, salt: str) -> OverlapRequest:
     """Raises ApiError."""
     try:
-        prompts = [OverlapPrompt(block_keys=_keys(prompt, pool, model, salt)) for prompt in asked.prompts]
-        return OverlapRequest(prompts=prompts)
+        tokens = [token_ids(bytes(prompt.token_ids)) for prompt in asked.prompts]
+        if (count := sum(map(len, tokens))) > TOKENS_MAX:
+            too_many = f"{count} token ids are more than {TOKENS_MAX}"
+            raise ValueError(too_many)  # noqa: TRY301 - told like the others
+        keys = [
+            _keys(ids, prompt.block_keys, pool, model, salt) for ids, prompt in zip(tokens, asked.prompts, strict=True)
+        ]
+        return OverlapRequest(prompts=[OverlapPrompt(block_keys=packed) for packed in keys])
     except ValueError as error:
         msg = f"The prompts cannot be looked up: {short_reason(error)}."
         raise bad_request(msg, param="prompts") from error
 
 
-def _keys(prompt: PromptBody, pool: Pool, model: Model, salt: str) -> bytes:
+def _keys(tokens: Sequence[int], block_keys: bytes, pool: Pool, model: Model, salt: str) -> bytes:
     """Raises ValueError."""
-    if prompt.token_ids and prompt.block_keys:
+    if tokens and block_keys:
         both = "a prompt is given by `token_ids` or by `block_keys`, not by both"
         raise ValueError(both)
-    if not prompt.token_ids:
-        return prompt.block_keys
-    return pool.block_keys.packed(model.base, prompt.token_ids, lora=model.adapter, cache_salt=salt)
+    if not tokens:
+        return block_keys
+    return pool.block_keys.packed(model.base, tokens, lora=model.adapter, cache_salt=salt)

@@ -91,6 +91,10 @@ def _check(settings: WorkerSettings, urls: Sequence[str]) -> None:
     if settings.dp_rank != ANY_RANK and settings.data_parallel_size > 1:
         msg = "--dp-rank follows one rank, --data-parallel-size all: give one of them"
         raise SettingsError(msg)
+    transfers = settings.fetches or settings.role_switching or settings.role != "both" or settings.discover
+    if settings.kv_transfer_gb_per_s and not transfers:
+        msg = "--kv-transfer-gb-per-s is of transfers, and this worker's engines make none: give --fetches or a --role"
+        raise SettingsError(msg)
     if not settings.discover and len(urls) == 1:
         return
     for flag, value in (("--kv-endpoint", settings.kv_endpoint), ("--kv-replay-endpoint", settings.kv_replay_endpoint),

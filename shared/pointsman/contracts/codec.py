@@ -159,6 +159,8 @@ AnyCommand = (
 )
 
 PAYLOAD_BYTES_MAX = 8 * 1024 * 1024
+EVENT_ROOM_BYTES = 4096
+"""By which a command is smaller, so that the event that records it fits too."""
 NESTING_MAX = 32
 """Nested lists and objects. Present messages have five levels."""
 SHALLOW_BYTES_MAX = 512
@@ -193,22 +195,24 @@ class UnwritableError(ValueError):
 
 
 class TooLargeError(UnwritableError):
-    """The message is larger than PAYLOAD_BYTES_MAX."""
+    """The event is larger than PAYLOAD_BYTES_MAX, or the command than that less EVENT_ROOM_BYTES."""
 
 
 def encode(message: Event | AnyCommand) -> bytes:
     """Raises UnwritableError for messages that the decoders would refuse."""
-    too_large = False
+    unwritable = f"a {type(message).__name__} cannot be written"
+    is_event = isinstance(message, Event)
+    most = PAYLOAD_BYTES_MAX if is_event else PAYLOAD_BYTES_MAX - EVENT_ROOM_BYTES
     try:
         payload = _encoder.encode(message)
-        too_large = len(payload) > PAYLOAD_BYTES_MAX
-        if isinstance(message, Event):
-            decode_event(payload)
-        else:
-            decode_command(payload)
+        if len(payload) <= most:
+            (decode_event if is_event else decode_command)(payload)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        unwritable = f"a {type(message).__name__} cannot be written: {short_reason(error)}"
-        raise (TooLargeError if too_large else UnwritableError)(unwritable) from error
+        msg = f"{unwritable}: {short_reason(error)}"
+        raise UnwritableError(msg) from error
+    if len(payload) > most:
+        msg = f"{unwritable}: {len(payload)} bytes are more than {most}"
+        raise TooLargeError(msg)
     return payload
 
 

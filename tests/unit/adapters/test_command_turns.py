@@ -40,7 +40,7 @@ class Wire(Connection, Subscription):
 
     @override
     def publish(
-        self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None
+        self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None, room: int = 0
     ) -> None: ...
 
     @override

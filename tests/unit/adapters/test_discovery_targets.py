@@ -147,11 +147,19 @@ def test_the_workers_settings_fill_what_a_source_leaves_open() -> None:
         {"discover": ("dns:h:1",), "engine_advertised_url": "http://a:1"},
         {"dp_rank": 1, "data_parallel_size": 2},
         {"engine_url": ("nonsense",)},
+        {"kv_transfer_gb_per_s": 10.0},
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(SettingsError):
         listed_targets(WorkerSettings(**settings))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"fetches": True}, {"role_switching": True}, {"role": "prefill"}, {"role": "decode"}]
+)
+def test_transfers_have_a_speed_where_engines_make_them(settings: dict[str, Any]) -> None:
+    assert len(listed_targets(WorkerSettings(kv_transfer_gb_per_s=10.0, **settings))) == 1
 
 
 def test_without_sources_there_is_one_engine_and_with_them_only_theirs() -> None:

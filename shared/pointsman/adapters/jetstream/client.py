@@ -63,15 +63,17 @@ class NatsConnection(Connection):
         return self._connected
 
     @override
-    def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None) -> None:
+    def publish(
+        self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None, room: int = 0
+    ) -> None:
         if self._client is None or not self._connected:
             not_connected = "not connected to NATS"
             raise NotConnectedError(not_connected)
         if not self._client.is_connected:
             reconnecting = "the connection to NATS broke"
             raise NotConnectedError(reconnecting)
-        if len(payload) > self._client.max_payload:
-            too_large = f"{len(payload)} bytes to {subject} are more than {self._client.max_payload} (`max_payload`)"
+        if len(payload) + room > self._client.max_payload:
+            too_large = f"{len(payload)} bytes to {subject} do not fit into {self._client.max_payload} (`max_payload`)"
             raise PayloadTooLargeError(too_large)
         try:
             self._client.write_soon(publication(subject, payload, reply, headers))

@@ -23,7 +23,7 @@ from pointsman.adapters.jetstream.connection import (
 from pointsman.adapters.log_listener import LogListener
 from pointsman.adapters.shared_timers import SharedTimers
 from pointsman.adapters.turns import Turn
-from pointsman.contracts.codec import AnyCommand, encode
+from pointsman.contracts.codec import EVENT_ROOM_BYTES, AnyCommand, encode
 from pointsman.contracts.permissions import INBOX, JETSTREAM_API, MAPPED_REPLY, SERVICE_API
 from pointsman.contracts.subjects import covers
 from pointsman.ports import (
@@ -70,12 +70,12 @@ class Requests:
         self._connection.on_forbidden(self._on_forbidden)
 
     async def request(
-        self, subject: str, payload: bytes, timeout: Seconds, headers: dict[str, str] | None = None
+        self, subject: str, payload: bytes, timeout: Seconds, headers: dict[str, str] | None = None, room: int = 0
     ) -> bytes:
-        return (await self.request_message(subject, payload, timeout, headers)).data
+        return (await self.request_message(subject, payload, timeout, headers, room)).data
 
     async def request_message(
-        self, subject: str, payload: bytes, timeout: Seconds, headers: dict[str, str] | None = None
+        self, subject: str, payload: bytes, timeout: Seconds, headers: dict[str, str] | None = None, room: int = 0
     ) -> Message:
         """Raises NoResponderError, ForbiddenError, CommandTooLargeError, CommandTimeoutError."""
         self._request_count += 1
@@ -85,7 +85,7 @@ class Requests:
         timer = self._timers.of(timeout)
         deadline = timer.set(partial(_time_out, answer, subject, timeout))
         try:
-            self._connection.publish(subject, payload, reply=reply, headers=headers)
+            self._connection.publish(subject, payload, reply=reply, headers=headers, room=room)
             message = await answer
         except PayloadTooLargeError as error:
             raise CommandTooLargeError(str(error)) from error
@@ -140,12 +140,12 @@ class JetStreamCommands(Commands):
     @override
     async def request(self, subject: str, command: AnyCommand, *, timeout: WallSeconds) -> AnyCommand:
         payload = encoded(command, self._listener)
-        answer = await self._requests.request(subject, payload, float(timeout))
+        answer = await self._requests.request(subject, payload, float(timeout), room=EVENT_ROOM_BYTES)
         return decoded_answer(subject, answer, self._listener)
 
     @override
     async def request_bytes(self, subject: str, payload: bytes, *, timeout: WallSeconds) -> bytes:
-        return await self._requests.request(subject, payload, float(timeout))
+        return await self._requests.request(subject, payload, float(timeout), room=EVENT_ROOM_BYTES)
 
     @override
     def serve(self, subject: str, handler: CommandHandler) -> AbstractAsyncContextManager[None]:

@@ -51,9 +51,11 @@ class Connection(Protocol):
     @property
     def connected(self) -> bool: ...
 
-    def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None) -> None:
+    def publish(
+        self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None, room: int = 0
+    ) -> None:
         """Send without waiting, in the order of the calls: what one turn of the event loop publishes is written together.
-        Raises NotConnectedError, UnsendableError."""
+        `room`: bytes that must stay free of the server's `max_payload`. Raises NotConnectedError, UnsendableError."""
         ...
 
     def write_now(self) -> None:
