@@ -40,6 +40,10 @@ class ProviderError(Exception):
     """Instances could not be listed, started or stopped. The operation may have taken effect."""
 
 
+class ProviderUnreachableError(ProviderError):
+    """Whoever starts instances does not answer. It may later."""
+
+
 class NoResponderError(Exception): ...
 
 

@@ -21,13 +21,16 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from click.testing import CliRunner
 from typing_extensions import override
 
 from pointsman.adapters.providers.process import InstanceTemplate, ProcessProvider, kill_all, stop_all
+from pointsman.adapters.tcp_ports import free_ports
 from pointsman.ports import InstanceProvider, ProviderError
 from pointsman.primitives import InstanceId, PoolName
 from pointsman.runtime import instance_supervisor
 from pointsman.runtime.instance_supervisor import STOP_SECONDS
+from pointsman_scaler.main import main as scaler
 from tests.support.waiting import eventually
 
 SUPERVISOR = instance_supervisor.__name__
@@ -275,6 +278,19 @@ async def test_containers_are_started_once_and_named_as_discovery_names_them(dns
     assert config["Cmd"] == ["--model", "m", "--name", "pointsman-p-scaled-2"]
     assert config["NetworkingConfig"]["EndpointsConfig"]["n"].get("Aliases") == (["engine"] if dns else None)
     assert config["HostConfig"]["CapDrop"] == ["ALL"]
+
+
+def test_a_scaler_whose_docker_is_not_up_yet_fails_so_that_it_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 2 says that a setting is wrong: systemd does not start such a process again."""
+    pytest.importorskip("docker", reason="Docker's client is not installed")
+    (port,) = free_ports(1)
+    monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{port}")
+
+    refused = CliRunner().invoke(scaler, ["--provider", "docker", "--docker-engine-image", "vllm"])
+
+    assert refused.exit_code == 1
+    assert "Docker does not answer" in refused.output
+    assert "DOCKER_HOST" in refused.output
 
 
 async def test_a_container_that_ended_is_removed_and_replaced() -> None:

@@ -82,6 +82,21 @@ def test_a_process_has_no_credentials_but_its_own_and_the_secret_if_it_computes_
     assert unit.credentials == (own | secret if unit.name in HAVE_THE_SECRET else own)
 
 
+def test_nats_server_is_started_again_whatever_its_exit_code_and_our_processes_unless_a_setting_is_wrong() -> None:
+    """A panic of Go ends a process with 2, the code of a wrong setting of ours."""
+    never_again = {unit.name: unit.settings.get("RestartPreventExitStatus", []) for unit in units()}
+
+    assert {unit.settings["Restart"][-1] for unit in units()} == {"always"}
+    assert never_again.pop("pointsman-nats") == []
+    assert set(map(tuple, never_again.values())) == {("2",)}
+
+
+def test_a_drop_in_of_an_administrator_comes_after_ours() -> None:
+    (ours,) = (UNITS / "pointsman-.service.d").iterdir()
+
+    assert ours.name < "10-limits.conf" < "limits.conf"
+
+
 def test_the_drop_in_of_a_scaler_that_starts_processes_hands_it_the_secret_as_the_units_do() -> None:
     (drop_in,) = re.findall(
         r"```ini\n# \S+/pointsman-scaler\.service\.d/\S+\n\[Service\]\n(.*?)```", OPERATIONS, re.DOTALL

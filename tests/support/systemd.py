@@ -14,7 +14,7 @@ TARGETS = ("sysinit", "basic", "multi-user", "network-online", "shutdown")
 
 @dataclass(frozen=True)
 class Unit:
-    """`settings`: values of each key of [Service], the drop-in's first, as systemd merges them."""
+    """`settings`: values of each key of [Service], the drop-in's last, as systemd merges them."""
 
     name: str
     settings: dict[str, list[str]]
@@ -37,8 +37,8 @@ class Unit:
 
 
 def units() -> list[Unit]:
-    files = [*sorted((UNITS / "pointsman-.service.d").glob("*.conf"))]
-    return [Unit(file.stem, _service([*files, file])) for file in sorted(UNITS.glob("*.service"))]
+    drop_ins = sorted((UNITS / "pointsman-.service.d").glob("*.conf"))
+    return [Unit(file.stem, _service([file, *drop_ins])) for file in sorted(UNITS.glob("*.service"))]
 
 
 def make_root(directory: Path) -> Path:

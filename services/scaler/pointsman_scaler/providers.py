@@ -9,7 +9,7 @@ from pointsman.adapters.providers.docker import ContainerTemplate, DockerProvide
 from pointsman.adapters.providers.kubernetes import KubernetesProvider
 from pointsman.adapters.providers.process import InstanceTemplate, ProcessProvider
 from pointsman.adapters.providers.static import StaticProvider
-from pointsman.ports import InstanceProvider, ProviderError
+from pointsman.ports import InstanceProvider, ProviderError, ProviderUnreachableError
 from pointsman.primitives import PoolName
 from pointsman.runtime import instance_supervisor
 from pointsman.runtime.settings import FleetSettings, environment
@@ -17,9 +17,11 @@ from pointsman_scaler.settings import ScalerSettings
 
 
 def chosen_provider(settings: ScalerSettings) -> InstanceProvider:
-    """Raises click.BadParameter for missing settings."""
+    """Raises click.BadParameter for missing settings, and click.ClickException where a later start may succeed."""
     try:
         return _made(settings)
+    except ProviderUnreachableError as error:
+        raise click.ClickException(str(error)) from error
     except ProviderError as error:
         raise click.BadParameter(str(error), param_hint="--provider") from error
 

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from pointsman.adapters.discovery.targets import instance_name
 from pointsman.adapters.providers.names import free_names
-from pointsman.ports import InstanceProvider, ProvidedInstance, ProviderError
+from pointsman.ports import InstanceProvider, ProvidedInstance, ProviderError, ProviderUnreachableError
 from pointsman.primitives import InstanceId, PoolName, Seconds, WallSeconds
 
 log = structlog.get_logger()
@@ -41,7 +41,7 @@ class ContainerTemplate:
 
 class DockerProvider(InstanceProvider):
     def __init__(self, pool: PoolName, template: ContainerTemplate, *, url: str = "") -> None:
-        """`url`: of the daemon; empty: from the environment. Raises ProviderError."""
+        """`url`: of the daemon; empty: from the environment. Raises ProviderError, ProviderUnreachableError."""
         self._pool = pool
         self._template = template
         try:
@@ -57,8 +57,8 @@ class DockerProvider(InstanceProvider):
                 else docker.from_env(timeout=CALL_WALL_SECONDS)
             )
         except self._errors as error:
-            unreachable = f"Docker does not answer: {error}"
-            raise ProviderError(unreachable) from error
+            unreachable = f"Docker does not answer; start it, or say where it is by DOCKER_HOST: {error}"
+            raise ProviderUnreachableError(unreachable) from error
 
     @property
     @override
