@@ -177,19 +177,24 @@ def write_bundle(
     draft = file.with_name(f".{file.name}.{secrets.token_hex(DRAFT_BYTES)}.part")
     try:
         created = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, OWNER_ONLY)
-        with (
-            os.fdopen(created, "wb") as owned,
-            gzip.GzipFile("", "wb", compresslevel=COMPRESSION_LEVEL, fileobj=owned) as packed,
-        ):
-            sink = io.BufferedWriter(packed, BUFFER_BYTES)
-            header = msgspec.structs.replace(header, pointsman=version("pointsman"))
-            count = _write(
-                sink, _First(format=FORMAT, version=FORMAT_VERSION, header=header, checkpoint=checkpoint), entries
-            )
-            sink.flush()
+        with os.fdopen(created, "wb") as owned:
+            count = stream_bundle(owned, header, entries, checkpoint)
         draft.replace(file)
     finally:
         draft.unlink(missing_ok=True)
+    return count
+
+
+def stream_bundle(
+    stream: IO[bytes], header: Header, entries: Iterable[LogEntry], checkpoint: ExportedCheckpoint | None = None
+) -> int:
+    """Returns the number of entries. Raises OSError, HistoryError; what is written by then counts as truncated."""
+    header = msgspec.structs.replace(header, pointsman=version("pointsman"))
+    first = _First(format=FORMAT, version=FORMAT_VERSION, header=header, checkpoint=checkpoint)
+    with gzip.GzipFile("", "wb", compresslevel=COMPRESSION_LEVEL, fileobj=stream) as packed:
+        sink = io.BufferedWriter(packed, BUFFER_BYTES)
+        count = _write(sink, first, entries)
+        sink.flush()
     return count
 
 

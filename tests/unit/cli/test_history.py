@@ -9,7 +9,7 @@ from typing import Any
 import click
 import msgspec
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner, Result, _NamedTextIOWrapper
 from typing_extensions import override
 
 from pointsman.adapters.clocks import wall_time_of
@@ -272,6 +272,31 @@ def test_export_writes_what_replays_alike_and_replaces_nothing_unasked(bundle: P
         assert told(list(copy)) == told(list(original))[:300]
         assert copy.header.pool_settings["block_tokens"] == 64
         assert copy.header.pool == "default"
+
+
+def test_export_to_standard_output_is_the_log_and_nothing_else(bundle: Path, tmp_path: Path) -> None:
+    out = tmp_path / "copy.pmlog"
+
+    streamed = run("export", "-", "--from", str(bundle))
+    out.write_bytes(streamed.stdout_bytes)
+
+    assert streamed.exit_code == 0, streamed.output
+    assert "standard output" in streamed.stderr
+    with open_history(str(out)) as copy, open_history(str(bundle)) as original:
+        assert told(list(copy)) == told(list(original))
+
+
+def test_export_to_standard_output_refuses_what_would_mix_with_the_log(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_json = run("export", "-", "--from", str(bundle), "--json")
+    monkeypatch.setattr(_NamedTextIOWrapper, "isatty", lambda _: True)
+    on_terminal = run("export", "-", "--from", str(bundle))
+
+    assert (with_json.exit_code, on_terminal.exit_code) == (2, 2)
+    assert (with_json.stdout_bytes, on_terminal.stdout_bytes) == (b"", b"")
+    assert "--json" in with_json.stderr
+    assert "terminal" in on_terminal.stderr
 
 
 def test_without_a_fleet_and_without_a_place_people_are_told_both(monkeypatch: Any, tmp_path: Path) -> None:
