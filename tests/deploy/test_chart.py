@@ -1,17 +1,15 @@
 """The Helm chart says what Kustomize says, object by object. No Helm is to be had here: kubectl's Go templates, the same
 engine, render the chart, which uses no function of Helm's own."""
 
-import importlib.util
 import re
 import tomllib
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]  # its stubs are not worth a dependency
 
 from tests.support.compose import ROOT
+from tests.support.deploy_scripts import deploy_script
 from tests.support.manifests import CHART, Object, chart, kubectl, rendered
 
 GPU = {"highAvailability": True, "simulatedEngines": False, "vllm": {"enabled": True}, "monitoring": True, "keda": True}
@@ -55,7 +53,7 @@ def test_each_value_reaches_what_it_names() -> None:
 
 def test_the_files_that_are_generated_are_the_newest() -> None:
     """Else: make manifests."""
-    generator = generate()
+    generator = deploy_script("helm/generate.py")
     files = generator.written(kubectl())
 
     assert {path for path in files if path.parent == generator.TEMPLATES} == set(generator.TEMPLATES.glob("*"))
@@ -95,13 +93,3 @@ def keyed(objects: tuple[Object, ...]) -> dict[tuple[str, str], Object]:
     found = {(o["kind"], o["metadata"]["name"]): o for o in objects}
     assert len(found) == len(objects)
     return found
-
-
-def generate() -> ModuleType:
-    path = Path(ROOT / "deploy/helm/generate.py")
-    specification = importlib.util.spec_from_file_location("generate", path)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module

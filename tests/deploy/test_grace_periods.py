@@ -1,6 +1,12 @@
-"""Whoever stops a process gives it the time that its code takes at most. Else it is killed while it saves or drains."""
+"""Whoever stops a process gives it the time that its code takes at most. Else it is killed while it saves or drains. The hook
+of an engine's pod ends when the engine is idle, and not before."""
 
-from collections.abc import Iterator
+import io
+import sys
+from collections.abc import Callable, Iterator
+from itertools import chain, repeat
+from types import SimpleNamespace
+from urllib.error import HTTPError, URLError
 
 import pytest
 
@@ -8,6 +14,7 @@ from pointsman.runtime.supervision import STOP_SECONDS_MAX
 from pointsman_ingress.settings import IngressSettings
 from pointsman_worker.main import STOP_SECONDS_MAX as WORKER_STOP_SECONDS_MAX
 from tests.support.compose import compose_services
+from tests.support.deploy_scripts import deploy_script
 from tests.support.manifests import all_pods, console_pod
 from tests.support.systemd import units
 
@@ -48,3 +55,70 @@ def test_every_deployment_is_judged() -> None:
     for process in ("scheduler", "ingress", "worker", "rebalancer", "scaler", "recorder", "console"):
         where = {f"systemd/pointsman-{process}", f"compose/{process}", f"single/pointsman-{process}"}
         assert where <= judged
+
+
+BUSY, IDLE = ("vllm:num_requests_running{engine=\"0\"} 1.0\n", "vllm:num_requests_running{engine=\"0\"} 0.0\n")
+SLOW = TimeoutError("timed out")
+REFUSED = URLError(ConnectionRefusedError(111, "Connection refused"))
+OVERLOADED = HTTPError("http://engine", 503, "overloaded", {}, None)  # type: ignore[arg-type]
+LOOKS_MAX = 1_000
+
+
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[float, str]]:
+    """What the hook does with an engine whose /metrics answers like this, the last answer for ever: the seconds until it ends,
+    and its error, if any."""
+    script = deploy_script("kubernetes/base/wait_idle.py")
+
+    def run(*answers: str | Exception) -> tuple[float, str]:
+        now = 0.0
+        coming = chain(answers, repeat(answers[-1], LOOKS_MAX))
+
+        def look(_url: str, timeout: float) -> io.BytesIO:
+            nonlocal now
+            answer = next(coming)
+            now += timeout if answer is SLOW else 0.01
+            if isinstance(answer, Exception):
+                raise answer
+            return io.BytesIO(answer.encode())
+
+        def sleep(seconds: float) -> None:
+            nonlocal now
+            now += seconds
+
+        monkeypatch.setattr(script, "urlopen", look)
+        monkeypatch.setattr(script, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+        monkeypatch.setattr(sys, "argv", ["wait_idle.py", "http://127.0.0.1:8000/metrics"])
+        try:
+            script.main()
+        except SystemExit as ended:
+            return now, str(ended.code)
+        return now, ""
+
+    return run
+
+
+@pytest.mark.parametrize("trouble", [SLOW, URLError(SLOW), OVERLOADED, ConnectionResetError()], ids=repr)
+def test_an_engine_that_answers_late_or_badly_keeps_its_streams(
+    waited: Callable[..., tuple[float, str]], trouble: Exception
+) -> None:
+    seconds, error = waited(BUSY, trouble, BUSY, IDLE, trouble, IDLE)
+
+    assert error == ""
+    assert seconds > 7.0, "five looks, and 5 s after the last trouble"
+
+
+def test_the_hook_of_an_engine_that_is_gone_ends_at_once(waited: Callable[..., tuple[float, str]]) -> None:
+    seconds, error = waited(BUSY, REFUSED)
+
+    assert seconds < 2.0
+    assert "Connection refused" in error
+
+
+def test_the_hook_of_an_engine_that_is_silent_ends_within_a_minute_or_so(
+    waited: Callable[..., tuple[float, str]],
+) -> None:
+    seconds, error = waited(BUSY, SLOW)
+
+    assert 60.0 < seconds < 75.0
+    assert "timed out" in error

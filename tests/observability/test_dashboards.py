@@ -1,6 +1,5 @@
 """The dashboards are what their source writes, and ask for metrics, labels and variables that exist."""
 
-import importlib.util
 import json
 import re
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.observability.promql import METRIC, SERIES, unknown_in
+from tests.support.deploy_scripts import deploy_script
 from tests.tidy.pages import ROOT
 
 FOLDER = ROOT / "deploy/observability"
@@ -40,11 +40,7 @@ NAMES = [path.name for path in BOARDS]
 
 
 def test_the_files_are_what_their_source_writes() -> None:
-    spec = importlib.util.spec_from_file_location("dashboards", FOLDER / "dashboards.py")
-    assert spec is not None
-    assert spec.loader is not None
-    source = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(source)
+    source = deploy_script("observability/dashboards.py")
 
     assert {path.name: path.read_text() for path in BOARDS} == source.files()  # else: make dashboards
 

@@ -5,14 +5,14 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
+
+from tests.support.deploy_scripts import deploy_script
 
 ROOT = Path(__file__).parents[2]
 LOCKS = [ROOT / "deploy" / name for name in ("requirements.txt", "requirements-runtime.txt", "requirements-build.txt")]
@@ -25,15 +25,6 @@ ROOT_STAGE, FINAL_STAGE = DOCKERFILE.split("AS root\n")[1].split("FROM scratch\n
 
 def pinned(lock: Path) -> dict[str, str]:
     return {found["name"]: found["version"] for found in PINNED.finditer(lock.read_text())}
-
-
-def audit() -> ModuleType:
-    spec = spec_from_file_location("audit", ROOT / "deploy" / "audit.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
@@ -92,12 +83,12 @@ SKIPPED = {"name": "c", "skip_reason": "Dependency not found"}
 def test_an_audit_that_could_not_look_does_not_say_that_all_is_well(
     packages: list[dict[str, Any]], code: int, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert audit().verdict("lock", packages) == code
+    assert deploy_script("audit.py").verdict("lock", packages) == code
     assert says in capsys.readouterr().out
 
 
 def test_an_audit_without_an_answer_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert audit().audited("deploy/no-such-lock.txt") == 2
+    assert deploy_script("audit.py").audited("deploy/no-such-lock.txt") == 2
     assert "NOT AUDITED" in capsys.readouterr().out
 
 

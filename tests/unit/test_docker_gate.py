@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from tests.support.compose import ROOT
+from tests.support.deploy_scripts import deploy_script
 
 OURS = "pointsman-default-scaled-1"
 COMMAND = ["pointsman-engine-sim", "--model=m", "--kv='x'"]
@@ -48,11 +47,7 @@ async def gate(
         "CONTAINERS_MAX": "2", "COMMAND": """pointsman-engine-sim --model=m "--kv='x'\"""",
     }.items():  # fmt: skip
         monkeypatch.setenv(f"GATE_{name}", value)
-    spec = spec_from_file_location("docker_gate", ROOT / "deploy/compose/docker_gate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = deploy_script("compose/docker_gate.py")
     monkeypatch.setattr(module, "SOCKET", str(tmp_path / "docker.sock"))
     daemon = FakeDaemon()
     application = web.Application()

@@ -4,27 +4,40 @@ not ready in its EndpointSlice, and the worker says so to the scheduler. Kuberne
 import re
 import sys
 import time
+from http.client import HTTPException
 from urllib.request import urlopen
 
 SETTLE_SECONDS = 5.0
+# An engine under load answers late. One that is silent for so long serves nobody.
+SILENCE_SECONDS_MAX = 60.0
 REQUESTS = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 
 
 def requests_in(url: str) -> float:
+    """Raises OSError, HTTPException, ValueError."""
     with urlopen(url, timeout=5) as answer:
         return sum(map(float, REQUESTS.findall(answer.read().decode())))
 
 
 def main() -> None:
-    busy_at = time.monotonic()
+    url = sys.argv[1]
+    busy_at = answered_at = time.monotonic()
     while time.monotonic() - busy_at < SETTLE_SECONDS:
         try:
-            busy = requests_in(sys.argv[1]) > 0
-        except (OSError, ValueError) as error:
-            sys.exit(f"{sys.argv[1]}: {error}")  # an engine that does not answer serves nobody
+            busy = requests_in(url) > 0
+            answered_at = time.monotonic()
+        except (OSError, HTTPException, ValueError) as error:
+            if is_gone(error) or time.monotonic() - answered_at > SILENCE_SECONDS_MAX:
+                sys.exit(f"{url}: {error}")
+            busy = True
         if busy:
             busy_at = time.monotonic()
         time.sleep(0.5)
+
+
+def is_gone(error: Exception) -> bool:
+    """Whether nothing listens there: urllib hides the reason in an error of its own."""
+    return isinstance(getattr(error, "reason", error), ConnectionRefusedError)
 
 
 if __name__ == "__main__":
