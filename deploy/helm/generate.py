@@ -44,11 +44,26 @@ REPLACED_KEYS = {
     "pointsman.io/pool": ("default", "{{ .Values.pool }}"),
     "POINTSMAN_POOL": ("default", "{{ .Values.pool }}"),
 }
+# Text of a value of any type. Helm reads numbers as float64, of which `print` makes 1e+06.
 SETTINGS = """\
   {{- range $name, $value := .Values.settings }}
-  {{ $name }}: {{ printf "%q" $value }}
+  {{- if eq (printf "%T" $value) "float64" }}
+  {{ $name }}: "{{ printf "%.15g" $value }}"
+  {{- else }}
+  {{ $name }}: {{ printf "%q" (print $value) }}
+  {{- end }}
   {{- end }}
 """
+SETTING = re.compile(r"^  (POINTSMAN_\w+): .*$", re.MULTILINE)
+# A setting of the manifests gives way to one of the values with its name.
+UNLESS_SET = r"""{{- if eq (print (index .Values.settings "\1")) "<nil>" }}
+\g<0>
+{{- end }}"""
+REPLICAS = re.compile(r"^  replicas: .*$", re.MULTILINE)
+# The component keda removes them from an object of the component vllm: the chart has both as values.
+UNLESS_KEDA = r"""{{- if not .Values.keda }}
+\g<0>
+{{- end }}"""
 HEAD = "{{/* Written by deploy/helm/generate.py (make manifests). */ -}}\n"
 RULE_HEAD = "# Written by deploy/helm/generate.py (make manifests) from deploy/observability.\n"
 ABSENT = object()
@@ -69,7 +84,9 @@ def written(kubectl: Path) -> dict[Path, str]:
         path = TEMPLATES / f"{group(example)}.yaml"
         text = "".join(f"{line}\n" for line in entry([], original, forms, 0))
         if key == ("ConfigMap", "pointsman-settings"):
-            text = text.replace("data:\n", f"data:\n{SETTINGS}", 1)
+            text = SETTING.sub(UNLESS_SET, text).replace("data:\n", f"data:\n{SETTINGS}", 1)
+        if key == ("Deployment", "pointsman-vllm"):
+            text = REPLICAS.sub(UNLESS_KEDA, text)
         files[path] = files.get(path, HEAD) + text
     return files
 

@@ -10,7 +10,7 @@ import yaml  # type: ignore[import-untyped]  # its stubs are not worth a depende
 
 from tests.support.compose import ROOT
 from tests.support.deploy_scripts import deploy_script
-from tests.support.manifests import CHART, Object, chart, kubectl, rendered
+from tests.support.manifests import CHART, Object, by_name, chart, kubectl, rendered
 
 GPU = {"highAvailability": True, "simulatedEngines": False, "vllm": {"enabled": True}, "monitoring": True, "keda": True}
 VALUES: dict[str, dict[str, Any]] = {
@@ -19,7 +19,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "gpu-vllm": GPU,
 }
 ACTION = re.compile(r"\{\{-?\s*(.*?)\s*-?\}\}")
-WORDS_OF_TEXT_TEMPLATE = {"if", "else", "end", "not", "range", "printf"}
+WORDS_OF_TEXT_TEMPLATE = {"if", "else", "end", "not", "range", "printf", "print", "index", "eq"}
 
 
 @pytest.mark.parametrize("overlay", VALUES)
@@ -51,6 +51,23 @@ def test_each_value_reaches_what_it_names() -> None:
     assert "- m/m\n" in text
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("text", "text"), (True, "true"), (False, "false"), (7, "7"), (0, "0"), ("", ""), (0.25, "0.25")]
+    # Helm reads every number of a file so.
+    + [(1_000_000.0, "1000000"), (68_719_476_736.0, "68719476736")],
+)
+def test_a_setting_may_be_of_any_type_and_counts_before_the_charts_own(value: object, text: str) -> None:
+    own = settings_of({})
+
+    for name in ("POINTSMAN_BLOCK_TOKENS", "POINTSMAN_NATS", "POINTSMAN_LOG_REPLICAS", "POINTSMAN_REQUIRE_KEYS"):
+        assert settings_of({"settings": {name: value}}) == own | {name: text}
+
+
+def settings_of(values: dict[str, Any]) -> dict[str, str]:
+    return dict(by_name(chart(values), "ConfigMap")["pointsman-settings"]["data"])
+
+
 def test_the_files_that_are_generated_are_the_newest() -> None:
     """Else: make manifests."""
     generator = deploy_script("helm/generate.py")
@@ -64,7 +81,7 @@ def test_templates_use_what_kubectl_has_as_helm_has_it() -> None:
     for path in (CHART / "templates").glob("*"):
         for action in ACTION.findall(path.read_text().replace('{{ "{{" }}', "")):
             if not action.startswith("/*"):
-                words = re.sub(r"\$?\.?[A-Z][\w.]*|\.\w[\w.]*|\$\w+|\"[^\"]*\"|:=|,", "", action).split()
+                words = re.sub(r"\$?\.?[A-Z][\w.]*|\.\w[\w.]*|\$\w+|\"[^\"]*\"|:=|[,()]", "", action).split()
                 assert set(words) <= WORDS_OF_TEXT_TEMPLATE, (path.name, action)
 
 

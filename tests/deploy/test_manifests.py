@@ -280,6 +280,15 @@ def test_one_worker_follows_the_engines_of_the_service_by_its_label(overlay: str
     assert worker.environment()["POINTSMAN_POOL"] == value
 
 
+def test_no_manifest_says_how_many_pods_there_are_where_keda_does() -> None:
+    """Else each `kubectl apply` scales the engines."""
+    objects = rendered("gpu-vllm")
+    (scaled,) = by_name(objects, "ScaledObject").values()
+    target = by_name(objects, "Deployment")[scaled["spec"]["scaleTargetRef"]["name"]]
+
+    assert "replicas" not in target["spec"]
+
+
 def test_kedas_object_asks_the_scaler_for_pods_of_two_instances_within_the_scalers_limits() -> None:
     objects = rendered("gpu-vllm")
     (scaled,) = by_name(objects, "ScaledObject").values()

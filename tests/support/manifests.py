@@ -197,5 +197,15 @@ def _holds(expression: Object, labels: Mapping[str, str]) -> bool:
     return labels.get(expression["key"]) in expression["values"]
 
 
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml is untyped
+    """Refuses a key that is there twice; yaml itself takes the last."""
+
+    @override
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        keys = [self.construct_object(key) for key, _ in node.value]
+        assert len(set(keys)) == len(keys), f"twice: {keys}"
+        return super().construct_mapping(node, deep)
+
+
 def _documents(text: str) -> tuple[Object, ...]:
-    return tuple(document for document in yaml.safe_load_all(text) if document)
+    return tuple(document for document in yaml.load_all(text, _Loader) if document)
