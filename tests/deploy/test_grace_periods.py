@@ -57,7 +57,7 @@ def test_every_deployment_is_judged() -> None:
         assert where <= judged
 
 
-BUSY, IDLE = ("vllm:num_requests_running{engine=\"0\"} 1.0\n", "vllm:num_requests_running{engine=\"0\"} 0.0\n")
+BUSY, IDLE = ('vllm:num_requests_running{engine="0"} 1.0\n', 'vllm:num_requests_running{engine="0"} 0.0\n')
 SLOW = TimeoutError("timed out")
 REFUSED = URLError(ConnectionRefusedError(111, "Connection refused"))
 OVERLOADED = HTTPError("http://engine", 503, "overloaded", {}, None)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.support.compose import ROOT, compose_services
+from tests.support.compose import CLUSTER_FILE, ROOT, compose_services, own_services
 from tests.support.manifests import OVERLAYS, WORKLOADS, by_name, matches, rendered
 
 ORDER = ("credentials", "nats", "scheduler", "worker", "ingress")
@@ -12,7 +12,6 @@ NAMED = ("Users of NATS", "nats-servers", "Schedulers", "Workers", "Ingresses", 
 """On the page, one step each."""
 DEPLOYING = (ROOT / "deploy/README.md").read_text()
 KUBERNETES_PAGE = (ROOT / "docs/kubernetes.md").read_text()
-CLUSTER = (ROOT / "deploy/compose/cluster.yml").read_text()
 NOT_OURS = {"credentials", "haproxy", "pointsman", "engine"}
 
 
@@ -31,14 +30,22 @@ def test_compose_writes_the_users_first_and_replaces_every_service_of_the_cluste
     )
     kinds = list(dict.fromkeys(re.sub(r"-\d$", "", service) for service in loop.split()))
     services = {name for name, service in compose_services().items() if "profiles" not in service}
-    services |= set(
-        re.findall(
-            r"^  ([a-z-]+\d?):$", CLUSTER.partition("\nservices:\n")[2].partition("\nnetworks:")[0], re.MULTILINE
-        )
-    )
+    services |= {name for name in compose_services(CLUSTER_FILE) if re.search(r"-\d$", name)}
 
     assert tuple(kinds[: len(ORDER) - 1]) == ORDER[1:]
     assert set(loop.split()) == services - NOT_OURS
+
+
+def test_compose_replaces_the_processes_of_a_profile_in_this_order_too() -> None:
+    (loop,) = re.findall(
+        r"^for service in (.*); do\n  docker compose --profile gpu up --wait --no-deps \$service$",
+        DEPLOYING,
+        re.MULTILINE,
+    )
+    kinds = [service.removesuffix("-gpu") for service in loop.split()]
+
+    assert kinds[: len(ORDER) - 2] == list(ORDER[2:])
+    assert sorted(loop.split()) == sorted(service.name for service in own_services() if service.name.endswith("-gpu"))
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

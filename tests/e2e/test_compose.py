@@ -12,6 +12,8 @@ from pointsman.runtime.settings import ENVIRONMENT_PREFIX, options
 from pointsman_cli.up.scripts import settings_type_of
 from pointsman_recorder.settings import RecorderSettings
 from tests.support.compose import (
+    ASCEND_FILE,
+    CLUSTER_FILE,
     COMPOSE_FILE,
     ROOT,
     SETTINGS_FILES,
@@ -128,6 +130,53 @@ def test_every_service_of_the_fleet_is_there_and_workers_find_engines_by_their_n
         found = [name for name, service in services.items() if host in names_on_networks(name, service)]
         assert found
         assert all(set(services[name]["networks"]) <= set(services[worker.name]["networks"]) for name in found)
+
+
+def test_every_process_of_a_cluster_knows_its_three_servers_and_how_many_copies_a_log_has() -> None:
+    services, cluster = compose_services(), compose_services(CLUSTER_FILE)
+    own = services["credentials"]["image"]
+    processes = {
+        name
+        for name, service in services.items()
+        if service["image"] == own and "bus" in service["networks"] and name != "nats"
+    }
+
+    assert {"scheduler", "scaler", "pointsman", "recorder-gpu"} < processes
+    for name in sorted(processes | {"scheduler-2", "ingress-2"}):
+        environment = cluster.get(name, {}).get("environment", {})
+        servers = environment.get("POINTSMAN_NATS", "").split(",")
+        assert (name, servers) == (name, ["nats://nats:4222", "nats://nats-2:4222", "nats://nats-3:4222"])
+        assert (name, environment.get("POINTSMAN_LOG_REPLICAS")) == (name, "3")
+
+
+def test_the_pool_on_npus_has_the_blocks_of_its_engines() -> None:
+    services, ascend = compose_services(), compose_services(ASCEND_FILE)
+    processes = [service.name for service in own_services() if service.name.endswith("-gpu")]
+    engines = [name for name in services if name.startswith("engine-gpu")]
+
+    assert len(processes) == 4
+    assert {ascend[name]["environment"]["POINTSMAN_BLOCK_TOKENS"] for name in processes} == {"128"}
+    for name in engines:
+        assert ascend[name]["command"] == [*services["engine-gpu-0"]["command"], "--block-size=128"]
+
+
+def test_haproxy_has_a_bound_of_connections_for_which_its_files_suffice() -> None:
+    (bound,) = re.findall(
+        r"^    maxconn (\d+)", (CLUSTER_FILE.parent / "haproxy/haproxy.cfg").read_text(), re.MULTILINE
+    )
+    files = compose_services(CLUSTER_FILE)["haproxy"]["ulimits"]["nofile"]
+
+    assert files >= 2 * int(bound) + 1_000
+
+
+def test_nobody_signs_in_to_grafana() -> None:
+    """https://grafana.com/docs/grafana/latest/setup-grafana/configure-grafana: by default admin/admin does."""
+    settings = compose_services()["grafana"]["environment"]
+
+    assert settings["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+    assert settings["GF_AUTH_BASIC_ENABLED"] == "false"
+    assert settings["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
+    assert settings["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
 
 
 def test_two_engines_on_gpus_have_one_each() -> None:

@@ -14,6 +14,8 @@ from pointsman_cli.up.scripts import settings_type_of
 
 ROOT = Path(__file__).parents[2]
 COMPOSE_FILE = ROOT / "docker-compose.yml"
+CLUSTER_FILE = ROOT / "deploy/compose/cluster.yml"
+ASCEND_FILE = ROOT / "deploy/compose/ascend.yml"
 SETTINGS_FILES = ("deploy/image.toml", "deploy/compose/pointsman.toml")
 """In a container both are in /etc/pointsman, in this order."""
 VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::?(?P<kind>[-?])(?P<rest>[^}]*))?\}")
@@ -33,10 +35,17 @@ class OwnService:
         return {name: value for name, value in self.environment.items() if name.startswith(ENVIRONMENT_PREFIX)}
 
 
-def compose_services() -> dict[str, dict[str, Any]]:
-    """The file's services, merge keys resolved and variables at their defaults; required ones become `required`."""
-    content = VARIABLE.sub(_default, COMPOSE_FILE.read_text())
-    services: dict[str, dict[str, Any]] = yaml.safe_load(content)["services"]
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml is untyped
+    """Knows Compose's `!reset`."""
+
+
+_Loader.add_constructor("!reset", lambda _loader, _node: None)
+
+
+def compose_services(file: Path = COMPOSE_FILE) -> dict[str, dict[str, Any]]:
+    """The services of one file, merge keys resolved and variables at their defaults; required ones become `required`."""
+    content = VARIABLE.sub(_default, file.read_text())
+    services: dict[str, dict[str, Any]] = yaml.load(content, _Loader)["services"]
     return services
 
 
