@@ -2,12 +2,15 @@
 target, where policies select them. The list below is the whole truth: what is not in it must be refused."""
 
 import itertools
+import re
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]  # its stubs are not worth a dependency
 
+from tests.support.compose import ROOT
 from tests.support.manifests import (
     NAMESPACE,
     OVERLAYS,
@@ -49,12 +52,18 @@ OUTSIDE = (
     Peer("internet", address="93.184.216.34"),
     Peer("intranet", address="10.20.30.40"),
 )
+ENGINE_PORTS = (("http", 8000), ("kv-events", 5557), ("kv-replay", 5567))
+OWN_ENGINES = tuple(
+    Peer(name, NAMESPACE, (("app", "own"), ("pointsman.io/pool", "default")), ENGINE_PORTS) for name in ("own", "own-2")
+)
+"""Engines that are in no manifest of ours: they have the label alone."""
 PORTS = (53, 443, 4222, 5557, 5558, 5567, 5576, 5577, 6222, 6443, 8000, 8080, 8081, 8222)
 API_SERVER_PORTS = (443, 6443)
 
 
 def allowed(overlay: str) -> set[tuple[str, str, int]]:
-    engines = {"single": ["engine"], "ha": [], "gpu-vllm": ["vllm"]}[overlay]
+    own = [engine.name for engine in OWN_ENGINES]
+    engines = {"single": ["engine"], "ha": [], "gpu-vllm": ["vllm"]}[overlay] + own
     everybody = [peer.name for peer in OUTSIDE] + [pod.name.removeprefix("pointsman-") for pod in pods(overlay)]
     reached = {(client, "nats", 4222) for client in CLIENTS} | {("nats", "nats", 6222)}
     for engine in engines:
@@ -66,7 +75,7 @@ def allowed(overlay: str) -> set[tuple[str, str, int]]:
     }
     reached |= {("prometheus", name, 8081 if name == "ingress" else 8080) for name in SCRAPED}
     ours = [name for name in everybody if name not in {peer.name for peer in OUTSIDE}]
-    reached |= {(name, "dns", 53) for name in ours}
+    reached |= {(name, "dns", 53) for name in (*ours, *own)}
     for name in ("worker", "credentials"):
         reached |= {(name, outside, port) for outside in ("internet", "intranet") for port in API_SERVER_PORTS}
     if overlay == "gpu-vllm":
@@ -80,17 +89,44 @@ def test_those_who_must_reach_each_other_do_and_nobody_else(overlay: str) -> Non
     ours = [peer_of(pod) for pod in pods(overlay)]
     assert all(selects({"app.kubernetes.io/part-of": "pointsman"}, dict(peer.labels)) for peer in ours)
 
-    found = {
-        (source.name, target.name, port)
-        for source, target in itertools.product([*ours, *OUTSIDE], repeat=2)
-        if source in ours or target in ours
-        for port in PORTS
-        if reaches(policies, source, target, port)
-    }
+    found = connections(policies, [*ours, *OWN_ENGINES], PORTS)
 
     expected = allowed(overlay)
     assert found - expected == set()
     assert expected - found == set()
+
+
+def test_the_documented_policies_let_own_engines_download_and_transfer_and_nothing_else() -> None:
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    blocks = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+    documented = {found["metadata"]["name"]: found for found in blocks if found["kind"] == "NetworkPolicy"}
+    shipped = list(by_name(rendered("ha"), "NetworkPolicy").values())
+    peers = [*(peer_of(pod) for pod in pods("ha")), *OWN_ENGINES]
+    ports = (*PORTS, 5600, 5601, 32_768, 45_000)
+    before = connections(shipped, peers, ports)
+    first, second = (engine.name for engine in OWN_ENGINES)
+
+    gained = {
+        name: connections([*shipped, policy], peers, ports) - before for name, policy in documented.items()
+    }
+
+    assert gained["engines-download"] == {(name, "internet", 443) for name in (first, second)}
+    assert gained["engines-transfer"] == {
+        (source, target, port)
+        for source, target in itertools.product((first, second), repeat=2)
+        for port in (5600, 5601, 32_768, 45_000)
+    }
+
+
+def connections(policies: list[Object], ours: list[Peer], ports: tuple[int, ...]) -> set[tuple[str, str, int]]:
+    """From, to or between ours."""
+    return {
+        (source.name, target.name, port)
+        for source, target in itertools.product([*ours, *OUTSIDE], repeat=2)
+        if source in ours or target in ours
+        for port in ports
+        if reaches(policies, source, target, port)
+    }
 
 
 def test_nobody_reaches_the_console_which_reaches_nats_alone() -> None:
