@@ -106,9 +106,7 @@ def test_the_documented_policies_let_own_engines_download_and_transfer_and_nothi
     before = connections(shipped, peers, ports)
     first, second = (engine.name for engine in OWN_ENGINES)
 
-    gained = {
-        name: connections([*shipped, policy], peers, ports) - before for name, policy in documented.items()
-    }
+    gained = {name: connections([*shipped, policy], peers, ports) - before for name, policy in documented.items()}
 
     assert gained["engines-download"] == {(name, "internet", 443) for name in (first, second)}
     assert gained["engines-transfer"] == {

@@ -38,7 +38,7 @@ def export_command(
     \b
       pointsman export incident.pmlog --until 07:31:05
       pointsman export incident.pmlog --from .pointsman/archive.sqlite       from the recorder's archive
-      pointsman export - > incident.pmlog                                    where there is no place for a file
+      pointsman export -                                                     to standard output, where there is no place for a file
       pointsman replay --from incident.pmlog --verify
       zcat incident.pmlog | jq .                                             it is JSON lines
 
