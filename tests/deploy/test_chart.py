@@ -53,9 +53,10 @@ def test_each_value_reaches_what_it_names() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [("text", "text"), (True, "true"), (False, "false"), (7, "7"), (0, "0"), ("", ""), (0.25, "0.25")]
-    # Helm reads every number of a file so.
-    + [(1_000_000.0, "1000000"), (68_719_476_736.0, "68719476736")],
+    [
+        *(("text", "text"), ("", ""), (True, "true"), (False, "false"), (7, "7"), (0, "0"), (0.25, "0.25")),
+        *((1_000_000.0, "1000000"), (68_719_476_736.0, "68719476736")),  # Helm reads whole numbers of a file so
+    ],
 )
 def test_a_setting_may_be_of_any_type_and_counts_before_the_charts_own(value: object, text: str) -> None:
     own = settings_of({})

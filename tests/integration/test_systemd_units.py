@@ -1,5 +1,6 @@
 """deploy/systemd: systemd takes the units and confines them, and our processes take what the units tell them."""
 
+import json
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import click
 import pytest
@@ -20,6 +22,7 @@ from pointsman.runtime.embedded_nats import nats_server_binary
 from pointsman.runtime.settings import ENVIRONMENT_PREFIX, FILE_SUFFIX, PUBLIC_SECRET, FleetSettings, options
 from pointsman_cli.console.command import console_command
 from pointsman_cli.up.scripts import settings_type_of
+from tests.support.certificates import Authority
 from tests.support.systemd import ROOT, UNITS, Unit, make_root, units
 
 START_SECONDS_MAX = 30.0
@@ -200,6 +203,50 @@ def test_the_documented_steps_let_nats_server_read_its_files_and_read_them_again
     assert (open_path / "nats-routes.conf").stat().st_mode & 0o777 == 0o640
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file and a process to others")
+def test_the_documented_steps_give_nats_server_tls_for_clients_with_a_certificate(
+    open_path: Path, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path, "pointsman")
+    authority.issue("host")
+    authority.file.rename(tmp_path / "ca.pem")
+    write_files_of_nats(tmp_path, open_path)
+    install_files_of_nats(tmp_path, open_path)
+    install_files_of_nats(tmp_path, open_path, naming="server.key")
+    with_tls(open_path / "cluster.conf")
+    server = start_nats(open_path, groups=[GROUP_ID])
+    try:
+        started = logged(open_path, "Server is ready")
+        monitor = re.findall(r'^http: "(.*)"', (open_path / "cluster.conf").read_text(), re.MULTILINE)[0]
+        with urlopen(f"http://{monitor}/varz", timeout=5) as answer:
+            told = json.load(answer)
+    finally:
+        server.kill()
+        server.wait()
+
+    assert started
+    assert (told["tls_required"], told["tls_verify"]) == (True, True)
+    assert (told["cluster"]["tls_required"], told["cluster"]["tls_verify"]) == (True, True)
+    assert (open_path / "server.key").stat().st_mode & 0o777 == 0o640
+
+
+def test_the_drop_in_for_tls_hands_processes_the_key_that_was_installed() -> None:
+    (drop_in,) = re.findall(r"```ini\n# \S+/pointsman-\.service\.d/\S+\n\[Service\]\n(.*?)```", OPERATIONS, re.DOTALL)
+    credential, variable = drop_in.splitlines()
+    name, _, source = credential.removeprefix("LoadCredential=").partition(":")
+
+    assert f"-g pointsman-routes host.key {source}\n" in OPERATIONS
+    assert variable == f"Environment=POINTSMAN_NATS_KEY=%d/{name}"
+
+
+def with_tls(configuration: Path) -> None:
+    """The commented line, for clients and in `cluster`."""
+    text = configuration.read_text().replace("/etc/pointsman/nats", str(configuration.parent))
+    (tls,) = re.findall(r"^# (tls \{.*\})$", text, re.MULTILINE)
+    text = text.replace(f"# {tls}", tls).replace("cluster {", f"cluster {{\n  {tls}")
+    configuration.write_text(text)
+
+
 @pytest.fixture
 def open_path() -> Iterator[Path]:
     """A directory that everybody may enter, as /etc; tmp_path is its owner's."""
@@ -223,10 +270,10 @@ def write_files_of_nats(source: Path, directory: Path) -> None:
     (source / "deploy/nats/cluster.conf").write_text(text.replace("/data", f"{directory}/data"))
 
 
-def install_files_of_nats(source: Path, directory: Path) -> None:
-    """By the commands of docs/operations.md, the group given by its number."""
+def install_files_of_nats(source: Path, directory: Path, *, naming: str = "nats-routes.conf") -> None:
+    """By the commands of docs/operations.md that name this file, the group given by its number."""
     scripts = re.findall(r"```sh\n(.*?)```", OPERATIONS, re.DOTALL)
-    (script,) = (script for script in scripts if "nats-routes.conf" in script)
+    (script,) = (script for script in scripts if naming in script)
     script = script.replace("/etc/pointsman/nats", str(directory)).replace("pointsman-routes", str(GROUP_ID))
     subprocess.run(["sh", "-ec", script], check=True, cwd=source)
 
