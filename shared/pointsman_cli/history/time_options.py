@@ -86,7 +86,7 @@ def _wall_time(text: str, beginning: datetime) -> EngineSeconds:
         seconds = float(second_text[0]) if second_text else 0.0
         moment = beginning.replace(hour=int(hour_text), minute=int(minute_text), second=int(seconds), microsecond=0)
         moment += timedelta(seconds=seconds % 1)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         msg = f"'{text}' is no moment: give {MOMENT_HELP}"
         raise click.BadParameter(msg) from error
     # Without a fraction, the whole second or minute is meant.
