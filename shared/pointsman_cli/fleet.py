@@ -16,8 +16,8 @@ from pointsman.runtime.settings import FleetSettings
 from pointsman.state.fleet import Status
 from pointsman_cli.command_client import connected_link, described
 from pointsman_cli.discovery import fleet_settings
-from pointsman_cli.live_warnings import stalled_log
 from pointsman_cli.interruption import interruptible
+from pointsman_cli.live_warnings import stalled_log
 from pointsman_cli.options import CONTEXT, from_options, json_switch
 from pointsman_cli.terminal import SafeConsole, json_text, status, table, wall_time
 

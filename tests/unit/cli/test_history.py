@@ -110,8 +110,8 @@ def test_the_entries_that_a_stream_lost_are_left_out_and_those_before_them_are_r
         pass
 
 
-@pytest.mark.parametrize("url", ["postgresql+asyncpg://u@host:54x2/db", "postgresql://["])
-def test_a_url_that_is_none_is_refused_with_an_example(url: str) -> None:
+def test_a_url_with_a_port_that_is_none_is_refused_with_an_example() -> None:
+    url = "postgresql+asyncpg://u@host:54x2/db"
     with pytest.raises(HistoryError, match="is not an SQLAlchemy URL, such as"), open_history(url):
         pass
 
