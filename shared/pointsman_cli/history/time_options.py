@@ -34,6 +34,10 @@ class Moment:
             return entry.sequence > self.sequence
         return self.at is not None and entry.event is not None and entry.event.at > self.at
 
+    def is_reached_by(self, entry: LogEntry) -> bool:
+        """Whether what `--since` selects begins with this entry or before it."""
+        return self.is_before(entry) or entry.sequence == self.sequence
+
     def is_behind(self, state: State) -> bool:
         if self.sequence is not None:
             return state.sequence > self.sequence
