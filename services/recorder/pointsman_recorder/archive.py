@@ -269,7 +269,7 @@ async def _create_other_columns(connection: AsyncConnection, view: str) -> None:
     except DBAPIError as error:
         if _sqlstate(error) != SQLSTATE_DEPENDENTS:
             raise
-        dependents = " ".join(str(getattr(error.orig.__cause__, "detail", "")).split())  # of asyncpg
+        dependents = " ".join(str(getattr(getattr(error.orig, "__cause__", None), "detail", "")).split())  # of asyncpg
         msg = (
             f"the view requests has other columns in this version, and others depend on it ({dependents or error.orig}): "
             "drop those, and create them again when the recorder is ready"
