@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from pointsman.adapters.file_lock import is_locked, try_lock
-from pointsman.adapters.owner_only import OWNER_ONLY, make_owner_only
+from pointsman.adapters.owner_only import OWNER_ONLY, is_open_to_others, make_owner_only
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.contracts.subjects import LOCAL_ACTOR
 from pointsman.runtime.bus_users import Credentials
@@ -205,11 +205,13 @@ def _point_to(data: Path) -> None:
 
 
 def _lock_file(data: Path) -> IO[bytes]:
-    """What the owner alone may read and lock, also where an earlier version left it open to others."""
+    """What the owner alone may read and lock. An earlier version left it and all beside it open to others; what lies beside
+    ours may be other people's."""
     try:
-        if not data.exists() or (data / LOCK_FILE).exists():
+        lock = data / LOCK_FILE
+        if not data.exists() or (lock.exists() and is_open_to_others(lock)):
             make_owner_only(data)
-        return os.fdopen(os.open(data / LOCK_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, OWNER_ONLY), "ab")
+        return os.fdopen(os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_APPEND, OWNER_ONLY), "ab")
     except OSError as error:
         message = f"{data} cannot be the data directory: {error.strerror or error}; name another with --data DIR"
         raise UnusableDataError(message) from error

@@ -1,7 +1,6 @@
 """`pointsman drain`: takes one instance out of service, or back."""
 
 import asyncio
-import contextlib
 import sys
 from typing import get_args
 
@@ -21,6 +20,7 @@ from pointsman_cli.command_client import (
     wait_until,
 )
 from pointsman_cli.discovery import fleet_settings
+from pointsman_cli.interruption import interruptible
 from pointsman_cli.options import CONTEXT, from_options, json_switch
 from pointsman_cli.output_file import print_json
 from pointsman_cli.terminal import print_line
@@ -64,7 +64,7 @@ def drain_command(
     command: DrainInstance | UndrainInstance = UndrainInstance(instance=name)
     if not undo:
         command = DrainInstance(instance=name, reason=REASON, becomes=role or "")
-    with contextlib.suppress(KeyboardInterrupt):
+    with interruptible():
         sys.exit(asyncio.run(_drain(settings, command, wait=wait and not undo, as_json=as_json)))
 
 

@@ -16,6 +16,7 @@ from pointsman.runtime.settings import FleetSettings
 from pointsman.state.fleet import Status
 from pointsman_cli.command_client import connected_link, described
 from pointsman_cli.discovery import fleet_settings
+from pointsman_cli.interruption import interruptible
 from pointsman_cli.live_warnings import stalled_log
 from pointsman_cli.options import CONTEXT, from_options, json_switch
 from pointsman_cli.terminal import SafeConsole, json_text, status, table, wall_time
@@ -53,7 +54,7 @@ def fleet_command(watch: bool, place: str | None, pool: str | None, as_json: boo
       pointsman fleet --json | jq '.instances[] | select(.knowledge != "exact")'
       pointsman fleet --from nats://10.0.0.5:4222    a fleet on another machine
     """
-    with contextlib.suppress(KeyboardInterrupt):
+    with interruptible(endless=watch):
         asyncio.run(_show(fleet_settings(place, pool), as_json=as_json, watch=watch))
 
 

@@ -5,6 +5,7 @@ import asyncio
 import re
 import secrets
 import string
+import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
@@ -188,6 +189,8 @@ def rotate_command(
             raise
         old = id_of(key_id)
         print_line(f"the old key {old} has not got its end: {error.message}; revoke it yourself", error=True)
+        _show_new(*made[0], as_json=as_json)
+        sys.exit(1)
     _show_new(*made[0], as_json=as_json)
 
 

@@ -1,7 +1,6 @@
 """`pointsman scale`: sets or shows the wanted number of instances."""
 
 import asyncio
-import contextlib
 import sys
 
 import click
@@ -12,6 +11,7 @@ from pointsman.primitives import PoolName
 from pointsman.runtime.settings import FleetSettings
 from pointsman_cli.command_client import WAIT_SECONDS_MAX, ask, connected_link, wait_until
 from pointsman_cli.discovery import fleet_settings
+from pointsman_cli.interruption import interruptible
 from pointsman_cli.options import CONTEXT, COUNT, WHOLE, from_options, json_switch
 from pointsman_cli.output_file import print_json
 from pointsman_cli.terminal import print_line
@@ -51,7 +51,7 @@ def scale_command(
         raise click.UsageError(msg)
     settings = fleet_settings(place, pool, acts=True)
     command = ScalePool(wanted=instances, prefill=prefill, decode=decode, asker=REQUESTER)
-    with contextlib.suppress(KeyboardInterrupt):
+    with interruptible():
         sys.exit(asyncio.run(_scale(settings, command, wait=wait, as_json=as_json)))
 
 

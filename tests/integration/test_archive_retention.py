@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+import structlog
 from click.testing import CliRunner
 
 from pointsman.adapters.clocks import ScaledClock
@@ -18,11 +19,13 @@ from pointsman.primitives import PoolName, Sequence, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_cli.main import main
 from pointsman_lab.memory.log import MemoryBroker
+from pointsman_recorder import archive as archive_module
 from pointsman_recorder.archive import Archive, Batch, Row
 from pointsman_recorder.retention import BATCH_ROWS, DAY_SECONDS, Retention, RetentionLimits
 from pointsman_recorder.service import Recorder
 from tests.support.archives import archive_at, ask
 from tests.support.events import joined, stored
+from tests.support.postgres import way_to
 from tests.support.waiting import eventually
 
 POOL = PoolName("default")
@@ -208,6 +211,62 @@ async def test_a_new_sqlite_file_shrinks_and_an_old_one_uses_its_space_again(tmp
     for file in sizes:
         wal = file.with_name(file.name + "-wal")
         assert not wal.exists() or wal.stat().st_size <= 64 * 1024**2
+
+
+class RestsCounted(ScaledClock):
+    rests: int = 0
+
+    async def sleep_wall(self, seconds: WallSeconds) -> None:
+        self.rests += 1
+        await super().sleep_wall(seconds)
+
+
+async def half_empty(archive: Archive) -> None:
+    await fill(archive, "a", [row("a", n, 1000.0, blocks=40) for n in range(1, 12_001)])
+    async with archive.engine.begin() as connection:
+        await connection.execute(sa.text("DELETE FROM events WHERE sequence < 9000"))
+
+
+async def test_sqlite_pages_are_given_back_in_parts_with_a_rest_after_each(tmp_path: Path) -> None:
+    clock, log = RestsCounted(), MemoryBroker(POOL).client(ScaledClock(), name="test").log
+    async with archive_at(f"sqlite+aiosqlite:///{tmp_path}/archive.sqlite") as archive:
+        await half_empty(archive)
+        pages = (await ask(archive, "PRAGMA page_count"))[0][0]
+
+        await Retention(archive, log, clock, HealthBoard(pool=POOL), RetentionLimits()).look()
+
+        freed = pages - (await ask(archive, "PRAGMA page_count"))[0][0]
+    assert freed > 1000
+    assert clock.rests >= 2
+
+
+async def test_a_locked_sqlite_file_delays_giving_pages_back_and_ends_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "archive.sqlite"
+    async with archive_at(f"sqlite+aiosqlite:///{file}") as archive:
+        await half_empty(archive)
+        await ask(archive, "PRAGMA busy_timeout=50")  # of the only connection, which the pool keeps
+        with closing(sqlite3.connect(file)) as other, structlog.testing.capture_logs() as logs:
+            other.execute("BEGIN IMMEDIATE")
+            running = asyncio.create_task(retention(archive).run())
+            try:
+                await eventually(lambda: any("database is locked" in entry.get("reason", "") for entry in logs))
+                assert not running.done()
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_retention_does_not_wait_without_end_for_a_server_that_vanished(
+    postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_module, "STEP_SECONDS_MAX", 0.3)
+    async with way_to(postgres) as (url, reachable), archive_at(url) as archive:
+        await retention(archive).look()
+        reachable.clear()
+        with pytest.raises(TimeoutError, match=r"did not answer within 0\.3 s"):
+            await asyncio.wait_for(retention(archive).look(), 20)
+        reachable.set()
+        await retention(archive).look()
 
 
 async def test_recording_goes_on_while_a_backlog_is_pruned(url: str) -> None:

@@ -10,19 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import click
 import pytest
 from click.testing import CliRunner
 
 from pointsman.adapters import jetstream
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.contracts.access import ApiKeyChanged
+from pointsman.contracts.access import ApiKey, ApiKeyChanged, KeyAction
 from pointsman.contracts.permissions import ACCESS_BUCKET
 from pointsman.ports import Link
 from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.embedded_nats import EmbeddedNats, start_nats
 from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.settings import FleetSettings
 from pointsman.runtime.supervision import Supervisor
 from pointsman.simulation.replay import verify
+from pointsman_cli import keys as keys_command
 from pointsman_cli.main import main as pointsman
 from pointsman_ingress.main import assembled, http_server
 from pointsman_ingress.settings import IngressSettings
@@ -162,6 +165,28 @@ async def test_keys_are_made_listed_rotated_and_revoked_and_all_ingresses_follow
         await fleet.nats.kill()
         assert await fleet.statuses(last["key"]) == [200, 200]
         assert await fleet.statuses(key) == [401, 401]
+
+
+async def test_a_rotation_whose_old_key_keeps_its_validity_shows_the_new_key_and_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "no-fleets"))
+    change = keys_command._change
+
+    async def refused(link: Link, settings: FleetSettings, action: KeyAction, key: ApiKey) -> None:
+        if action == "rotate":
+            msg = "nothing was changed: the log is full"
+            raise click.ClickException(msg)
+        await change(link, settings, action, key)
+
+    monkeypatch.setattr(keys_command, "_change", refused)
+    async with running_fleet(tmp_path) as fleet:
+        old = await fleet.created("alice")
+
+        told = await fleet.keys("rotate", old["id"], "--grace", "0s", fails=True)
+
+        assert f"the old key {old['id']} has not got its end: nothing was changed: the log is full" in told
+        await fleet.becomes(told.split()[-1], 200)
 
 
 async def delete_bucket(fleet: Fleet) -> None:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -21,12 +22,14 @@ from pointsman.ports import EventLog
 from pointsman.primitives import InstanceId, PoolName, RequestId, Tenant, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_lab.memory.log import MemoryBroker
-from pointsman_recorder.archive import Archive, open_archive
+from pointsman_recorder import archive as archive_module
+from pointsman_recorder.archive import Archive, UnusableDatabaseError, open_archive
 from pointsman_recorder.service import Recorder
 from tests.support.archives import archive_at, ask
 from tests.support.events import finished, first_token, joined, stored
 from tests.support.nats import running_nats
 from tests.support.poison import bad_utf8, deep
+from tests.support.postgres import way_to
 from tests.support.waiting import eventually
 
 POOL = PoolName("default")
@@ -313,3 +316,69 @@ async def test_a_database_that_cannot_hold_every_character_is_refused_with_what_
 
         assert "create one with ENCODING 'UTF8'" in board.lacks["archive"]
         assert await ask(archive, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'") == []
+
+
+async def test_a_server_that_vanishes_is_reported_and_loses_nothing(
+    postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_module, "STEP_SECONDS_MAX", 0.3)
+    log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
+    board = HealthBoard()
+    async with way_to(postgres) as (url, reachable), archive_at(url) as archive:
+        async with recording_into(archive, log, board) as recorder:
+            await log.append(joined("engine-1"))
+            await eventually(lambda: recorder._archived_sequence == 1)
+            reachable.clear()
+            await log.append(joined("engine-2"))
+            await eventually(lambda: not board.whole)
+            assert "the database did not answer within 0.3 s" in board.lacks["archive"]
+            reachable.set()
+            await eventually(lambda: recorder._archived_sequence == 2)
+            assert board.whole
+
+        assert await ask(archive, "SELECT instance FROM events ORDER BY sequence") == [("engine-1",), ("engine-2",)]
+
+
+async def test_a_vanished_server_does_not_hold_up_the_end(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive_module, "CLOSE_SECONDS_MAX", 0.3)
+    async with way_to(postgres) as (url, reachable), asyncio.timeout(20), open_archive(url) as archive:
+        await archive.prepare()
+        reachable.clear()
+
+
+async def test_a_start_leaves_the_grants_on_the_view_and_the_views_that_depend_on_it(postgres: str) -> None:
+    async with archive_at(postgres) as archive:
+        await run(archive, "GRANT SELECT ON requests TO PUBLIC")
+        await run(archive, "CREATE VIEW late AS SELECT request FROM requests WHERE ttft > slo_ttft")
+        try:
+            await archive.prepare()
+
+            granted = "SELECT grantee FROM information_schema.role_table_grants WHERE table_name = 'requests'"
+            assert ("PUBLIC",) in await ask(archive, granted)
+            assert await ask(archive, "SELECT * FROM late") == []
+        finally:
+            await run(archive, "DROP VIEW late")
+
+
+async def test_a_view_with_other_columns_is_made_again_unless_others_depend_on_it(postgres: str) -> None:
+    """As an earlier or later version made it."""
+    async with archive_at(postgres) as archive:
+        await run(archive, "DROP VIEW requests")
+        await run(archive, "CREATE VIEW requests AS SELECT request, log, sequence FROM events")
+        await run(archive, "CREATE VIEW late AS SELECT request FROM requests")
+        try:
+            with pytest.raises(UnusableDatabaseError, match="depend on it") as refused:
+                await archive.prepare()
+        finally:
+            await run(archive, "DROP VIEW late")
+        assert "view late depends on view requests" in str(refused.value)
+
+        await archive.prepare()
+
+        assert await ask(archive, "SELECT request, ends FROM requests") == []
+
+
+async def test_a_url_with_a_port_that_is_none_is_refused_with_an_example() -> None:
+    with pytest.raises(click.BadParameter, match=r"54x2.*; write for instance sqlite"):
+        async with open_archive("postgresql+asyncpg://u@host:54x2/db"):
+            pass

@@ -18,6 +18,7 @@ from pathlib import Path
 import aiohttp
 import click
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 from typing_extensions import override
 
@@ -25,6 +26,7 @@ from pointsman.adapters.tcp_ports import free_ports, why_taken
 from pointsman.adapters.tokenizer.tokenizer import BUILTIN_DIRECTORY
 from pointsman.runtime.settings import ENVIRONMENT_PREFIX, options
 from pointsman_cli.discovery import find_fleet
+from pointsman_cli.main import main as pointsman
 from pointsman_cli.up.addresses import EngineAddress
 from pointsman_cli.up.child import ChildProcess
 from pointsman_cli.up.command import run_fleet
@@ -191,6 +193,8 @@ def test_a_command_template_is_filled_in_and_the_worker_listens_where_it_says(te
     [
         UpSettings(engine="tpu"),
         UpSettings(engine="http://a:8000#kv=a:5557"),
+        UpSettings(engine="http://[::1:8000"),
+        UpSettings(engine="http://a:80x0"),
         UpSettings(engine="http://a:8000", engine_args="--seed 1"),
         UpSettings(engine="vllm", engine_command="python3 --port {port}"),
         UpSettings(engine_command="no-such-program --port {port}"),
@@ -491,6 +495,26 @@ async def test_what_a_script_leaves_running_ends_with_it(tmp_path: Path, end: st
     assert gone([int(left.read_text())])
 
 
+@pytest.mark.parametrize("niceness", [0, 10])
+def test_a_fleet_that_was_started_nicely_is_no_less_nice(niceness: int, tmp_path: Path) -> None:
+    """Only root may lower a niceness."""
+    script = f"""
+import asyncio, os, pathlib
+from pointsman_cli.up.child import ServiceProcess
+from pointsman_cli.up.plan import ProcessPlan
+plan = ProcessPlan(name="x", role="x", script="sleep", arguments=("60",), url="", environment={{}}, niceness={niceness}, foreign=True)
+child = ServiceProcess(plan, pathlib.Path({str(tmp_path)!r}))
+asyncio.run(child.start())
+print(os.getpriority(os.PRIO_PROCESS, 0), os.getpriority(os.PRIO_PROCESS, child.pid))
+child.kill()
+"""
+    ran = subprocess.run(["nice", "-n", "5", sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    own, of_child = map(int, ran.stdout.split())
+    assert own > 0
+    assert of_child == max(own, niceness)
+
+
 # What is refused
 
 
@@ -525,6 +549,24 @@ async def test_no_fleet_is_started_where_there_is_no_room_for_it(
         await run_fleet(UpSettings(port=0), tmp_path / "data", None, Console())
 
 
+def test_a_temporary_directory_too_long_for_sockets_is_named(tmp_path: Path) -> None:
+    plan = replace(plan_of(UpSettings(instances="1")), runtime=tmp_path / ("x" * SOCKET_PATH_MAX))
+
+    with pytest.raises(click.ClickException, match="set TMPDIR to a shorter directory"):
+        processes(plan)
+
+
+def test_a_seed_that_is_none_is_named_by_those_who_read_it(tmp_path: Path) -> None:
+    credentials = tmp_path / "data" / "credentials"
+    credentials.mkdir(parents=True)
+    (credentials / "reader.nk").touch()
+    made = CliRunner().invoke(pointsman, ["credentials", "--directory", str(credentials)])
+    assert (made.exit_code, made.output.count("\n")) == (1, 1)
+    for told in (made.output, up_fails(tmp_path, "--instances", "1")):
+        assert "reader.nk holds no seed: put it back, or delete it to have another one made" in told
+        assert "Traceback" not in told
+
+
 def test_an_engine_whose_blocks_do_not_fit_the_keys_is_told_of_in_a_line(tmp_path: Path) -> None:
     port, kv = free_ports(2)
     events = {"enable_kv_cache_events": True, "endpoint": f"tcp://*:{kv}"}
@@ -540,7 +582,8 @@ def test_an_engine_that_does_not_answer_is_named(tmp_path: Path) -> None:
 
 
 def test_a_nats_that_does_not_answer_is_named(tmp_path: Path) -> None:
-    assert "no nats-server answers at nats://127.0.0.1:9" in up_fails(tmp_path, "--nats", "nats://127.0.0.1:9")
+    for url in ("nats://127.0.0.1:9", "nats://[::1:4222"):
+        assert f"no nats-server answers at {url}" in up_fails(tmp_path, "--nats", url)
 
 
 def up_fails(directory: Path, *arguments: str) -> str:

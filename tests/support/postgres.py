@@ -1,15 +1,18 @@
-"""A PostgreSQL server of its own: this machine's programs, or those of the Debian package."""
+"""A PostgreSQL server of its own: this machine's programs, or those of the Debian package. And a way to it on which it
+vanishes: no connection is closed, no byte arrives."""
 
+import asyncio
 import contextlib
 import os
 import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy.engine import make_url
 
 from tests.support.debian_programs import unpacked
 
@@ -52,6 +55,36 @@ def running_postgres() -> Iterator[str]:
             run("pg_ctl", "-w", "-m", "immediate", "stop")
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.asynccontextmanager
+async def way_to(url: str) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """Another URL of the server, and whether it can be reached there."""
+    reachable = asyncio.Event()
+    reachable.set()
+    target = make_url(url)
+    running: set[asyncio.Task[None]] = set()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            while data := await reader.read(65536):
+                await reachable.wait()
+                writer.write(data)
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reachable.wait()
+        there = await asyncio.open_connection(target.host, target.port)
+        for ends in ((reader, there[1]), (there[0], writer)):
+            running.add(asyncio.create_task(pass_on(*ends)))
+
+    server = await asyncio.start_server(connect, "127.0.0.1", 0)
+    try:
+        yield str(target.set(port=server.sockets[0].getsockname()[1])), reachable
+    finally:
+        server.close()
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 def _programs() -> tuple[Path, dict[str, str]]:

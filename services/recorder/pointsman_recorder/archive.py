@@ -4,8 +4,9 @@ sequences."""
 
 import asyncio
 import contextlib
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -24,8 +25,17 @@ from pointsman.primitives import Sequence
 log = structlog.get_logger()
 SQLITE_SUFFIXES = ("-wal", "-shm", "-journal")
 WAL_BYTES_KEPT = 64 * 1024**2
+DATABASE_ERRORS = (SQLAlchemyError, sqlite3.Error, OSError)
+"""What a database raises that does not answer. SQLAlchemy translates no errors of a driver that is used directly."""
+STEP_SECONDS_MAX = 60.0
+"""A connection is used no longer than this at once. A batch of writes to a busy disk takes seconds; a server whose host
+vanished closes no connection and would be waited for without end."""
+CLOSE_SECONDS_MAX = 2.0
 VACUUM_EARLY = "autovacuum_vacuum_scale_factor=0.02"
 """The space of deleted rows is used again after 2% of the rows, not after 20%."""
+SQLSTATE_OTHER_COLUMNS = "42P16"
+"""A view has columns that its new definition lacks, or in another order."""
+SQLSTATE_DEPENDENTS = "2BP01"
 SQLSTATE_OF_DATA = "22"
 """Class of the errors about a value. Of asyncpg's errors SQLAlchemy makes no DataError."""
 ORDINARY_NUMBER = "^-?[0-9]{1,31}(?:[.][0-9]{1,60})?(?:[eE][-+]?[0-9]{1,2})?$"
@@ -115,7 +125,7 @@ class RefusedError(Exception):
 
 
 class Archive:
-    """Methods raise SQLAlchemyError or OSError if the database does not answer."""
+    """Methods raise DATABASE_ERRORS if the database does not answer, within STEP_SECONDS_MAX."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine
@@ -124,20 +134,29 @@ class Archive:
     async def prepare(self) -> None:
         """Raises UnusableDatabaseError."""
         dialect = self.engine.dialect
-        view = requests(dialect).compile(dialect=dialect, compile_kwargs={"literal_binds": True})
-        async with self.engine.begin() as connection:
+        view = f"VIEW requests AS {requests(dialect).compile(dialect=dialect, compile_kwargs={'literal_binds': True})}"
+        async with self.writing() as connection:
             if dialect.name == "postgresql":
                 await _check_encoding(connection)
             await connection.run_sync(metadata.create_all)
-            await connection.execute(sa.text("DROP VIEW IF EXISTS requests"))
-            await connection.execute(sa.text(f"CREATE VIEW requests AS {view}"))
             if dialect.name == "postgresql":
+                await _replace_view(connection, view)
                 await _vacuum_early(connection)
+            else:
+                await _create_view(connection, view)
         self.prepared.set()
+
+    def reading(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """A connection for STEP_SECONDS_MAX."""
+        return _bounded(self.engine.connect())
+
+    def writing(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """A transaction for STEP_SECONDS_MAX."""
+        return _bounded(self.engine.begin())
 
     async def latest_branch(self, identity: str) -> Branch | None:
         newest = sa.select(sa.func.max(logs.c.branch)).where(logs.c.identity == identity)
-        async with self.engine.connect() as connection:
+        async with self.reading() as connection:
             number = (await connection.execute(newest)).scalar()
             if number is None:
                 return None
@@ -153,7 +172,7 @@ class Archive:
             raise
 
     async def _store(self, batch: Batch) -> None:
-        async with self.engine.begin() as connection:
+        async with self.writing() as connection:
             for row in batch.logs:
                 await _insert_missing(connection, logs, [row], logs.c.log == row["log"], "log")
             for table, rows in ((events, batch.events), (dead_letters, batch.dead_letters), (gaps, batch.gaps)):
@@ -169,7 +188,7 @@ async def open_archive(url: str) -> AsyncIterator[Archive]:
     try:
         parsed = make_url(url)
         engine = create_async_engine(parsed, pool_pre_ping=True)
-    except (SQLAlchemyError, ImportError) as error:
+    except (SQLAlchemyError, ImportError, ValueError) as error:  # ValueError: a port that is no number
         msg = f"{error}; write for instance sqlite+aiosqlite:///archive.sqlite"
         raise click.BadParameter(msg, param_hint="--archive-url") from error
     if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
@@ -180,7 +199,23 @@ async def open_archive(url: str) -> AsyncIterator[Archive]:
     try:
         yield Archive(engine)
     finally:
-        await engine.dispose()
+        with contextlib.suppress(TimeoutError):  # a vanished server confirms no end
+            async with asyncio.timeout(CLOSE_SECONDS_MAX):
+                await engine.dispose()
+
+
+@asynccontextmanager
+async def _bounded(connecting: AbstractAsyncContextManager[AsyncConnection]) -> AsyncIterator[AsyncConnection]:
+    """Raises TimeoutError, which is an OSError."""
+    bound = asyncio.timeout(STEP_SECONDS_MAX)
+    try:
+        async with bound, connecting as connection:
+            yield connection
+    except TimeoutError as error:
+        if not bound.expired():
+            raise
+        msg = f"the database did not answer within {STEP_SECONDS_MAX:g} s"
+        raise TimeoutError(msg) from error
 
 
 def _keep_to_owner(file: Path) -> None:
@@ -203,7 +238,44 @@ def _share_sqlite(connection: Any, _record: object) -> None:
 
 
 def _is_about_data(error: DBAPIError) -> bool:
-    return isinstance(error, DataError) or str(getattr(error.orig, "sqlstate", "")).startswith(SQLSTATE_OF_DATA)
+    return isinstance(error, DataError) or _sqlstate(error).startswith(SQLSTATE_OF_DATA)
+
+
+def _sqlstate(error: DBAPIError) -> str:
+    """Empty for SQLite."""
+    return str(getattr(error.orig, "sqlstate", ""))
+
+
+async def _create_view(connection: AsyncConnection, view: str) -> None:
+    await connection.execute(sa.text("DROP VIEW IF EXISTS requests"))
+    await connection.execute(sa.text(f"CREATE {view}"))
+
+
+async def _replace_view(connection: AsyncConnection, view: str) -> None:
+    """Keeps the grants on the view and the views that depend on it, unless its columns are others. Raises
+    UnusableDatabaseError."""
+    try:
+        async with connection.begin_nested():
+            await connection.execute(sa.text(f"CREATE OR REPLACE {view}"))
+    except DBAPIError as error:
+        if _sqlstate(error) != SQLSTATE_OTHER_COLUMNS:
+            raise
+        await _create_other_columns(connection, view)
+
+
+async def _create_other_columns(connection: AsyncConnection, view: str) -> None:
+    try:
+        await _create_view(connection, view)
+    except DBAPIError as error:
+        if _sqlstate(error) != SQLSTATE_DEPENDENTS:
+            raise
+        dependents = " ".join(str(getattr(getattr(error.orig, "__cause__", None), "detail", "")).split())  # of asyncpg
+        msg = (
+            f"the view requests has other columns in this version, and others depend on it ({dependents or error.orig}): "
+            "drop those, and create them again when the recorder is ready"
+        )
+        raise UnusableDatabaseError(msg) from error
+    log.warning("archive_view_replaced", view="requests", note="its columns are others now: grant access to it again")
 
 
 async def _check_encoding(connection: AsyncConnection) -> None:

@@ -1,4 +1,4 @@
-"""SQL of the archive's retention: what is oldest, how large it is, deleting it. Methods raise SQLAlchemyError or OSError.
+"""SQL of the archive's retention: what is oldest, how large it is, deleting it. Methods raise DATABASE_ERRORS.
 
 SQLite: deleted pages are used again; what is free beyond FREE_SHARE goes back to the file system if the file was made
 for that (`auto_vacuum`, archives since this version; others: once `VACUUM`). PostgreSQL: autovacuum makes the space
@@ -59,12 +59,12 @@ class Beginning:
 
 class Pruning:
     def __init__(self, archive: Archive) -> None:
-        self._engine = archive.engine
+        self._archive = archive
         self._is_sqlite = archive.engine.dialect.name == "sqlite"
 
     async def head(self, rows_max: int) -> Head | None:
         """At most `rows_max` of each table. None: nothing may go now."""
-        async with self._engine.connect() as connection:
+        async with self._archive.reading() as connection:
             known = list((await connection.execute(sa.select(logs.c.log).order_by(*_by_age))).scalars())
             for log in known:
                 found = await _head_of(connection, log, rows_max, keeps_newest=log == known[-1])
@@ -73,7 +73,7 @@ class Pruning:
         return None
 
     async def prune(self, head: Head) -> int:
-        async with self._engine.begin() as connection:
+        async with self._archive.writing() as connection:
             removed = 0
             for table in ENTRY_TABLES:
                 gone = sa.delete(table).where(table.c.log == head.log, table.c.sequence <= head.upto)
@@ -83,25 +83,23 @@ class Pruning:
                 await connection.execute(sa.delete(logs).where(logs.c.log == head.log))
         return removed
 
-    async def give_back(self) -> None:
-        """Free pages, to the file system, a part at a time."""
+    async def give_back(self) -> bool:
+        """A part of the free pages, to the file system. Returns whether there was one to give."""
         if not self._is_sqlite:
-            return
-        while True:
-            async with self._engine.connect() as connection:
-                free, pages = await _pragma(connection, "freelist_count"), await _pragma(connection, "page_count")
-                shrinks = await _pragma(connection, "auto_vacuum") == INCREMENTAL
-                if not shrinks or free <= FREE_SHARE * pages or await self._is_held_back(connection):
-                    return
-                raw = await connection.get_raw_connection()
-                driver = raw.driver_connection
-                assert driver is not None
-                await driver.executescript(
-                    f"PRAGMA incremental_vacuum({VACUUM_PAGES})"
-                )  # a row for each page: read all
+            return False
+        async with self._archive.reading() as connection:
+            free, pages = await _pragma(connection, "freelist_count"), await _pragma(connection, "page_count")
+            shrinks = await _pragma(connection, "auto_vacuum") == INCREMENTAL
+            if not shrinks or free <= FREE_SHARE * pages or await self._is_held_back(connection):
+                return False
+            raw = await connection.get_raw_connection()
+            driver = raw.driver_connection
+            assert driver is not None
+            await driver.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")  # a row for each page: read all
+        return True
 
     async def size(self) -> Size:
-        async with self._engine.connect() as connection:
+        async with self._archive.reading() as connection:
             if self._is_sqlite:
                 page = await _pragma(connection, "page_size")
                 pages, free = await _pragma(connection, "page_count"), await _pragma(connection, "freelist_count")
@@ -110,7 +108,7 @@ class Pruning:
 
     async def begins(self) -> Beginning | None:
         """The first entry of the oldest log."""
-        async with self._engine.connect() as connection:
+        async with self._archive.reading() as connection:
             for log, identity in await connection.execute(sa.select(logs.c.log, logs.c.identity).order_by(*_by_age)):
                 first = sa.select(events.c.sequence, events.c.at).where(events.c.log == log)
                 found = (await connection.execute(first.order_by(events.c.sequence).limit(1))).first()

@@ -1,20 +1,22 @@
 """Retention of the archive, by age and size. In: the limits. Out: the oldest entries deleted, the oldest log first, in
-batches of at most BATCH_ROWS, each a short transaction on a connection of its own; after each the database rests as long
-as it worked. The newest entry always stays: it is where recording goes on."""
+batches of at most BATCH_ROWS, each a short transaction on a connection of its own; after each, and after each part of the
+file that is given back, the database rests as long as it worked. The newest entry always stays: it is where recording goes on."""
 
+from collections.abc import Awaitable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
 
 from pointsman.ports import Clock, EventLog, LogMissingError, LogUnavailableError
 from pointsman.primitives import Seconds, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.health import HealthBoard
-from pointsman_recorder.archive import Archive
+from pointsman_recorder.archive import DATABASE_ERRORS, Archive
 from pointsman_recorder.pruning import Head, Pruning
 
 log = structlog.get_logger()
+T = TypeVar("T")
 
 RETENTION_PART = "archive retention"
 BATCH_ROWS = 1000
@@ -53,23 +55,29 @@ class Retention:
         while True:
             try:
                 await self.look()
-            except (SQLAlchemyError, OSError) as error:
+            except DATABASE_ERRORS as error:
                 log.warning("archive_retention_failed", reason=f"{type(error).__name__}: {error}")
             await self._clock.sleep_wall(LOOK_WALL_SECONDS)
 
     async def look(self) -> None:
-        """Prune to the limits, then measure. Raises SQLAlchemyError, OSError."""
+        """Prune to the limits, then measure. Raises DATABASE_ERRORS."""
         removed = 0
         while (head := await self._pruning.head(BATCH_ROWS)) is not None and await self._is_due(head):
-            began = self._clock.wall()
-            gone = await self._pruning.prune(head)
+            gone = await self._with_rest(self._pruning.prune(head))
             removed += gone
             self._pruned.inc(gone)
-            await self._clock.sleep_wall(max(PAUSE_WALL_SECONDS_MIN, self._clock.wall() - began))
         if removed:
             log.info("archive_pruned", entries=removed)
-        await self._pruning.give_back()
+        while await self._with_rest(self._pruning.give_back()):
+            pass
         await self._measure()
+
+    async def _with_rest(self, step: Awaitable[T]) -> T:
+        """Leaves the database to others for as long as the step took."""
+        began = self._clock.wall()
+        done = await step
+        await self._clock.sleep_wall(max(PAUSE_WALL_SECONDS_MIN, self._clock.wall() - began))
+        return done
 
     async def _is_due(self, head: Head) -> bool:
         limits = self._limits

@@ -9,7 +9,6 @@ from functools import partial
 from typing import TypeVar
 
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
 
 from pointsman.adapters.backoff import Backoff
 from pointsman.contracts.codec import short_reason
@@ -18,7 +17,14 @@ from pointsman.primitives import PoolName, Sequence, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_metrics import measure_log
 from pointsman.runtime.telemetry import RECORDER_ARCHIVED_SEQUENCE
-from pointsman_recorder.archive import Archive, Batch, Branch, RefusedError, UnusableDatabaseError
+from pointsman_recorder.archive import (
+    DATABASE_ERRORS,
+    Archive,
+    Batch,
+    Branch,
+    RefusedError,
+    UnusableDatabaseError,
+)
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -199,7 +205,7 @@ class Recorder:
         while True:
             try:
                 done = await step()
-            except (SQLAlchemyError, OSError, UnusableDatabaseError) as error:
+            except (*DATABASE_ERRORS, UnusableDatabaseError) as error:
                 reason, wait = f"{type(error).__name__}: {error}", backoff.next_wait()
                 self._board.missing(ARCHIVE_PART, reason)
                 log.warning("archive_unavailable", reason=reason, retry_seconds=wait)

@@ -64,7 +64,7 @@ class Credentials:
         operators: Iterable[str] = (),
         routers: Iterable[BusUser] = (),
     ) -> None:
-        """Make what is missing, and write USERS_FILE. Raises OSError."""
+        """Make what is missing, and write USERS_FILE. Raises OSError, ValueError for a seed that is none."""
         roles = [BusUser(role) for role in BusRole if role not in NAMED]
         for pool in pools:
             self._make_directory(self.directory / WORKERS / pool)
@@ -145,7 +145,12 @@ def write_private(path: Path, content: str, *, mode: int = SEED_MODE) -> None:
 
 
 def _public_key(seed: Path) -> str:
-    pair = nkeys.from_seed(bytearray(seed.read_text().strip().encode()))
+    """Raises OSError, ValueError."""
+    try:
+        pair = nkeys.from_seed(bytearray(seed.read_text().strip().encode()))
+    except (nkeys.NkeysError, ValueError) as error:
+        msg = f"{seed} holds no seed: put it back, or delete it to have another one made"
+        raise ValueError(msg) from error
     key = pair.public_key.decode()
     pair.wipe()
     return str(key)

@@ -43,6 +43,7 @@ from pointsman_cli.bench.report import (
 from pointsman_cli.bench.server import Server, running_server, served_model, server_of
 from pointsman_cli.history.entries import HistoryError
 from pointsman_cli.history.live import LiveHistory
+from pointsman_cli.interruption import INTERRUPTED_EXIT_CODE
 from pointsman_cli.options import CONTEXT, COUNT, INSTANCES, POSITIVE, out_option
 from pointsman_cli.output_file import write_json
 from pointsman_cli.terminal import SafeConsole
@@ -52,7 +53,6 @@ from pointsman_cli.workload_options import GENERATED_RATE, workload_name, worklo
 DEFAULT_WORKLOAD = "chat"
 GENERATED_REQUESTS = 200
 COMPARED_SPEED = 20.0
-INTERRUPTED_EXIT_CODE = 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,20 +8,24 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from pointsman.adapters.child_process import spawn
+from pointsman.runtime.environment_names import given_settings
+from pointsman.runtime.settings import CONFIG, FleetSettings
 from pointsman_cli.discovery import FleetFile, NoFleetError, find_fleet
 from pointsman_cli.terminal import SeveralLinesError
 from pointsman_cli.up.runner import STOP_SECONDS_MAX
 from pointsman_cli.up.scripts import console_script
+from pointsman_cli.up.settings import UpSettings
 
 START_SECONDS_MAX = 90.0
 REAL_START_SECONDS_MAX = 1000.0
 """For fleets with real engines. `pointsman up` gives up first, with a better message."""
 POLL_SECONDS = 0.1
 OUTPUT_LINES_SHOWN = 15
+LOG_SETTINGS = "log_"
 
 
 class FleetStartError(SeveralLinesError):
@@ -74,8 +78,18 @@ class FreshFleet:
         return spawn(
             [str(console_script("pointsman")), "up", "--no-console", *arguments, *self.arguments],
             output=output,
-            environment={**os.environ, **self.environment},
+            environment={**_of_no_fleet(os.environ), **self.environment},
         )
+
+
+def _of_no_fleet(outer: Mapping[str, str]) -> dict[str, str]:
+    """Without the settings of `pointsman up` and of a fleet, which may name another one, except how it logs. What services
+    and the engines' plug-in read stays."""
+    chosen = {
+        one.name for one in (*fields(UpSettings), *fields(FleetSettings)) if not one.name.startswith(LOG_SETTINGS)
+    }
+    given = given_settings(outer)
+    return {variable: value for variable, value in outer.items() if given.get(variable) not in {CONFIG, *chosen}}
 
 
 async def _ready(process: "subprocess.Popen[bytes]", data: Path, output: Path, seconds_max: float) -> FleetFile:

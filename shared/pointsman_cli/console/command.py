@@ -152,12 +152,15 @@ def console_command(
     elif _is_live(place):
         settings = fleet_settings(place, pool)
     else:
-        jobs = Jobs(place, pool, recorded=True, wall=time.monotonic)
+        jobs = Jobs(place, pool, recorded=True, wall=time.monotonic, until=until)
         with open_history(place, pool) as history:
             configure_logging(log_level, log_format)  # again: reading a file told errors only
             moment = moment_in(history, until)
             run(lambda supervisor: _serve_record(supervisor, history, moment, partial(serving, jobs)))
         return
+    if until is not None:
+        msg = "the log of a running fleet goes on: --until is for a recorded one, such as a bundle or an archive"
+        raise click.UsageError(msg)
     jobs = Jobs(place, pool, recorded=False, wall=time.monotonic, environment=_environment(settings))
     acting = _acting(place, settings, operator_credentials) if guard.admin_token else None
     run(lambda supervisor: _serve_live(supervisor, settings, acting, partial(serving, jobs)))

@@ -133,7 +133,7 @@ class ArchiveHistory(History):
 def _parsed(url: str) -> URL:
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:  # ValueError: a port that is no number
         msg = f"{url} is not an SQLAlchemy URL, such as sqlite:///archive.sqlite or postgresql+asyncpg://user@host/db"
         raise HistoryError(msg) from error
     return _read_only(parsed) if _is_sqlite(parsed) else parsed

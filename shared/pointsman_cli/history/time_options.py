@@ -34,6 +34,10 @@ class Moment:
             return entry.sequence > self.sequence
         return self.at is not None and entry.event is not None and entry.event.at > self.at
 
+    def is_reached_by(self, entry: LogEntry) -> bool:
+        """Whether what `--since` selects begins with this entry or before it."""
+        return self.is_before(entry) or entry.sequence == self.sequence
+
     def is_behind(self, state: State) -> bool:
         if self.sequence is not None:
             return state.sequence > self.sequence
@@ -86,7 +90,7 @@ def _wall_time(text: str, beginning: datetime) -> EngineSeconds:
         seconds = float(second_text[0]) if second_text else 0.0
         moment = beginning.replace(hour=int(hour_text), minute=int(minute_text), second=int(seconds), microsecond=0)
         moment += timedelta(seconds=seconds % 1)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         msg = f"'{text}' is no moment: give {MOMENT_HELP}"
         raise click.BadParameter(msg) from error
     # Without a fraction, the whole second or minute is meant.

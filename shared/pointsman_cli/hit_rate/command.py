@@ -66,7 +66,7 @@ def climbed(history: History, beginning: StartPoint, since: Moment, until: Momen
     counting = since == Moment()
     for entry in UpTo(shown(history, "counting", beginning.start), until):
         if not counting:
-            counting = since.is_before(entry) or entry.sequence == since.sequence
+            counting = since.is_reached_by(entry)
             ladder.counts_from = entry.sequence if counting else entry.sequence + 1
         state.apply_entry(entry)
         if entry.event is not None:

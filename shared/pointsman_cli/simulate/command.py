@@ -18,6 +18,7 @@ from pointsman.policies.scaling.roles import parse_split
 from pointsman.simulation.goodput import RUNS_MAX, Goodput
 from pointsman.simulation.simulator import Scenario
 from pointsman.simulation.workload import mean_rate
+from pointsman_cli.interruption import INTERRUPTED_EXIT_CODE
 from pointsman_cli.options import (
     CONTEXT,
     COUNT,
@@ -59,7 +60,6 @@ WARMUP_MAX = 500
 DEFAULT_POLICIES = "dualmap,least_loaded,min_ttft,sticky_least_loaded"
 REPORT_COLUMNS = 180
 FIRST_SEED = 1
-INTERRUPTED_EXIT_CODE = 130
 DEFAULTS = Scenario()
 AUTO = "auto"
 

@@ -1,7 +1,6 @@
 """`pointsman tap`: follows the log of a fleet and prints selected events."""
 
 import asyncio
-import contextlib
 import os
 import sys
 from base64 import b64encode
@@ -15,6 +14,7 @@ from pointsman_cli.command_client import connected_link
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.history.live import LiveHistory
 from pointsman_cli.history.time_options import NOW, SEQUENCE, Moment, moment_in
+from pointsman_cli.interruption import interruptible
 from pointsman_cli.options import CONTEXT, from_options, json_switch, since_option, until_option
 from pointsman_cli.tap.event_lines import line, reset_line
 from pointsman_cli.tap.filters import BadPatternError, Filter, subject_pattern
@@ -67,7 +67,7 @@ def tap_command(
     printer = Printer(settings.speed, wanted, as_json=as_json)
     begin = None if since in (None, NOW) else _moment(settings, since)
     end = None if until is None else _moment(settings, until)
-    with contextlib.suppress(KeyboardInterrupt):
+    with interruptible(endless=end is None):
         asyncio.run(_tap(settings, printer, begin, end))
 
 

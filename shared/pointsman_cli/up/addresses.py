@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from typing import NoReturn, cast, get_args
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 import click
 
@@ -60,8 +60,8 @@ def further_pool(text: str) -> FurtherPool:
 
 def engine_address(text: str) -> EngineAddress:
     """Raises click.BadParameter."""
-    parts = urlsplit(text)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
+    parts = _parts(text)
+    if parts is None or parts.scheme not in {"http", "https"} or not parts.hostname:
         refuse("--engine", f"'{text}' is neither 'sim', nor 'vllm', nor a URL like http://127.0.0.1:8000")
     values = {name: found[-1] for name, found in _fragment(text, text).items()}
     role = values.get("role", "both")
@@ -73,6 +73,16 @@ def engine_address(text: str) -> EngineAddress:
     kv, replay = (_endpoint(values.get(name, ""), parts.hostname, text) for name in ("kv", "replay"))
     url = parts._replace(fragment="").geturl().rstrip("/")
     return EngineAddress(url, kv, replay, cast("Role", role), int(rank) if rank else None)
+
+
+def _parts(url: str) -> SplitResult | None:
+    """None: its host or port can be none."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises ValueError
+    except ValueError:
+        return None
+    return parts
 
 
 def _fragment(part: str, text: str) -> dict[str, list[str]]:

@@ -136,7 +136,8 @@ class ServiceProcess(ChildProcess):
             environment=self._plan.environment_in(os.environ),
             parent_death=signal.SIGTERM if foreign else signal.SIGKILL,
         )
-        os.setpriority(os.PRIO_PROCESS, process.pid, self._plan.niceness)
+        if self._plan.niceness > os.getpriority(os.PRIO_PROCESS, 0):  # less than that only root may have
+            os.setpriority(os.PRIO_PROCESS, process.pid, self._plan.niceness)
         return process
 
     @override

@@ -236,8 +236,11 @@ def _credentials(plan: FleetPlan) -> Credentials | None:
     if plan.settings.nats is None:
         credentials = Credentials(plan.data / CREDENTIALS)
         pools = [PoolName(of_pool.settings.pool) for of_pool in plan.pools]
-        with written_to(plan.data):
-            credentials.make(pools, workers=plan.workers(), operators=[LOCAL_ACTOR])
+        try:
+            with written_to(plan.data):
+                credentials.make(pools, workers=plan.workers(), operators=[LOCAL_ACTOR])
+        except ValueError as error:
+            raise click.ClickException(str(error)) from error
         return credentials
     if not plan.settings.nats_credentials:
         return None

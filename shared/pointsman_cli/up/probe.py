@@ -44,11 +44,11 @@ async def http_get(url: str, *, timeout: float) -> tuple[int, bytes]:
 
 
 async def accepts_connections(url: str, *, timeout: float) -> bool:
-    parts = urlsplit(url)
     try:
+        parts = urlsplit(url)
         async with asyncio.timeout(timeout):
             _, writer = await asyncio.open_connection(parts.hostname, parts.port or 4222)
-    except (OSError, TimeoutError):
+    except (OSError, TimeoutError, ValueError):  # ValueError: its host or port can be none
         return False
     writer.close()
     return True

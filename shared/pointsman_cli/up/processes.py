@@ -1,10 +1,13 @@
-"""The processes of a plan, with environment (`POINTSMAN_*`) and arguments. Pure."""
+"""The processes of a plan, with environment (`POINTSMAN_*`) and arguments. Pure. Raises click.ClickException for a directory
+that is too long for sockets."""
 
 import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import gcd
+
+import click
 
 from pointsman.adapters.tcp_ports import LOOPBACK
 from pointsman.contracts.fleet import Role
@@ -280,7 +283,7 @@ def _sockets(plan: FleetPlan, engine: str) -> tuple[str, str]:
     for path in paths:
         if len(str(path).encode()) > SOCKET_PATH_MAX:
             message = f"{path} is too long for a Unix socket; set TMPDIR to a shorter directory"
-            raise ValueError(message)
+            raise click.ClickException(message)
     return f"ipc://{paths[0]}", f"ipc://{paths[1]}"
 
 

@@ -166,7 +166,7 @@ class UsageAccount:
         """Counts requests that ended at `since` or later. Raises TooManyGroupsError."""
         counting = since == Moment()
         for entry in entries:
-            counting = counting or since.is_before(entry) or entry.sequence == since.sequence
+            counting = counting or since.is_reached_by(entry)
             if entry.event is not None and not is_fenced(entry.event.stamp, self._term):
                 self._apply(entry.event, counting=counting)
 

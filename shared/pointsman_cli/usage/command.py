@@ -3,11 +3,13 @@
 import csv
 import io
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import click
 from rich.console import Console
 
+from pointsman_cli.formatting import plural
 from pointsman_cli.history.entries import HistoryError
 from pointsman_cli.history.progress import shown
 from pointsman_cli.history.sources import open_history
@@ -15,7 +17,7 @@ from pointsman_cli.history.start_point import beginning_of
 from pointsman_cli.history.time_options import UpTo, moment_in
 from pointsman_cli.options import CONTEXT, comma_list, from_options, json_switch, since_option, until_option
 from pointsman_cli.output_file import print_json
-from pointsman_cli.terminal import csv_cell, output_console, say, table
+from pointsman_cli.terminal import csv_cell, output_console, print_line, say, table
 from pointsman_cli.usage.accounting import DIMENSIONS, Dimension, Group, TooManyGroupsError, Usage, UsageAccount
 
 UNKNOWN = "(unknown)"
@@ -80,6 +82,8 @@ def usage_command(
         if as_json:
             print_json(_as_json(account, origin=history.origin, beginning=beginning.note))
         elif as_csv:
+            for caveat in (beginning.note, *_left_out(account)):
+                print_line(caveat, error=True) if caveat else None
             sys.stdout.write(_as_csv(account))
         else:
             _show(output_console(), account, history.origin, beginning.note)
@@ -136,11 +140,22 @@ def _show(console: Console, account: UsageAccount, origin: str, beginning: str) 
     say(console, f"{total.failed:,} failed, {total.cancelled:,} cancelled, {account.in_flight:,} in flight at the end")
     if total.uncounted:
         say(console, f"engines reported no token counts for {total.uncounted:,} finished requests", "yellow")
+    for caveat in _unattributed(account):
+        say(console, caveat, "yellow")
+
+
+def _left_out(account: UsageAccount) -> Iterator[str]:
+    """What the rows do not count, or count as nobody's."""
+    if account.in_flight:
+        yield f"{plural(account.in_flight, 'request')} in flight at the end: in no row"
+    yield from _unattributed(account)
+
+
+def _unattributed(account: UsageAccount) -> Iterator[str]:
     if account.unattributed:
-        say(
-            console,
-            f"{account.unattributed:,} requests arrived before the log, or under an earlier version without a scheduler: {UNKNOWN}",
-            "yellow",
+        yield (
+            f"{plural(account.unattributed, 'request')} arrived before the log, or under an earlier version without a "
+            f"scheduler: {UNKNOWN}"
         )
 
 

@@ -1,6 +1,5 @@
 """`pointsman what-if`: simulates recorded traffic under another policy or fleet size, and compares."""
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from pointsman_cli.history.progress import shown
 from pointsman_cli.history.sources import History, HistoryError, open_history
 from pointsman_cli.history.start_point import beginning_of
 from pointsman_cli.history.time_options import Moment, moment_in
+from pointsman_cli.interruption import interruptible
 from pointsman_cli.options import (
     CONTEXT,
     DIRECTORY,
@@ -43,7 +43,6 @@ from pointsman_cli.what_if.limits import limits_of
 
 SLOW_BELOW = 0.9
 SPEEDS_SHOWN = 8
-INTERRUPTED_EXIT_CODE = 130
 
 
 @click.command("what-if", context_settings=CONTEXT)
@@ -118,10 +117,8 @@ def what_if_command(
     console = progress_console() if as_json else output_console()
     with open_history(place, pool) as history:
         record = _read(history, since, until, warmup)
-        try:
+        with interruptible():
             done = _simulated(record, change)
-        except KeyboardInterrupt:
-            sys.exit(INTERRUPTED_EXIT_CODE)
         sides = (done.recorded, done.again, done.changed[0])
         print_json(_json(record, sides, done.calibration)) if as_json else _show(
             console, record, sides, done.calibration

@@ -56,6 +56,18 @@ def test_a_data_directory_is_closed_and_one_of_somebody_else_is_left_alone(tmp_p
     assert is_open_to_others(shared)
 
 
+def test_a_second_start_leaves_what_others_have_in_the_directory_alone(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "theirs").touch()
+    (tmp_path / "theirs").chmod(0o664)
+
+    for _start in range(2):
+        with data_dir_held(tmp_path):
+            pass
+
+    assert [mode(path) for path in (tmp_path, tmp_path / "theirs", tmp_path / LOCK_FILE)] == [0o755, 0o664, 0o600]
+
+
 def test_an_archive_is_its_owners_alone(tmp_path: Path) -> None:
     file, old = tmp_path / "made" / "archive.sqlite", tmp_path / "old.sqlite"
     old.touch()

@@ -110,6 +110,12 @@ def test_the_entries_that_a_stream_lost_are_left_out_and_those_before_them_are_r
         pass
 
 
+def test_a_url_with_a_port_that_is_none_is_refused_with_an_example() -> None:
+    url = "postgresql+asyncpg://u@host:54x2/db"
+    with pytest.raises(HistoryError, match="is not an SQLAlchemy URL, such as"), open_history(url):
+        pass
+
+
 def test_what_tap_prints_can_be_read_too(entries: list[LogEntry], tmp_path: Path, capsys: Any) -> None:
     decoded = [entry for entry in entries if entry.event is not None]
     printer = Printer(1.0, Filter(), as_json=True)
@@ -185,7 +191,7 @@ def test_a_moment_is_a_sequence_a_time_of_day_a_date_or_engine_time(entries: lis
     dated = moment_in(history, "1970-01-02T03:04:05").at
     assert dated is not None
     assert wall_time_of(dated, 1.0) == local.convert("1970-01-02T03:04:05", None, None).timestamp()
-    for text in ("yesterday", "25:10", "07:61:00"):
+    for text in ("yesterday", "25:10", "07:61:00", "0001-01-01T00:00+14:00", "9999-12-31T23:59-14:00"):
         with pytest.raises(click.BadParameter, match="is no moment: give a sequence"):
             moment_in(history, text)
 

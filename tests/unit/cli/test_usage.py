@@ -320,6 +320,20 @@ def test_csv_has_no_formula_and_one_line_for_each_row(tmp_path: Path) -> None:
     assert {row["computed_tokens"] for row in rows} == {"36"}
 
 
+def test_what_the_rows_of_the_csv_leave_out_is_told_beside_it(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.pmlog"
+    write_bundle(whole, Header(), log_of(finished("old", 1), arrived("a", 2), finished("a", 3), arrived("late", 4)))
+    served = ServedLog(requests=20)
+    headless = write_headless(tmp_path / "headless.pmlog", served.entries, 10, settings=served.state.settings)
+
+    told, cut = (CliRunner().invoke(main, ["usage", "--from", str(file), "--csv"]) for file in (whole, headless))
+
+    assert len(list(csv.DictReader(io.StringIO(told.stdout)))) == 2
+    assert "1 request in flight at the end" in told.stderr
+    assert "1 request arrived before the log" in told.stderr
+    assert "what was known before is missing" in cut.stderr
+
+
 @pytest.mark.parametrize("wrong", [("--by", "colour"), ("--by", ","), ("--csv", "--json"), ("--since", "never")])
 def test_what_cannot_be_is_refused(wrong: tuple[str, ...], tmp_path: Path) -> None:
     write_bundle(tmp_path / "log.pmlog", Header(), log_of(arrived("r", 1)))

@@ -102,11 +102,15 @@ def test_it_acts_only_as_an_operator(reads_as: str, operator: str | None, acts_a
         (["--from", "-"], "name a file"),
         (["a.pmlog", "--from", "b.pmlog"], "choose one log"),
         (["no-such-file.pmlog"], "no-such-file.pmlog"),
+        (["--nats", "nats://127.0.0.1:1", "--until", "9"], "--until is for a recorded one"),
         (["--admin-token-file", "{short}", "{bundle}"], "at least 16 characters"),
         (["--admin-token-file", "{short}.not-there", "{bundle}"], "not-there"),
     ],
 )
-def test_what_cannot_be_shown_is_told_in_a_sentence(arguments: list[str], said: str, tmp_path: Path) -> None:
+def test_what_cannot_be_shown_is_told_in_a_sentence(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "run", lambda main: None)
     (tmp_path / "short").write_text("short\n")
     (tmp_path / "bundle").write_text("{}\n")
     places = {"short": str(tmp_path / "short"), "bundle": str(tmp_path / "bundle")}

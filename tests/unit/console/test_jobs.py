@@ -6,8 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from pointsman.contracts.requests import RequestFinished
+from pointsman.policies.policy_set import policy_set
+from pointsman_cli.console.jobs import jobs as jobs_module
+from pointsman_cli.console.jobs import process
 from pointsman_cli.console.jobs.jobs import SEARCHES_WAITING_MAX, Jobs
-from pointsman_cli.console.jobs.views import WhatIfChange
+from pointsman_cli.console.jobs.process import Task
+from pointsman_cli.console.jobs.views import DoctorView, StoryView, WhatIfChange, WhatIfRun
+from pointsman_cli.history.bundle import write_bundle
+from pointsman_cli.history.entries import Header
+from tests.support.recorded_log import RecordedFleet
+from tests.support.served_log import ServedLog
 
 LONG_LINE = "#!/bin/sh\nhead -c 100000 /dev/zero | tr '\\0' x >&2\nexit 3\n"
 
@@ -37,6 +46,47 @@ async def test_a_process_that_fails_ends_its_job_so_that_the_next_may_begin() ->
     assert run.state == "failed"
     assert run.problem.startswith("its process failed: ")
     await jobs.close()
+
+
+async def test_what_is_worked_out_ends_where_the_console_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = RecordedFleet(policy_set(), seed=9).live(300).write_all().entries
+    until, file = len(entries) // 2, tmp_path / "log.pmlog"
+    write_bundle(file, Header(pool="default", last=entries[-1].sequence), entries)
+    tasks: list[Task] = []
+
+    async def keep(task: Task, *_rest: object, **_named: object) -> None:
+        tasks.append(task)
+
+    monkeypatch.setattr(jobs_module, "work", keep)
+    jobs = Jobs(str(file), None, recorded=True, wall=lambda: 0.0, until=str(until))
+    lasting = next(e.event.request for e in entries if e.sequence > until and isinstance(e.event, RequestFinished))
+    jobs.story(lasting, first=0, ended=0)
+    jobs.examine()
+    await asyncio.sleep(0)
+    await jobs.close()
+    examined, told = (process._answer(task) for task in sorted(tasks, key=lambda task: task.kind))
+
+    assert isinstance(examined, DoctorView)
+    assert examined.entries == until
+    assert isinstance(told, StoryView)
+    assert max(event.sequence for event in told.events) <= until
+
+
+async def test_a_what_if_run_has_the_requests_up_to_where_the_console_ends(tmp_path: Path) -> None:
+    entries = ServedLog(requests=120).entries
+    file = tmp_path / "log.pmlog"
+    write_bundle(file, Header(pool="default", last=entries[-1].sequence), entries)
+    change, middle = WhatIfChange(policy="random"), str(len(entries) // 2)
+
+    ended, asked = (
+        process._answer(Task(kind="what-if", place=str(file), pool=None, until=until, change=wanted))
+        for until, wanted in ((middle, change), (None, WhatIfChange(policy="random", until=middle)))
+    )
+
+    assert isinstance(ended, WhatIfRun)
+    assert isinstance(asked, WhatIfRun)
+    assert 0 <= asked.requests - ended.requests < 5  # requests in flight there
+    assert ended.requests < 80
 
 
 @pytest.mark.usefixtures("failing")

@@ -54,6 +54,17 @@ def test_a_deleted_seed_ends_its_user(tmp_path: Path) -> None:
     assert "engine-1" not in (tmp_path / USERS_FILE).read_text()
 
 
+@pytest.mark.parametrize("text", ["", "SU", "no seed at all", "SUAM" * 20])
+def test_a_seed_that_is_none_is_named(text: str, tmp_path: Path) -> None:
+    credentials = Credentials(tmp_path)
+    credentials.make([POOL], workers=[worker("engine-1")])
+    file = credentials.file(worker("engine-1"))
+    file.write_text(text)
+
+    with pytest.raises(ValueError, match=f"{file} holds no seed"):
+        credentials.make()
+
+
 def test_no_seed_is_in_the_servers_file_and_all_files_are_private(tmp_path: Path) -> None:
     credentials = Credentials(tmp_path / "c")
     credentials.make([POOL], workers=[worker("engine-1")])

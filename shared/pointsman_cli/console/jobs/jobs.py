@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -53,12 +54,12 @@ class Jobs:
         recorded: bool,
         wall: Callable[[], float],
         environment: Mapping[str, str] | None = None,
+        until: str | None = None,
     ) -> None:
-        """`place`, `pool`: of the log, as `--from` and `--pool`. `wall`: a monotonic clock. `environment`: settings of the
+        """`place`, `pool`, `until`: of the log, as `--from`, `--pool` and `--until`. `wall`: a monotonic clock. `environment`: settings of the
         fleet, where they cannot be found by the place."""
         self._environment = dict(environment or {})
-        self._place = place
-        self._pool = pool
+        self._task = partial(Task, place=place, pool=pool, until=until)
         self._recorded = recorded
         self._wall = wall
         self._told: OrderedDict[str, Told] = OrderedDict()
@@ -84,7 +85,7 @@ class Jobs:
         self._told.move_to_end(request)
         if len(self._told) > STORIES_MAX:
             self._told.popitem(last=False)
-        task = Task(kind="story", place=self._place, pool=self._pool, request=request, first=first, ended=ended)
+        task = self._task(kind="story", request=request, first=first, ended=ended)
         _ = self._start(self._tell(told, task))
         return told
 
@@ -118,7 +119,7 @@ class Jobs:
         if self._doctor.state != "running":
             self._examined_at = self._wall()
             self._doctor = msgspec.structs.replace(self._doctor, state="running", problem="")
-            _ = self._start(self._examine(Task(kind="examination", place=self._place, pool=self._pool)))
+            _ = self._start(self._examine(self._task(kind="examination")))
 
     async def _examine(self, task: Task) -> None:
         try:
@@ -163,7 +164,7 @@ class Jobs:
             task.cancel()
 
     async def _simulate(self, number: int, change: WhatIfChange) -> None:
-        started, task = self._wall(), Task(kind="what-if", place=self._place, pool=self._pool, change=change)
+        started, task = self._wall(), self._task(kind="what-if", change=change)
 
         def changed(**fields: Any) -> None:
             if number in self._runs:

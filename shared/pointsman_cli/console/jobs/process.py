@@ -14,8 +14,10 @@ import msgspec
 from pointsman.primitives import Sequence
 from pointsman_cli.console.jobs.views import WhatIfChange
 from pointsman_cli.console.views import View
+from pointsman_cli.history.bounded import BoundedHistory
 from pointsman_cli.history.entries import NotInLogError
 from pointsman_cli.history.sources import open_history
+from pointsman_cli.history.time_options import moment_in
 
 NICENESS = 5
 REFUSED_EXIT_CODE = 1
@@ -23,11 +25,12 @@ ABSENT_EXIT_CODE = 3
 
 
 class Task(View, frozen=True, kw_only=True):
-    """`place`, `pool`: as `--from` and `--pool`. `first`, `ended`: entries of the request, if known."""
+    """`place`, `pool`, `until`: as `--from`, `--pool` and `--until`. `first`, `ended`: entries of the request, if known."""
 
     kind: Literal["story", "examination", "what-if"]
     place: str | None
     pool: str | None
+    until: str | None = None
     request: str = ""
     first: Sequence = 0
     ended: Sequence = 0
@@ -49,7 +52,8 @@ def main() -> None:
 
 def _answer(task: Task) -> View:
     """Raises click.ClickException."""
-    with open_history(task.place, task.pool) as history:
+    with open_history(task.place, task.pool) as whole:
+        history = BoundedHistory(whole, moment_in(whole, task.until)) if task.until is not None else whole
         match task.kind:
             case "story":
                 from pointsman_cli.console.jobs.explanations import story_of

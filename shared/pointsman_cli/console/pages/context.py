@@ -9,6 +9,7 @@ from markupsafe import Markup
 from pointsman.analysis.ladder_figures import RUNGS
 from pointsman.analysis.ladder_verdict import LITTLE, Loss
 from pointsman_cli.console.jobs.views import DoctorView, RequestPageView, WhatIfRun
+from pointsman_cli.console.log.recent_requests import STAGES
 from pointsman_cli.console.pages import charts, health, shadow_page
 from pointsman_cli.console.pages.cells import Level
 from pointsman_cli.console.pages.health import Verdict
@@ -23,14 +24,12 @@ from pointsman_cli.console.views import (
     TenantsView,
 )
 from pointsman_cli.formatting import plural
+from pointsman_cli.hit_rate.command import HEADINGS
 
-HEADINGS = ("unbounded", "fleet size", "best engine", "best known", "chosen", "delivered")
-"""Of the rungs, in a table."""
 Query = Mapping[str, str]
 Values = dict[str, Any]
 MAP_COLUMNS, MAP_MIN = 64, 40
 PROBLEMS = {400: "Refused", 401: "Sign in", 403: "Not allowed", 404: "Not found", 409: "Refused", 503: "Busy"}
-STAGES = ("pending", "prefill", "handed over", "decoding", "finished", "failed", "cancelled", "rejected")
 WANTED_DIGITS_MAX = 6
 COMPARED = ("effective capacity", "TTFT P90", "hit rate")
 

@@ -19,6 +19,7 @@ from pointsman.policies.ordering import ORDERING_POLICIES
 from pointsman.policies.policy_set import UnknownPolicyError, policy_set
 from pointsman.runtime.settings import ENVIRONMENT_PREFIX
 from pointsman.simulation.workload import WorkloadRequest, at_rate
+from pointsman_cli.interruption import INTERRUPTED_EXIT_CODE
 from pointsman_cli.options import CONTEXT, COUNT, DEFAULT_INPUT_CAP, POSITIVE, comma_list, out_option, rates
 from pointsman_cli.output_file import write_json
 from pointsman_cli.progress_bar import progress_bar
@@ -35,7 +36,6 @@ SEED = 1
 TOLERANCE = 0.1
 DIFFER_EXIT_CODE = 1
 NOT_JUDGED_EXIT_CODE = 3
-INTERRUPTED_EXIT_CODE = 130
 STYLES: dict[Verdict, str] = {"agree": "green", "differ": "bold red", "not judged": "yellow"}
 
 

@@ -1,0 +1,36 @@
+"""Exit codes of commands that Ctrl-C ends: 0 only where the command would have run until then."""
+
+from typing import NoReturn
+
+import pytest
+from click.testing import CliRunner
+
+from pointsman.runtime.settings import FleetSettings
+from pointsman_cli import drain, fleet, scale
+from pointsman_cli.main import main
+from pointsman_cli.tap import command as tap
+
+
+async def interrupted(*_arguments: object, **_options: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["drain", "engine-1", "--wait"], 130),
+        (["scale", "4", "--wait"], 130),
+        (["fleet"], 130),
+        (["fleet", "--watch"], 0),
+        (["tap", "--since", "1", "--until", "9"], 130),
+        (["tap"], 0),
+    ],
+)
+def test_ctrl_c_is_no_success_of_a_command_that_had_an_end(
+    arguments: list[str], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, work in ((drain, "_drain"), (scale, "_scale"), (fleet, "_show"), (tap, "_tap")):
+        monkeypatch.setattr(module, "fleet_settings", lambda *_, **__: FleetSettings())
+        monkeypatch.setattr(module, work, interrupted)
+
+    assert CliRunner().invoke(main, arguments).exit_code == code
