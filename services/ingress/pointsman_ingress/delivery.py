@@ -159,7 +159,7 @@ class Delivery:
         if grant.fetch is not None:
             await self._fetch(grant, grant.fetch)
         if grant.decode:
-            split = await self._on_body(SplitBody, body, splittable=self.context.endpoint.splittable)
+            split = await self._between_engines(grant, SplitBody, body, splittable=self.context.endpoint.splittable)
             next_grant, body = await self._prefill(grant, split)
         while next_grant is not None:
             next_grant = await self._exchange(next_grant, body)
@@ -194,7 +194,14 @@ class Delivery:
                 lifecycle.failed(next_grant.reason, next_grant.status)
             raise self._rejected(next_grant)
         lifecycle.handed_over(next_grant, prefill.cached_tokens)
-        return next_grant, await self._on_body(split.for_decode, prefill)
+        return next_grant, await self._between_engines(next_grant, split.for_decode, prefill)
+
+    async def _between_engines(
+        self, grant: RouteGranted, work: Callable[P, T], *arguments: P.args, **named: P.kwargs
+    ) -> T:
+        """Work on the body of a request that is granted and at no engine: heartbeats must name it all the same."""
+        with self._pool.in_flight.waiting_for_place(grant.request):
+            return await self._on_body(work, *arguments, **named)
 
     async def _on_body(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         light = len(self.context.body) <= LIGHT_BYTES_MAX
