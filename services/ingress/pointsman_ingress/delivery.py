@@ -32,7 +32,7 @@ from pointsman_ingress.engine.disaggregation import NO_PREFILL, SplitBody, read_
 from pointsman_ingress.engine.first_byte import FOREVER, FirstByteDeadline, first_byte_wall_seconds
 from pointsman_ingress.engine.prefix_fetch import PrefixFetcher
 from pointsman_ingress.engine.refusals import refused_by_engine
-from pointsman_ingress.engine.usage import UsageRemover, usage_in
+from pointsman_ingress.engine.usage import EventFilter, usage_in
 from pointsman_ingress.http.call import HttpExchange, RequestIds
 from pointsman_ingress.http.errors import (
     ApiError,
@@ -290,29 +290,34 @@ class Delivery:
         call, lifecycle = self.call, self.lifecycle
         await call.start(answer.content_type, self._headers(grant), length=None)
         lifecycle.stream = answer.tail
-        remover = UsageRemover() if self.context.removes_usage else None
-        await call.write(remover.feed(first) if remover else first)
+        shown = self._event_filter()
+        await call.write(shown.feed(first) if shown else first)
         lifecycle.first_token()
         self._copy(grant)
         try:
             while chunk := await answer.chunk():
                 if self.context.private:
                     _refuse_failure(answer)
-                if passed := remover.feed(chunk) if remover else chunk:
+                if passed := shown.feed(chunk) if shown else chunk:
                     await call.write(passed)
                 lifecycle.next_part()
         except EngineFailedError as error:
             self._stream_failed(error)
-            tail = answer.tail
-            await call.fail(engine_broke_off(error.public_reason), events=tail.events, mid_event=tail.mid_event)
+            await call.fail(engine_broke_off(error.public_reason), events=answer.tail.events)
             return
         if answer.tail.reports_failure:  # already passed to the client
             self._stream_failed(EngineFailedError(STREAM_FAILURE, failure="stream_reset"))
-        await call.finish(remover.rest() if remover else b"")
+        await call.finish(shown.rest() if shown else b"")
         if not lifecycle.ended:
             usage = answer.tail.usage
             counted = usage.completion_tokens
             lifecycle.finished(usage, output_tokens=counted if counted >= 0 else answer.tail.events)
+
+    def _event_filter(self) -> EventFilter | None:
+        """None: the stream passes as it comes. Who may not see an engine's own errors gets no part of an event."""
+        context = self.context
+        filters = context.removes_usage or context.private
+        return EventFilter(removes_usage=context.removes_usage) if filters else None
 
     def _stream_failed(self, error: EngineFailedError) -> None:
         lifecycle = self.lifecycle

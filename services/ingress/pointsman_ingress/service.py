@@ -187,7 +187,7 @@ class Gateway:
         """A client that reads slowly, or nothing, gets its connection cut instead."""
         try:
             with self._last_words.limit():
-                await call.fail(error, events=events, mid_event=True)
+                await call.fail(error, events=events)
         except TimeoutError:
             call.cut()
 

@@ -1,4 +1,5 @@
-"""Token usage: read from answers and events; usage events that only the ingress asked for are removed from streams."""
+"""Token usage: read from answers and events; usage events that only the ingress asked for are removed from streams, of
+which clients then get whole events."""
 
 from typing import Annotated, Any, TypeVar
 
@@ -95,15 +96,18 @@ def usage_in(answer: bytes) -> Usage:
     return usage.counts() if usage is not None else Usage()
 
 
-class UsageRemover:
-    """Removes the usage event from a stream. Buffers at most HELD_BYTES_MAX and a chunk."""
+class EventFilter:
+    """Passes whole events, so that what is wrong with one is known before its beginning is shown. Buffers at most
+    HELD_BYTES_MAX and a chunk."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, removes_usage: bool) -> None:
+        self._removes_usage = removes_usage
         self._held = b""
         self._passing = False  # whether the buffered event is too long and was passed on
 
     def feed(self, chunk: bytes) -> bytes:
-        if not self._held and b'"usage"' not in chunk and chunk.endswith((b"\n\n", b"\r\n\r\n")):
+        plain = not self._removes_usage or b'"usage"' not in chunk
+        if not self._held and plain and chunk.endswith((b"\n\n", b"\r\n\r\n")):
             return chunk
         whole, output, start = self._held + chunk, list[bytes](), 0
         for end in EVENT_END.finditer(whole, max(0, len(self._held) - _CARRIED_BYTES)):
@@ -123,7 +127,7 @@ class UsageRemover:
     def _passed(self, event: bytes) -> bytes:
         if self._passing:
             return event[len(self._held) :]
-        return b"" if _is_usage(event) else event
+        return b"" if self._removes_usage and _is_usage(event) else event
 
 
 def _is_usage(event: bytes) -> bool:

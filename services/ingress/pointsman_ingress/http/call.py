@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from random import Random
 
 from pointsman.adapters.shared_timers import Limit, SharedTimer
+from pointsman.adapters.sse import EVENT_END_BYTES_MAX, ends_event
 from pointsman.ports import Clock
 from pointsman.primitives import RequestId, WallSeconds
 from pointsman.runtime.health import Receive, Scope, Send, send_whole
@@ -107,6 +108,7 @@ class HttpExchange:
         self._errors = errors
         self._clock = clock
         self._streaming = False
+        self._written = b""  # the last bytes of a stream
         self._send = send
         self._close_now = scope.get(CLOSE_NOW)
 
@@ -132,6 +134,7 @@ class HttpExchange:
 
     async def write(self, chunk: bytes) -> None:
         self._count(chunk)
+        self._written = (self._written + chunk[-EVENT_END_BYTES_MAX:])[-EVENT_END_BYTES_MAX:]
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def finish(self, last: bytes = b"") -> None:
@@ -144,20 +147,24 @@ class HttpExchange:
         self._count(body)
         await send_whole(self._send, status, body, content_type, [*self._id_headers, *headers])
 
-    async def fail(self, error: ApiError, *, events: int = 0, mid_event: bool = False) -> None:
-        """Sends an error as the answer, or as a stream's last event, after so many; `mid_event`: ends an unfinished event
-        first."""
+    async def fail(self, error: ApiError, *, events: int = 0) -> None:
+        """Sends an error as the answer, or as a stream's last event, after so many; ends an event that the client has in
+        part."""
         self.error_code = self.error_code or error.code
         if not self.status:
             await self.answer(error.status, self._errors.body(error), JSON, error.headers)
         elif self._streaming:
             event = self._errors.event(error, events)
-            await self.finish(b"\n\n" + event if mid_event else event)
+            await self.finish(b"\n\n" + event if self._mid_event else event)
 
     def cut(self) -> None:
         """Close the connection with what the client has not read."""
         if self._close_now is not None:
             self._close_now()
+
+    @property
+    def _mid_event(self) -> bool:
+        return bool(self._written) and not ends_event(self._written)
 
     @property
     def _id_headers(self) -> tuple[Header, Header]:
