@@ -45,7 +45,7 @@ from pointsman_ingress.engine.client import EngineClient, open_session
 from pointsman_ingress.engine.session import DirectSession
 from pointsman_ingress.http.api_keys import ApiKeys
 from pointsman_ingress.http.authentication import Authentication
-from pointsman_ingress.http.call import RequestIds
+from pointsman_ingress.http.call import BodyBudget, RequestIds
 from pointsman_ingress.http.issuer_keys import IssuerKeys, is_trustworthy
 from pointsman_ingress.http.oidc import TokenVerifier
 from pointsman_ingress.key_probe import KeyProber
@@ -263,6 +263,7 @@ async def assembled(
             if settings.access_log:
                 out = access_log_out or FileIO(sys.stdout.fileno(), "w", closefd=False)
                 access_log = AccessLog(stack.enter_context(LineWriter(out)), clock)
+            bodies = BodyBudget.of_process(settings.processes, settings.body_bytes_max)
             gateway = Gateway(
                 replace(settings, name=_name(settings)),
                 authentication=authentication,
@@ -284,6 +285,7 @@ async def assembled(
                 policies=policies,
                 work=work,
                 tracer=tracer,
+                bodies=bodies,
             )
             supervisor.start(policies.follow(), name="tenant-policies")
             overlap = OverlapEndpoint(
@@ -294,6 +296,7 @@ async def assembled(
                 work=work,
                 clock=clock,
                 ids=RequestIds(chance),
+                bodies=bodies,
             )
             api = ingress_app(gateway=gateway, pools=pools, authentication=authentication)
             yield IngressApps(api, {OVERLAP_PATH: overlap.serve})

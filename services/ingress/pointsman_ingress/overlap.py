@@ -87,12 +87,12 @@ class OverlapEndpoint:
     work: WorkThreads
     clock: Clock
     ids: RequestIds
+    bodies: BodyBudget
     _at_once: int = field(default=0, init=False)
-    _body_budget: BodyBudget = field(default_factory=BodyBudget, init=False)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = HttpExchange(PATH, OPENAI_ERRORS, scope, send, ids=self.ids, clock=self.clock)
-        loan = BodyLoan(self._body_budget, PATH)
+        loan = BodyLoan(self.bodies, PATH)
         self._at_once += 1
         try:
             answer = await self._answer(call, receive, loan)

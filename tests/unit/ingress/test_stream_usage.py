@@ -19,7 +19,7 @@ from pointsman_ingress.engine.streams import (
     StreamShape,
     StreamTail,
 )
-from pointsman_ingress.engine.usage import COUNT_MAX, HELD_BYTES_MAX, EventFilter, Usage, usage_in
+from pointsman_ingress.engine.usage import COUNT_MAX, HELD_BYTES_MAX, EventFilter, Usage, usage_at_end, usage_in
 from pointsman_ingress.lifecycle import EQUAL, FEWER, MORE, UNKNOWN, compared
 from pointsman_ingress.prompt.openai_requests import parse_chat
 
@@ -208,6 +208,26 @@ def test_the_tail_has_end_and_usage_for_any_chunking(end: bytes) -> None:
         assert tail.shows_output
         assert ended_at
         assert not tail.mid_event
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"data": [{"embedding": [0.5] * 9}]}, {}),
+        ({"usage": {"completion_tokens": 9}, "tools": [{"usage": {"completion_tokens": 8}}]}, {"user": "a"}),
+        ({"choices": [{"text": 'x"usage":{"completion_tokens":9}'}]}, {"kv_transfer_params": {"usage": {"a": [1]}}}),
+        ({}, {"choices": [{"usage": {"completion_tokens": 7}}] * 3}),
+    ],
+)
+@pytest.mark.parametrize("usage", [{"prompt_tokens": 3, "completion_tokens": 2}, None])
+def test_the_usage_at_the_end_of_a_long_answer_is_that_of_the_whole(
+    before: dict[str, Any], after: dict[str, Any], usage: dict[str, int] | None
+) -> None:
+    answer = json.dumps({"text": "a" * 100_000, **{k: v for k, v in before.items() if k != "usage"}})[:-1]
+    answer += ", " + json.dumps({"usage": usage, **after})[1:]
+
+    assert usage_at_end(answer.encode()) == usage_in(answer.encode())
+    assert usage_at_end(json.dumps({"usage": usage, "data": "a" * 100_000}).encode()) is None
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,9 @@ import msgspec
 
 from pointsman.adapters.sse import EVENT_END, EVENT_END_BYTES_MAX, ends_event, event_data
 from pointsman.primitives import Tokens
-from pointsman_ingress.engine.usage import Usage, try_decode, usage_in
+from pointsman_ingress.engine.usage import TAIL_BYTES_MAX, Usage, try_decode, usage_in
 
 EVENT_BYTES_MAX = 16 * 1024  # longer events are not searched for an error
-TAIL_BYTES_MAX = 8 * 1024  # holds the usage and the last event
 LAST_EVENT_BYTES_MAX = 8 * 1024 * 1024  # if the last event repeats the whole answer
 USAGE_LINES_MAX = 64
 

@@ -12,6 +12,8 @@ T = TypeVar("T")
 
 COUNT_MAX: Tokens = 1_000_000_000  # larger counts are invalid
 HELD_BYTES_MAX = 64 * 1024  # longer events pass unchanged
+TAIL_BYTES_MAX = 8 * 1024  # holds the last fields of an answer, or the usage and the last event of a stream
+USAGE_FIELDS_MAX = 64  # looked at in it
 _CARRIED_BYTES = 3  # of an event's end that may precede its rest
 
 
@@ -94,6 +96,21 @@ def usage_in(answer: bytes) -> Usage:
         return Usage()
     usage = decoded.usage or (decoded.response.usage if decoded.response else None)
     return usage.counts() if usage is not None else Usage()
+
+
+def usage_at_end(answer: bytes) -> Usage | None:
+    """Of a long answer whose last fields are short, `usage` among them, as engines write it; else None. Without reading
+    the rest, which would hold up the event loop in a thread too."""
+    tail = answer[-TAIL_BYTES_MAX:]
+    at = len(tail)
+    for _ in range(USAGE_FIELDS_MAX):
+        at = tail.rfind(b'"usage"', 0, at)
+        if at < 0:
+            return None
+        decoded = try_decode(_answers, b"{" + tail[at:])  # a whole object only if the field is one of the answer itself
+        if decoded is not None:
+            return decoded.usage.counts() if decoded.usage is not None else Usage()
+    return None
 
 
 class EventFilter:
