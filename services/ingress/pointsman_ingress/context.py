@@ -223,7 +223,11 @@ def _usage_max(request: ParsedRequest, tokens: PromptTokens, model_len: Tokens) 
     if tokens.exact:
         prompt_tokens = tokens.count
     elif isinstance(request.prompt, SizedRequest):
-        prompt_tokens = ESTIMATE_FACTOR_MAX * (tokens.count + 1)
+        unsized = request.prompt.prompts_with_objects
+        if not unsized:
+            prompt_tokens = ESTIMATE_FACTOR_MAX * (tokens.count + 1)
+        elif model_len:
+            prompt_tokens = unsized * model_len
     demanded = request.output_tokens if request.output_demanded else None
     answer_tokens = context if demanded is None else demanded
     return Usage(prompt_tokens, prompts * request.answers * answer_tokens if answer_tokens >= 0 else -1)

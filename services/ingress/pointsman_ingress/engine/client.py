@@ -141,6 +141,11 @@ class EngineClient:
         request.span.event("first_byte")
         return answer, first
 
+    async def ask(self, request: EngineRequest, *, bytes_max: int = ANSWER_BYTES_MAX) -> tuple[int, bytes]:
+        """Status and body of the whole answer. Raises EngineFailedError."""
+        async with await self.send(request) as answer:
+            return answer.status, await answer.whole(bytes_max=bytes_max)
+
     def is_unfit(self, status: int, headers: Headers) -> bool:
         """Whether another engine may accept the request: this one refused our key, lacks the model or is overloaded."""
         key_of_client = any(name in headers for name, _ in self._key_headers)
