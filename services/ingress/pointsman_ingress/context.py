@@ -88,15 +88,9 @@ async def find_model(
 ) -> tuple[Pool, Model]:
     """Raises ApiError."""
     facts.model, facts.stream = cleaned(request.model) or None, request.stream
-    identity = facts.identity
-    if identity is None:
+    if facts.identity is None:
         facts.tenant = tenant_of(call.headers, request.user)
-        pool, model = await pools.await_model(request.model)
-    else:
-        if request.model:
-            identity.check_model(request.model)
-        pool, model = await pools.await_model(request.model, identity.may_use)
-        identity.check_model(model.name)
+    pool, model = await pools.await_model(request.model, facts.identity)
     facts.model, facts.pool = model.name, pool.name
     return pool, model
 

@@ -105,9 +105,7 @@ class Delivery:
             await self.clock.sleep_wall(UNREACHABLE_WALL_SECONDS)
             if answer is not None:  # its end is in the log
                 self._rename()
-            self._command = msgspec.structs.replace(
-                self._command, request=lifecycle.request, attempt=self._command.attempt + 1, excluded=[]
-            )
+            self._command = msgspec.structs.replace(self._command, attempt=self._command.attempt + 1, excluded=[])
             answer = await self._route()
         if answer is None:
             lifecycle.failed(FailReason.NO_PLACE, 503)
@@ -124,7 +122,7 @@ class Delivery:
         if isinstance(answer, RouteRejected) and answer.reason == RejectReason.ALREADY_ENDED:
             # The leader ended the request because its engine lost it.
             self._rename()
-            answer = await self._ask(msgspec.structs.replace(self._command, request=self.lifecycle.request))
+            answer = await self._ask(self._command)
         return answer
 
     async def _ask(self, command: RouteRequest) -> RouteGranted | RouteRejected | None:
@@ -140,7 +138,8 @@ class Delivery:
             return answer
 
     def _rename(self) -> None:
-        self.lifecycle.request = self.call.id = self.ids.fresh()
+        self.lifecycle.request = self.call.id = fresh = self.ids.fresh()
+        self._command = msgspec.structs.replace(self._command, request=fresh)
 
     def _may_hold(self) -> bool:
         waited = self.clock.now() - self._command.arrived_at
@@ -438,9 +437,7 @@ class Delivery:
         REQUEST_RETRIES.labels(self._pool.name).inc()
         lifecycle.requeued(refused=refused)
         excluded = [*command.excluded, failed]
-        self._command = msgspec.structs.replace(
-            command, request=lifecycle.request, attempt=command.attempt + 1, excluded=excluded
-        )
+        self._command = msgspec.structs.replace(command, attempt=command.attempt + 1, excluded=excluded)
 
 
 def _refuse_failure(answer: EngineAnswer) -> None:

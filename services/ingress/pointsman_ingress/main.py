@@ -121,8 +121,7 @@ async def serve(
     clock = ScaledClock(settings.speed)
     names = pool_names(settings)
     board = PoolsBoard(names)
-    trusted = not (settings.require_keys or settings.oidc_issuer)
-    tracer = open_tracer("pointsman-ingress", instance=_name(settings), trusted=trusted)
+    tracer = open_tracer("pointsman-ingress", instance=_name(settings), trusted=settings.trusts_clients)
     note_public_secret(settings.secret, settings.host, board)
     async with AsyncExitStack() as stack:
         links: dict[PoolName, Link] = {}
@@ -214,7 +213,7 @@ async def assembled(
     authentication = _authentication(settings, access, clock=clock, board=board, supervisor=supervisor)
     chance = chance or SystemRandom()
     policies = FollowedPolicies(access)  # one store for all pools
-    trusted = not authentication.required  # clients are the operator's own
+    trusted = settings.trusts_clients
     salts = None
     if not trusted:
         salts = CacheSalts(settings.secret.encode(), lambda tenant: policies.of(tenant).cache_group)
