@@ -201,6 +201,21 @@ async def test_answers_that_are_held_have_a_bound_together() -> None:
         assert [type(end) for end in ends] == [RequestFailed, RequestFinished, RequestFinished]
 
 
+async def test_an_answer_is_held_until_its_client_has_read_it() -> None:
+    """One client has 32 MiB, and the system's buffers take some of an answer."""
+    mib = 1 << 20
+    async with world_with(body_bytes_max=16 * mib, processes=PROCESSES_MAX) as world, running_raw_engine() as engine:
+        await world.grants({ONE: engine.url})
+        engine.otherwise = [whole(b'{"data":"' + b"a" * 20 * mib + b'"}')]
+        async with world.post(COMPLETIONS, TOKENS) as unread:
+            assert unread.status == 200
+            assert (await ask(world))[0] == 503
+            assert any(isinstance(event, RequestFinished) for event in await world.events())
+            await unread.read()
+
+        assert (await ask(world))[0] == 200
+
+
 BROKEN_STREAMS = {
     "breaks off": [STREAM_HEAD + CHUNK + b"\n\n"],
     "breaks off within an event": [STREAM_HEAD + CHUNK + b"\r\n\r\n" + CHUNK + b"\r\n"],

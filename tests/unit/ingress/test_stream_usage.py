@@ -15,11 +15,18 @@ from pointsman_ingress.engine.streams import (
     LAST_EVENT_BYTES_MAX,
     MESSAGE_EVENTS,
     NAMED_EVENTS,
-    TAIL_BYTES_MAX,
     StreamShape,
     StreamTail,
 )
-from pointsman_ingress.engine.usage import COUNT_MAX, HELD_BYTES_MAX, EventFilter, Usage, usage_at_end, usage_in
+from pointsman_ingress.engine.usage import (
+    COUNT_MAX,
+    HELD_BYTES_MAX,
+    TAIL_BYTES_MAX,
+    EventFilter,
+    Usage,
+    usage_at_end,
+    usage_in,
+)
 from pointsman_ingress.lifecycle import EQUAL, FEWER, MORE, UNKNOWN, compared
 from pointsman_ingress.prompt.openai_requests import parse_chat
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -157,7 +157,7 @@ async def test_a_long_chat_is_encoded_in_a_thread_wherever_its_text_stands(
     assert threading.get_ident() not in threads
 
 
-Asked = Callable[..., Awaitable[tuple[int, bytes]]]
+Asked = Callable[..., Coroutine[Any, Any, tuple[int, bytes]]]
 
 
 def asking_an_engine(tokenizer: PromptTokenizer, ask: Asked) -> list[str]:

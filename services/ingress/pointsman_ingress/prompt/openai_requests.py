@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -423,7 +423,7 @@ def _raw_size(given: msgspec.Raw, *, prompts: int = 0) -> SizedRequest | None:
     data = bytes(given)
     if _is_long_run(data):
         return SizedRequest(1 + data.count(b","))
-    value = _decoded(_any, data)
+    value = cast("list[Any] | dict[str, Any] | str | None", _decoded(_any, data))
     return _sized(value, prompts=prompts) if value else None
 
 
