@@ -14,6 +14,7 @@ from pointsman.contracts.requests import PrefillFinished, RequestAttemptFailed, 
 from pointsman.primitives import InstanceId
 from pointsman_ingress.engine.client import EngineFailedError
 from pointsman_ingress.engine.first_byte import POSTPONED_MAX, FirstByteDeadline
+from pointsman_ingress.lifecycle import RequestLifecycle
 from pointsman_ingress.placement import in_flight, retry_budget
 from pointsman_ingress.placement.retry_budget import RetryBudget
 from tests.support.fake_engine import Behaviour
@@ -92,6 +93,22 @@ async def test_an_error_in_the_middle_of_a_stream_reaches_the_client_once_and_th
         assert [event.reason for event in await world.events() if isinstance(event, RequestFailed)] == [
             "engine_broke_off"
         ]
+
+
+async def test_a_mistake_of_ours_within_an_event_ends_the_stream_with_an_event_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def mistaken(_: RequestLifecycle) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(RequestLifecycle, "first_token", mistaken)
+    async with world_with() as world:
+        world.one.script.append(Behaviour.PAUSES)
+        async with world.post(COMPLETIONS, STREAM) as answer:
+            text = await answer.text()
+
+    *_, last = filter(None, text.split("\n\n"))
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "internal_error"
 
 
 async def test_an_error_in_a_stream_that_is_the_requests_fault_is_no_failure_of_the_engine() -> None:

@@ -365,10 +365,12 @@ async def test_who_does_not_read_an_answer_is_let_go() -> None:
         writer.close()
 
 
-async def test_who_reads_slowly_gets_the_whole_answer() -> None:
-    async with serving(send_seconds=0.5) as server:
+@pytest.mark.parametrize("head", [b"connection: close\r\n", b""])
+async def test_who_reads_slowly_gets_the_whole_answer(head: bytes) -> None:
+    """Then the connection is idle."""
+    async with serving(send_seconds=0.5, keep_alive_seconds=1) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 20)
-        writer.write(b"GET /large HTTP/1.1\r\nconnection: close\r\n" + HOST + b"\r\n")
+        writer.write(b"GET /large HTTP/1.1\r\n" + head + HOST + b"\r\n")
         read = 0
         while part := await reader.read(1 << 20):
             read += len(part)
@@ -376,3 +378,14 @@ async def test_who_reads_slowly_gets_the_whole_answer() -> None:
         writer.close()
 
     assert read > LARGE
+
+
+async def test_who_does_not_read_the_rest_of_an_answer_is_no_idle_connection_for_long() -> None:
+    async with serving(send_seconds=0.3, keep_alive_seconds=1) as server:
+        before = refused("answer_unread")
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 16)
+        writer.write(b"GET /large HTTP/1.1\r\n" + HOST + b"\r\n")
+        await reader.read(1 << 16)
+
+        await eventually(lambda: refused("answer_unread") == before + 1)
+        writer.close()

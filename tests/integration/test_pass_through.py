@@ -272,6 +272,34 @@ async def test_what_is_read_and_not_written_is_placed_by_how_much_that_is(
     assert end.prompt_tokens == 3
 
 
+PICTURE = [{"type": "image_url", "image_url": {"url": "data:,"}}]
+LOOK = [{"role": "user", "content": PICTURE}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "believed"),
+    [
+        ("/v1/embeddings", {"messages": LOOK}, 1000),
+        ("/pooling", {"messages": LOOK}, 1000),
+        ("/score", {"data_1": "q", "data_2": {"content": PICTURE * 3}}, 3000),
+        ("/rerank", {"query": "q", "documents": [{"content": PICTURE}, "d"]}, 2000),
+        ("/rerank", {"query": "q", "documents": ["d", "d"]}, 100),
+        ("/v1/embeddings", {"input": "hello"}, 100),
+    ],
+)
+async def test_an_engines_count_of_what_is_no_text_is_believed_up_to_the_models_context(
+    world: World, path: str, body: dict[str, Any], believed: int
+) -> None:
+    """Of texts up to a multiple of what they can be."""
+    world.one.says[path] = {"usage": {"prompt_tokens": 1_000_000}}
+    async with world.post(path, {"model": "m", **body}) as answer:
+        assert answer.status == 200
+
+    end = (await world.events())[-1]
+    assert isinstance(end, RequestFinished)
+    assert end.prompt_tokens == believed if believed >= 1000 else end.prompt_tokens <= believed
+
+
 def sound(**fields: str) -> aiohttp.FormData:
     form = aiohttp.FormData()
     form.add_field("file", b"RIFF" * 5_000, filename="a.wav", content_type="audio/wav")

@@ -230,13 +230,16 @@ async def test_an_engines_refusal_is_told_without_addresses(world: World) -> Non
     assert refused_by_engine(404, b"\xff not json").message == "The engine answered 404."
 
 
-async def test_an_engine_that_fails_in_a_stream_is_told_in_our_words(world: World) -> None:
+@pytest.mark.parametrize("options", [{"include_usage": True}, None])
+async def test_an_engine_that_fails_in_a_stream_is_told_in_our_words(world: World, options: Any) -> None:
+    """Also where the beginning of its own words came before their end."""
     world.one.script.append(Behaviour.ERRS_IN_MID_STREAM)
-    async with world.post(COMPLETIONS, STREAM, **ALICE) as answer:
+    async with world.post(COMPLETIONS, {**STREAM, "stream_options": options}, **ALICE) as answer:
         text = await answer.text()
 
-    assert "CUDA" not in text
-    assert '"code":"engine_failed"' in text
+    events = [json.loads(event.removeprefix("data: ")) for event in filter(None, text.split("\n\n"))]
+    assert [list(event) for event in events] == [["choices"], ["error"]]
+    assert events[1]["error"]["code"] == "engine_failed"
 
 
 async def test_fields_for_engines_alone_get_400_and_unknown_ones_are_named(world: World) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestHandedOver
 from pointsman.contracts.requests import PrefillFinished, RequestCancelled, RequestFailed, RequestFinished
 from pointsman.primitives import Term
+from pointsman_ingress.engine.disaggregation import SplitBody
+from pointsman_ingress.prompt.json_form import LIGHT_BYTES_MAX
 from tests.support.fake_engine import Behaviour, running_engine
 from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, world_with
 from tests.support.waiting import eventually
@@ -228,6 +231,29 @@ async def test_a_new_leader_is_told_where_a_request_is(world: World, step: str) 
         assert (told[0].source, told[0].instance, told[0].stamp) == (ONE, TWO, None)
 
 
-async def _ask(world: World) -> None:
-    async with world.post(COMPLETIONS, STREAM) as answer:
+@pytest.mark.parametrize("step", ["__init__", "for_decode"])
+async def test_a_request_whose_body_waits_for_a_thread_is_named_to_the_leader(
+    world: World, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go = threading.Event(), threading.Event()
+    work = getattr(SplitBody, step)
+
+    def waits(*arguments: Any, **named: Any) -> Any:
+        begun.set()
+        assert go.wait(30.0)
+        return work(*arguments, **named)
+
+    monkeypatch.setattr(SplitBody, step, waits)
+    asking = asyncio.create_task(_ask(world, {**STREAM, "metadata": {"note": "a" * 2 * LIGHT_BYTES_MAX}}))
+    await eventually(begun.is_set)
+    world.scheduler.followed.clear()
+    request = world.scheduler.asked[-1].request
+
+    await eventually(lambda: any(request in command.waiting for command in world.scheduler.followed))
+    go.set()
+    await asking
+
+
+async def _ask(world: World, body: Any = STREAM) -> None:
+    async with world.post(COMPLETIONS, body) as answer:
         await answer.read()

@@ -27,8 +27,10 @@ from pointsman.contracts.subjects import fleet_view_subject, route_subject
 from pointsman.ports import EngineTarget
 from pointsman.primitives import Epoch, InstanceId, PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard, HttpServer
+from pointsman.runtime.processes import PROCESSES_MAX
 from pointsman.runtime.supervision import Supervisor
 from pointsman_cli.fleet import fleet_table
+from pointsman_ingress import delivery
 from pointsman_ingress.engine import client
 from pointsman_ingress.main import assembled
 from pointsman_ingress.settings import IngressSettings
@@ -160,6 +162,58 @@ async def test_a_stream_is_shown_as_it_comes_and_without_the_usage_however_its_l
     end_said = (await world.events())[-1]
     assert isinstance(end_said, RequestFinished)
     assert (end_said.prompt_tokens, end_said.completion_tokens) == (3, 2)
+
+
+@pytest.mark.parametrize("where", ["an answer", "a refusal"])
+async def test_an_answer_that_nobody_can_hold_is_computed_once_and_no_engine_has_failed(
+    world: World, liar: RawEngine, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "ANSWER_BYTES_MAX", 100_000)
+    head = HEAD if where == "an answer" else b"HTTP/1.1 400 Bad Request\r\n"
+    liar.otherwise = [whole(b'{"data":"' + b"a" * 100_000 + b'"}', head=head)]
+
+    async with world.post(COMPLETIONS, TOKENS) as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (502, "answer_too_large")
+        assert answer.headers["x-should-retry"] == "false"
+
+    assert len(liar.posted) == 1
+    (end,) = await world.events()
+    assert isinstance(end, RequestFailed)
+    assert (end.reason, end.status, end.instance) == ("answer_too_large", 502, ONE)
+
+
+async def test_answers_that_are_held_have_a_bound_together() -> None:
+    """One client has half of them: a megabyte."""
+    async with world_with(body_bytes_max=100_000, processes=PROCESSES_MAX) as world, running_raw_engine() as slow:
+        await world.grants({ONE: slow.url})
+        answer = whole(b'{"data":"' + b"a" * 700_000 + b'"}')
+        slow.otherwise, slow.pause_seconds = [answer[:600_000], answer[600_000:]], 0.5
+        held = asyncio.create_task(ask(world))
+        await eventually(lambda: slow.sent_bytes)
+        await asyncio.sleep(0.1)
+        refused = await ask(world)
+        answered = await held
+        again = await ask(world)
+
+        ends = [event for event in await world.events() if isinstance(event, RequestFailed | RequestFinished)]
+        assert (refused[0], answered[0], again[0]) == (503, 200, 200)
+        assert b"too_many_bodies" in refused[1]
+        assert [type(end) for end in ends] == [RequestFailed, RequestFinished, RequestFinished]
+
+
+async def test_an_answer_is_held_until_its_client_has_read_it() -> None:
+    """One client has 32 MiB, and the system's buffers take some of an answer."""
+    mib = 1 << 20
+    async with world_with(body_bytes_max=16 * mib, processes=PROCESSES_MAX) as world, running_raw_engine() as engine:
+        await world.grants({ONE: engine.url})
+        engine.otherwise = [whole(b'{"data":"' + b"a" * 20 * mib + b'"}')]
+        async with world.post(COMPLETIONS, TOKENS) as unread:
+            assert unread.status == 200
+            assert (await ask(world))[0] == 503
+            assert any(isinstance(event, RequestFinished) for event in await world.events())
+            await unread.read()
+
+        assert (await ask(world))[0] == 200
 
 
 BROKEN_STREAMS = {

@@ -32,7 +32,7 @@ class RawEngine:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, one answer."""
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             head = await reader.readuntil(b"\r\n\r\n")
             path = head.split(b" ", 2)[1].decode()
             self.asked.append(path)
@@ -44,7 +44,6 @@ class RawEngine:
                 await writer.drain()
                 self.sent_bytes += len(piece)
                 await asyncio.sleep(self.pause_seconds)
-        writer.close()
 
 
 @asynccontextmanager

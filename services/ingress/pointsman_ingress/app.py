@@ -63,10 +63,7 @@ def _fastapi(pools: Pools, authentication: Authentication) -> FastAPI:
     @app.get("/v1/models/{name:path}")
     async def describe_model(name: str, request: Request) -> dict[str, Any]:
         identity = await authentication.identity(dict(request.scope["headers"]))
-        if identity is None:
-            return _card(*pools.find(name))
-        identity.check_model(name)
-        return _card(*pools.find(name, identity.may_use))
+        return _card(*pools.find(name, identity))
 
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(StarletteHTTPException, _http_error)

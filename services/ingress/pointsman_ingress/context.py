@@ -88,15 +88,9 @@ async def find_model(
 ) -> tuple[Pool, Model]:
     """Raises ApiError."""
     facts.model, facts.stream = cleaned(request.model) or None, request.stream
-    identity = facts.identity
-    if identity is None:
+    if facts.identity is None:
         facts.tenant = tenant_of(call.headers, request.user)
-        pool, model = await pools.await_model(request.model)
-    else:
-        if request.model:
-            identity.check_model(request.model)
-        pool, model = await pools.await_model(request.model, identity.may_use)
-        identity.check_model(model.name)
+    pool, model = await pools.await_model(request.model, facts.identity)
     facts.model, facts.pool = model.name, pool.name
     return pool, model
 
@@ -223,7 +217,11 @@ def _usage_max(request: ParsedRequest, tokens: PromptTokens, model_len: Tokens) 
     if tokens.exact:
         prompt_tokens = tokens.count
     elif isinstance(request.prompt, SizedRequest):
-        prompt_tokens = ESTIMATE_FACTOR_MAX * (tokens.count + 1)
+        unsized = request.prompt.prompts_with_objects
+        if not unsized:
+            prompt_tokens = ESTIMATE_FACTOR_MAX * (tokens.count + 1)
+        elif model_len:
+            prompt_tokens = unsized * model_len
     demanded = request.output_tokens if request.output_demanded else None
     answer_tokens = context if demanded is None else demanded
     return Usage(prompt_tokens, prompts * request.answers * answer_tokens if answer_tokens >= 0 else -1)

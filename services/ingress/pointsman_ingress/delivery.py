@@ -21,7 +21,9 @@ from pointsman.runtime.tracing import NO_SPAN, Span
 from pointsman.state.fleet import Knowledge
 from pointsman_ingress.context import RequestContext
 from pointsman_ingress.engine.client import (
+    ANSWER_BYTES_MAX,
     STREAM_FAILURE,
+    AnswerTooLargeError,
     EngineAnswer,
     EngineClient,
     EngineFailedError,
@@ -32,11 +34,12 @@ from pointsman_ingress.engine.disaggregation import NO_PREFILL, SplitBody, read_
 from pointsman_ingress.engine.first_byte import FOREVER, FirstByteDeadline, first_byte_wall_seconds
 from pointsman_ingress.engine.prefix_fetch import PrefixFetcher
 from pointsman_ingress.engine.refusals import refused_by_engine
-from pointsman_ingress.engine.usage import UsageRemover, usage_in
-from pointsman_ingress.http.call import HttpExchange, RequestIds
+from pointsman_ingress.engine.usage import EventFilter, usage_at_end, usage_in
+from pointsman_ingress.http.call import BodyLoan, HttpExchange, RequestIds
 from pointsman_ingress.http.errors import (
     ApiError,
     Header,
+    answer_too_large,
     endpoint_not_found,
     engine_broke_off,
     engine_failed,
@@ -74,6 +77,8 @@ class Delivery:
     settings: IngressSettings
     ids: RequestIds
     work: WorkThreads
+    loan: BodyLoan
+    """Of the body; answers that are held whole are added."""
 
     def __post_init__(self) -> None:
         self._command = self.context.command
@@ -100,9 +105,7 @@ class Delivery:
             await self.clock.sleep_wall(UNREACHABLE_WALL_SECONDS)
             if answer is not None:  # its end is in the log
                 self._rename()
-            self._command = msgspec.structs.replace(
-                self._command, request=lifecycle.request, attempt=self._command.attempt + 1, excluded=[]
-            )
+            self._command = msgspec.structs.replace(self._command, attempt=self._command.attempt + 1, excluded=[])
             answer = await self._route()
         if answer is None:
             lifecycle.failed(FailReason.NO_PLACE, 503)
@@ -119,7 +122,7 @@ class Delivery:
         if isinstance(answer, RouteRejected) and answer.reason == RejectReason.ALREADY_ENDED:
             # The leader ended the request because its engine lost it.
             self._rename()
-            answer = await self._ask(msgspec.structs.replace(self._command, request=self.lifecycle.request))
+            answer = await self._ask(self._command)
         return answer
 
     async def _ask(self, command: RouteRequest) -> RouteGranted | RouteRejected | None:
@@ -135,7 +138,8 @@ class Delivery:
             return answer
 
     def _rename(self) -> None:
-        self.lifecycle.request = self.call.id = self.ids.fresh()
+        self.lifecycle.request = self.call.id = fresh = self.ids.fresh()
+        self._command = msgspec.structs.replace(self._command, request=fresh)
 
     def _may_hold(self) -> bool:
         waited = self.clock.now() - self._command.arrived_at
@@ -158,11 +162,21 @@ class Delivery:
         next_grant: RouteGranted | None = grant
         if grant.fetch is not None:
             await self._fetch(grant, grant.fetch)
-        if grant.decode:
-            split = await self._on_body(SplitBody, body, splittable=self.context.endpoint.splittable)
-            next_grant, body = await self._prefill(grant, split)
-        while next_grant is not None:
-            next_grant = await self._exchange(next_grant, body)
+        with self.loan.scope():
+            if grant.decode:
+                self._take(len(body))  # for what each of the two engines gets
+                split = await self._between_engines(grant, SplitBody, body, splittable=self.context.endpoint.splittable)
+                next_grant, body = await self._prefill(grant, split)
+            while next_grant is not None:
+                next_grant = await self._exchange(next_grant, body)
+
+    def _take(self, size: int) -> None:
+        """Raises ApiError."""
+        try:
+            self.loan.add(size)
+        except ApiError as error:
+            self.lifecycle.failed(FailReason.TOO_MANY_BODIES, error.status)
+            raise
 
     async def _fetch(self, grant: RouteGranted, fetch: PrefixFetch) -> None:
         """Without success the request computes its prompt."""
@@ -177,13 +191,14 @@ class Delivery:
         lifecycle, prefill = self.lifecycle, NO_PREFILL
         if split.possible:
             async with self._pool.in_flight.at_engine(grant) as at_engine:
-                with self._engine_span(grant):
+                with self._engine_span(grant), self.loan.scope():
                     answer, first = await self._open(at_engine, await self._on_body(split.for_prefill))
                     async with answer:
                         if answer.status >= 400:
                             await self._pass_refusal(answer, first)
                             return None, b""
-                        prefill = read_prefill(await answer.whole(first))
+                        whole = await self._whole(answer, first)
+                        prefill = await self._on_answer(whole, read_prefill)
                 self._pool.in_flight.answered(grant.instance)
         seconds = self.clock.now() - lifecycle.sent_at if split.possible else 0.0
         next_grant = await self._pool.scheduler.hand_over(grant, seconds)
@@ -194,7 +209,14 @@ class Delivery:
                 lifecycle.failed(next_grant.reason, next_grant.status)
             raise self._rejected(next_grant)
         lifecycle.handed_over(next_grant, prefill.cached_tokens)
-        return next_grant, await self._on_body(split.for_decode, prefill)
+        return next_grant, await self._between_engines(next_grant, split.for_decode, prefill)
+
+    async def _between_engines(
+        self, grant: RouteGranted, work: Callable[P, T], *arguments: P.args, **named: P.kwargs
+    ) -> T:
+        """Work on the body of a request that is granted and at no engine: heartbeats must name it all the same."""
+        with self._pool.in_flight.waiting_for_place(grant.request):
+            return await self._on_body(work, *arguments, **named)
 
     async def _on_body(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         light = len(self.context.body) <= LIGHT_BYTES_MAX
@@ -204,7 +226,7 @@ class Delivery:
         """Returns the next grant if the leader redispatched the request before the answer."""
         in_flight = self._pool.in_flight
         async with in_flight.at_engine(grant, redispatchable=grant.rebind) as at_engine:
-            with self._engine_span(grant):
+            with self._engine_span(grant), self.loan.scope():
                 answer, first = await self._open(at_engine, body, output=self._output_seconds())
                 async with answer:
                     at_engine.answered()
@@ -283,29 +305,34 @@ class Delivery:
         call, lifecycle = self.call, self.lifecycle
         await call.start(answer.content_type, self._headers(grant), length=None)
         lifecycle.stream = answer.tail
-        remover = UsageRemover() if self.context.removes_usage else None
-        await call.write(remover.feed(first) if remover else first)
+        shown = self._event_filter()
+        await call.write(shown.feed(first) if shown else first)
         lifecycle.first_token()
         self._copy(grant)
         try:
             while chunk := await answer.chunk():
                 if self.context.private:
                     _refuse_failure(answer)
-                if passed := remover.feed(chunk) if remover else chunk:
+                if passed := shown.feed(chunk) if shown else chunk:
                     await call.write(passed)
                 lifecycle.next_part()
         except EngineFailedError as error:
             self._stream_failed(error)
-            tail = answer.tail
-            await call.fail(engine_broke_off(error.public_reason), events=tail.events, mid_event=tail.mid_event)
+            await call.fail(engine_broke_off(error.public_reason), events=answer.tail.events)
             return
         if answer.tail.reports_failure:  # already passed to the client
             self._stream_failed(EngineFailedError(STREAM_FAILURE, failure="stream_reset"))
-        await call.finish(remover.rest() if remover else b"")
+        await call.finish(shown.rest() if shown else b"")
         if not lifecycle.ended:
             usage = answer.tail.usage
             counted = usage.completion_tokens
             lifecycle.finished(usage, output_tokens=counted if counted >= 0 else answer.tail.events)
+
+    def _event_filter(self) -> EventFilter | None:
+        """None: the stream passes as it comes. Who may not see an engine's own errors gets no part of an event."""
+        context = self.context
+        filters = context.removes_usage or context.private
+        return EventFilter(removes_usage=context.removes_usage) if filters else None
 
     def _stream_failed(self, error: EngineFailedError) -> None:
         lifecycle = self.lifecycle
@@ -316,21 +343,36 @@ class Delivery:
         lifecycle.failed(FailReason.ENGINE_BROKE_OFF, 502)
 
     async def _pass_whole(self, grant: RouteGranted, answer: EngineAnswer, first: bytes) -> None:
-        body = await answer.whole(first)
-        usage = usage_in(body)
+        body = await self._whole(answer, first)
+        usage = usage_at_end(body) if len(body) > LIGHT_BYTES_MAX else None
+        if usage is None:
+            usage = await self._on_answer(body, usage_in)
         await self.call.start(answer.content_type, self._headers(grant), length=len(body))
-        await self.call.finish(body)
+        await self.call.write(body)
         if 0 <= usage.completion_tokens <= 1:  # otherwise the prefill ended before the answer
             self.lifecycle.first_token()
         self.lifecycle.finished(usage, output_tokens=0)
         self._copy(grant)
+        await self.call.finish()  # once the client has read most of it: until then it is held
+
+    async def _whole(self, answer: EngineAnswer, first: bytes) -> bytes:
+        """Raises EngineFailedError, and ApiError if it is more than may be held."""
+        bytes_max = min(ANSWER_BYTES_MAX, self.loan.left)
+        try:
+            return await answer.whole(first, bytes_max=bytes_max, take=self._take)
+        except AnswerTooLargeError as error:
+            self.lifecycle.failed(FailReason.ANSWER_TOO_LARGE, 502)
+            raise answer_too_large(bytes_max) from error
+
+    async def _on_answer(self, answer: bytes, work: Callable[[bytes], T]) -> T:
+        return await self.work.run_unless(len(answer) <= LIGHT_BYTES_MAX, self.context.owner, work, answer)
 
     def _copy(self, grant: RouteGranted) -> None:
         self.copier.start(self._pool, grant, self.context.prefix, self.context.headers)
 
     async def _pass_refusal(self, answer: EngineAnswer, first: bytes) -> None:
         """Raises EngineFailedError if another engine can take the request."""
-        body = await answer.whole(first)
+        body = await self._whole(answer, first)
         lacks = lacks_endpoint(answer.status, body)
         if not lacks and self.engines.is_unfit(answer.status, self.context.headers) and self._may_retry_elsewhere():
             msg = f"it refused with status {answer.status}"
@@ -395,9 +437,7 @@ class Delivery:
         REQUEST_RETRIES.labels(self._pool.name).inc()
         lifecycle.requeued(refused=refused)
         excluded = [*command.excluded, failed]
-        self._command = msgspec.structs.replace(
-            command, request=lifecycle.request, attempt=command.attempt + 1, excluded=excluded
-        )
+        self._command = msgspec.structs.replace(command, attempt=command.attempt + 1, excluded=excluded)
 
 
 def _refuse_failure(answer: EngineAnswer) -> None:

@@ -164,13 +164,13 @@ class KeyProber:
     async def _send(self, instance: Instance, path: str, body: bytes) -> None:
         request = EngineRequest(instance.id, instance.url, path, body, {}, self._request_id(), instance.dp_rank)
         try:
-            async with asyncio.timeout(float(ANSWER_WALL_SECONDS_MAX)), await self.engines.send(request) as answer:
-                content = await answer.whole()
+            async with asyncio.timeout(float(ANSWER_WALL_SECONDS_MAX)):
+                status, content = await self.engines.ask(request)
         except TimeoutError as error:
             msg = f"no answer within {ANSWER_WALL_SECONDS_MAX:g} s"
             raise EngineFailedError(msg) from error
-        if answer.status >= 400:
-            msg = f"status {answer.status}: {content[:200].decode(errors='replace')}"
+        if status >= 400:
+            msg = f"status {status}: {content[:200].decode(errors='replace')}"
             raise EngineFailedError(msg)
 
     def _request_id(self) -> str:

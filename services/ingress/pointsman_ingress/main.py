@@ -45,7 +45,7 @@ from pointsman_ingress.engine.client import EngineClient, open_session
 from pointsman_ingress.engine.session import DirectSession
 from pointsman_ingress.http.api_keys import ApiKeys
 from pointsman_ingress.http.authentication import Authentication
-from pointsman_ingress.http.call import RequestIds
+from pointsman_ingress.http.call import BodyBudget, RequestIds
 from pointsman_ingress.http.issuer_keys import IssuerKeys, is_trustworthy
 from pointsman_ingress.http.oidc import TokenVerifier
 from pointsman_ingress.key_probe import KeyProber
@@ -121,8 +121,7 @@ async def serve(
     clock = ScaledClock(settings.speed)
     names = pool_names(settings)
     board = PoolsBoard(names)
-    trusted = not (settings.require_keys or settings.oidc_issuer)
-    tracer = open_tracer("pointsman-ingress", instance=_name(settings), trusted=trusted)
+    tracer = open_tracer("pointsman-ingress", instance=_name(settings), trusted=settings.trusts_clients)
     note_public_secret(settings.secret, settings.host, board)
     async with AsyncExitStack() as stack:
         links: dict[PoolName, Link] = {}
@@ -214,7 +213,7 @@ async def assembled(
     authentication = _authentication(settings, access, clock=clock, board=board, supervisor=supervisor)
     chance = chance or SystemRandom()
     policies = FollowedPolicies(access)  # one store for all pools
-    trusted = not authentication.required  # clients are the operator's own
+    trusted = settings.trusts_clients
     salts = None
     if not trusted:
         salts = CacheSalts(settings.secret.encode(), lambda tenant: policies.of(tenant).cache_group)
@@ -263,6 +262,7 @@ async def assembled(
             if settings.access_log:
                 out = access_log_out or FileIO(sys.stdout.fileno(), "w", closefd=False)
                 access_log = AccessLog(stack.enter_context(LineWriter(out)), clock)
+            bodies = BodyBudget.of_process(settings.processes, settings.body_bytes_max)
             gateway = Gateway(
                 replace(settings, name=_name(settings)),
                 authentication=authentication,
@@ -284,6 +284,7 @@ async def assembled(
                 policies=policies,
                 work=work,
                 tracer=tracer,
+                bodies=bodies,
             )
             supervisor.start(policies.follow(), name="tenant-policies")
             overlap = OverlapEndpoint(
@@ -294,6 +295,7 @@ async def assembled(
                 work=work,
                 clock=clock,
                 ids=RequestIds(chance),
+                bodies=bodies,
             )
             api = ingress_app(gateway=gateway, pools=pools, authentication=authentication)
             yield IngressApps(api, {OVERLAP_PATH: overlap.serve})

@@ -62,6 +62,8 @@ FIELDS: dict[str, tuple[list[str], Schema]] = {
         {
             "prompt": {"anyOf": [*TEXT_OR_TEXTS["anyOf"], TOKEN_IDS, {"type": "array", "items": TOKEN_IDS, "minItems": 1}]},
             **GENERATING,
+            "max_tokens": {**COUNT, "minimum": 0, "description": "0 only with `echo`."},
+            "echo": FLAG,
         },
     ),
     "/v1/responses": (

@@ -40,7 +40,6 @@ from pointsman_ingress.http.errors import (
     request_too_large,
     too_many_lookups,
 )
-from pointsman_ingress.http.identity import Identity
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
 from pointsman_ingress.prompt.json_form import LIGHT_BYTES_MAX
@@ -87,12 +86,12 @@ class OverlapEndpoint:
     work: WorkThreads
     clock: Clock
     ids: RequestIds
+    bodies: BodyBudget
     _at_once: int = field(default=0, init=False)
-    _body_budget: BodyBudget = field(default_factory=BodyBudget, init=False)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = HttpExchange(PATH, OPENAI_ERRORS, scope, send, ids=self.ids, clock=self.clock)
-        loan = BodyLoan(self._body_budget, PATH)
+        loan = BodyLoan(self.bodies, PATH)
         self._at_once += 1
         try:
             answer = await self._answer(call, receive, loan)
@@ -122,22 +121,12 @@ class OverlapEndpoint:
         body = await call.read_body(receive, loan, bytes_max=BODY_BYTES_MAX)
         light = len(body) <= LIGHT_BYTES_MAX
         asked = await self.work.run_unless(light, PATH, _parsed, body)
-        pool, model = self._model(asked.model, identity)
+        pool, model = self.pools.find(asked.model, identity)
         salt = asked.cache_salt
         if self.salts is not None and identity is not None:
             salt = self.salts.salt(self.salts.group(identity.tenant), asked.cache_salt)
         request = await self.work.run_unless(light, PATH, _request, asked, pool, model, salt)
         return await self._ask(pool, request)
-
-    def _model(self, name: str, identity: Identity | None) -> tuple[Pool, Model]:
-        """Raises ApiError."""
-        if identity is None:
-            return self.pools.find(name)
-        if name:
-            identity.check_model(name)
-        pool, model = self.pools.find(name, identity.may_use)
-        identity.check_model(model.name)
-        return pool, model
 
     async def _ask(self, pool: Pool, request: OverlapRequest) -> OverlapAnswered:
         """Raises ApiError."""

@@ -8,11 +8,24 @@ from pointsman.primitives import InstanceId, Seconds
 from pointsman.runtime.telemetry import REQUEST_RETRIES
 from pointsman_ingress.context import RequestFacts
 from pointsman_ingress.endpoints import AcceptedBody
-from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest, lacks_endpoint
+from pointsman_ingress.engine.client import (
+    ANSWER_BYTES_MAX,
+    AnswerTooLargeError,
+    EngineClient,
+    EngineFailedError,
+    EngineRequest,
+    lacks_endpoint,
+)
 from pointsman_ingress.engine.first_byte import FirstByteDeadline, first_byte_wall_seconds
 from pointsman_ingress.engine.refusals import refused_by_engine
-from pointsman_ingress.http.call import HttpExchange
-from pointsman_ingress.http.errors import endpoint_not_found, engine_failed, no_engines, retry_budget_spent
+from pointsman_ingress.http.call import BodyLoan, HttpExchange
+from pointsman_ingress.http.errors import (
+    answer_too_large,
+    endpoint_not_found,
+    engine_failed,
+    no_engines,
+    retry_budget_spent,
+)
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool
 from pointsman_ingress.prompt.body_fields import DROPPED_HEADER
@@ -31,9 +44,10 @@ async def pass_through(
     engines: EngineClient,
     settings: IngressSettings,
     *,
+    loan: BodyLoan,
     private: bool,
 ) -> None:
-    """`private`: the answer names no instance. Raises ApiError if no engine answers."""
+    """`loan`: for the answer. `private`: the answer names no instance. Raises ApiError if no engine answers."""
     tried: list[InstanceId] = []
     reason = ""
 
@@ -47,6 +61,7 @@ async def pass_through(
             request = EngineRequest(
                 instance.id, instance.url, call.path, accepted.content, call.headers, call.id, span=span
             )
+            bytes_max = min(ANSWER_BYTES_MAX, loan.left)
             try:
                 with span:
                     with FirstByteDeadline(
@@ -54,7 +69,9 @@ async def pass_through(
                     ):
                         answer, first = await engines.open(request)
                     async with answer:
-                        whole = await answer.whole(first)
+                        whole = await answer.whole(first, bytes_max=bytes_max, take=loan.add)
+            except AnswerTooLargeError as error:
+                raise answer_too_large(bytes_max) from error
             except EngineFailedError as error:
                 log.warning("engine_failed", instance=instance.id, request=call.id, reason=str(error))
                 pool.in_flight.failed(instance.id)

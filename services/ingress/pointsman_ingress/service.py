@@ -2,7 +2,7 @@
 logged request is the leader's before the grant and this module's after it."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pointsman.adapters.shared_timers import SharedTimer
 from pointsman.contracts.cache_salts import CacheSalts
@@ -15,7 +15,7 @@ from pointsman.runtime.supervision import Supervisor
 from pointsman.runtime.tenant_policies import FollowedPolicies
 from pointsman.runtime.tracing import Tracer
 from pointsman_ingress.access_log import AccessLog
-from pointsman_ingress.context import RequestFacts, find_model, understand
+from pointsman_ingress.context import RequestContext, RequestFacts, find_model, understand
 from pointsman_ingress.delivery import Delivery
 from pointsman_ingress.endpoints import AcceptedBody, BodyRules, Endpoint
 from pointsman_ingress.engine.client import EngineClient
@@ -58,7 +58,7 @@ class Gateway:
     policies: FollowedPolicies
     work: WorkThreads
     tracer: Tracer | None
-    _body_budget: BodyBudget = field(default_factory=BodyBudget, init=False)
+    bodies: BodyBudget
 
     def __post_init__(self) -> None:
         self._time = SharedTimer(self.settings.request_timeout_seconds)
@@ -83,28 +83,14 @@ class Gateway:
                 try:
                     await self._identify(call, endpoint, facts)
                     endpoint.check_content_type(call.headers)
-                    loan = BodyLoan(self._body_budget, facts.owner(call))
+                    loan = BodyLoan(self.bodies, facts.owner(call))
                     body = await call.read_body(receive, loan, bytes_max=self.settings.body_bytes_max)
                     deadline.watch(scope, receive)
-                    facts.light = endpoint.is_light(body)
-                    accepted = await self._accept(endpoint, body, call, facts)
                     if not endpoint.placed:
-                        pool, model = await find_model(call, accepted.request, self.pools, facts)
-                        await pass_through(
-                            call, accepted, pool, model, facts, self.engines, self.settings, private=self.private
-                        )
+                        await self._pass_through(call, endpoint, body, facts, loan)
                         return
-                    context = await understand(
-                        call,
-                        endpoint,
-                        accepted,
-                        self.pools,
-                        self.settings,
-                        facts,
-                        self.salts,
-                        self.policies,
-                        self.work,
-                    )
+                    context = await self._understand(call, endpoint, body, facts, loan)
+                    del body  # engines get the context's
                     lifecycle = RequestLifecycle(context, self.clock, call.span)
                     await Delivery(
                         context,
@@ -117,6 +103,7 @@ class Gateway:
                         settings=self.settings,
                         ids=self.ids,
                         work=self.work,
+                        loan=loan,
                     ).run()
                 except ApiError as error:
                     await call.fail(error)
@@ -163,8 +150,30 @@ class Gateway:
             facts.tenant = identity.tenant
             identity.check_endpoint(endpoint.path)
 
+    async def _pass_through(
+        self, call: HttpExchange, endpoint: Endpoint, body: bytes, facts: RequestFacts, loan: BodyLoan
+    ) -> None:
+        """Raises ApiError."""
+        accepted = await self._accept(endpoint, body, call, facts)
+        pool, model = await find_model(call, accepted.request, self.pools, facts)
+        await pass_through(
+            call, accepted, pool, model, facts, self.engines, self.settings, loan=loan, private=self.private
+        )
+
+    async def _understand(
+        self, call: HttpExchange, endpoint: Endpoint, body: bytes, facts: RequestFacts, loan: BodyLoan
+    ) -> RequestContext:
+        """Meanwhile the body is there twice: as it came and, parsed and written anew, for engines. Raises ApiError."""
+        with loan.scope():
+            loan.add(len(body))
+            accepted = await self._accept(endpoint, body, call, facts)
+            return await understand(
+                call, endpoint, accepted, self.pools, self.settings, facts, self.salts, self.policies, self.work
+            )
+
     async def _accept(self, endpoint: Endpoint, body: bytes, call: HttpExchange, facts: RequestFacts) -> AcceptedBody:
         """Raises ApiError."""
+        facts.light = endpoint.is_light(body)
         accept = self.rules.accept
         return await self.work.run_unless(facts.light, facts.owner(call), accept, endpoint, body, call.headers)
 
@@ -187,7 +196,7 @@ class Gateway:
         """A client that reads slowly, or nothing, gets its connection cut instead."""
         try:
             with self._last_words.limit():
-                await call.fail(error, events=events, mid_event=True)
+                await call.fail(error, events=events)
         except TimeoutError:
             call.cut()
 

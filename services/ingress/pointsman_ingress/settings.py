@@ -113,3 +113,8 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
     )
     access_log: bool = setting(False, "Write one JSON line per request to standard output.")
     probe: bool = setting(True, "Check at each engine's start that its cache keys are those computed here.")
+
+    @property
+    def trusts_clients(self) -> bool:
+        """They are the operator's own: none needs a credential."""
+        return not (self.require_keys or self.oidc_issuer)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from typing import Any, cast
 
 import httptools
@@ -27,6 +28,7 @@ CLOSE_NOW = "x-close-now"
 """In an HTTP scope: `HttpProtocol.close_now`."""
 HEAD = b"HTTP/1."
 JOINED_BYTES_MAX = 64 * 1024
+SWEEP_SECONDS_MIN: Seconds = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +68,20 @@ class Connections:
             self._sweeper = connection.loop.call_later(connection.timeout_keep_alive, self._sweep, connection.loop)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._sweeper = None
-        while self.idle:
-            connection, since = next(iter(self.idle.items()))
-            left = since + connection.timeout_keep_alive - loop.time()
-            if left > 0:
-                self._sweeper = loop.call_later(left, self._sweep, loop)
-                return
+        now = loop.time()
+        for connection, _ in list(
+            takewhile(lambda idle: idle[1] + idle[0].timeout_keep_alive <= now, self.idle.items())
+        ):
             del self.idle[connection]
-            connection.close_now()
+            if connection.has_unsent:
+                self.idle[connection] = now
+            else:
+                connection.close_now()
+        longest = next(iter(self.idle.items()), None)
+        self._sweeper = None
+        if longest is not None:
+            due = longest[1] + longest[0].timeout_keep_alive
+            self._sweeper = loop.call_at(max(due, now + SWEEP_SECONDS_MIN), self._sweep, loop)
 
     def refused(self, reason: ConnectionRefusal, now: float) -> None:
         HTTP_CONNECTIONS_REFUSED.labels(reason).inc()
@@ -181,6 +188,14 @@ class HttpProtocol(HttpToolsProtocol):
         elif not (in_body or self._body_open or self._in_flight):  # empty lines, for instance
             self._shared.idle.pop(self, None)
             self._set_deadline(self._limits.head_seconds)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether its client has to read more of the last answer. It has `send_seconds` for each part."""
+        unsent = self.transport.get_write_buffer_size() > 0
+        if unsent and self._send_deadline is None:
+            self._set_send_deadline()
+        return unsent
 
     def close_now(self) -> None:
         """Close, even if the client has not read the last answer."""
@@ -318,8 +333,11 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _send_overdue(self) -> None:
         """Abort a client that reads nothing: an orderly close would wait for it."""
-        if self.transport.get_write_buffer_size() < self._unsent_bytes:
-            self._set_send_deadline()
+        unsent = self.transport.get_write_buffer_size()
+        if unsent < self._unsent_bytes:
+            self._send_deadline = None
+            if unsent:
+                self._set_send_deadline()
             return
         self._shared.refused("answer_unread", self.loop.time())
         self.transport.abort()

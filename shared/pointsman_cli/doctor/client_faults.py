@@ -18,7 +18,8 @@ STATUSES = frozenset(
 
 
 def is_clients_fault(event: RequestFailed) -> bool:
-    """A prompt for which the bus is too small is the client's, as one is that an engine refuses."""
-    if event.reason == FailReason.REQUEST_TOO_LARGE:
+    """A prompt for which the bus is too small, or an answer that nobody can hold, is the client's, as one is that an engine
+    refuses."""
+    if event.reason in (FailReason.REQUEST_TOO_LARGE, FailReason.ANSWER_TOO_LARGE):
         return True
     return event.reason == FailReason.ENGINE_REFUSED and event.status in STATUSES

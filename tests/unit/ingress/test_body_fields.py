@@ -107,6 +107,13 @@ def test_fields_for_trusted_clients_need_the_operators_permission_where_there_ar
         KEYED.check(sent, body_fields.CHAT)
 
 
+def test_no_client_with_a_key_puts_several_tokens_into_an_event() -> None:
+    """Of a stream that ends early a tenant pays for the events."""
+    for endpoint in BY_PATH.values():
+        with pytest.raises(ApiError):
+            KEYED.check(body(model="m", stream_interval=100), endpoint.fields)
+
+
 def test_a_form_takes_known_fields_only() -> None:
     KEYED.check_form({"file", "model", "language", "timestamp_granularities[]"})
     for name in ("vllm_xargs", "kv_transfer_params", "of_tomorrow"):

@@ -271,3 +271,13 @@ def test_the_size_of_query_times_documents_is_bounded() -> None:
     parsed = parse_pairs(json.dumps({"text_1": "x" * 4_000_000, "text_2": [1] * 199_000}).encode())
 
     assert parsed.prompt == SizedRequest(PAIRS_TOKENS_MAX)
+
+
+def test_a_completion_of_the_prompt_alone_counts_as_one_token() -> None:
+    """vLLM scores a prompt so."""
+    parsed = parse_completion(completion(prompt="x", echo=True, logprobs=1, max_tokens=0))
+
+    assert (parsed.output_tokens, parsed.output_demanded) == (1, True)
+    for fields in ({}, {"echo": False}, {"echo": True, "max_tokens": -1}):
+        with pytest.raises(ApiError):
+            parse_completion(completion(prompt="x", **{"max_tokens": 0, **fields}))

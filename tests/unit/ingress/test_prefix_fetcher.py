@@ -29,25 +29,18 @@ class Answer:
         self.status = status
         self.body = msgspec.json.encode(body)
 
-    async def __aenter__(self) -> "Answer":
-        return self
-
-    async def __aexit__(self, *_: object) -> None: ...
-
-    async def whole(self, _first: bytes) -> bytes:
-        return self.body
-
 
 class Engines:
     def __init__(self, *answers: Answer) -> None:
         self.answers = list(answers)
         self.asked: list[EngineRequest] = []
 
-    async def open(self, request: EngineRequest) -> tuple[Answer, bytes]:
+    async def ask(self, request: EngineRequest) -> tuple[int, bytes]:
         self.asked.append(request)
         if not self.answers:
             await asyncio.Event().wait()
-        return self.answers.pop(0), b""
+        answer = self.answers.pop(0)
+        return answer.status, answer.body
 
 
 async def outcome_of(engines: Engines, prompt: PrefixPrompt | None = PROMPT) -> FetchOutcome:

@@ -15,11 +15,18 @@ from pointsman_ingress.engine.streams import (
     LAST_EVENT_BYTES_MAX,
     MESSAGE_EVENTS,
     NAMED_EVENTS,
-    TAIL_BYTES_MAX,
     StreamShape,
     StreamTail,
 )
-from pointsman_ingress.engine.usage import COUNT_MAX, HELD_BYTES_MAX, Usage, UsageRemover, usage_in
+from pointsman_ingress.engine.usage import (
+    COUNT_MAX,
+    HELD_BYTES_MAX,
+    TAIL_BYTES_MAX,
+    EventFilter,
+    Usage,
+    usage_at_end,
+    usage_in,
+)
 from pointsman_ingress.lifecycle import EQUAL, FEWER, MORE, UNKNOWN, compared
 from pointsman_ingress.prompt.openai_requests import parse_chat
 
@@ -38,7 +45,7 @@ OTHERS = st.sampled_from([
 @given(before=st.lists(OTHERS, max_size=6), usage=st.booleans(), cuts=st.lists(st.integers(1, 60), max_size=30))
 def test_only_usage_is_removed_for_any_chunking(before: list[str], usage: bool, cuts: list[int]) -> None:
     stream = ("".join(before) + USAGE * usage + "data: [DONE]\n\n").encode()
-    remover, shown, rest = UsageRemover(), b"", stream
+    remover, shown, rest = EventFilter(removes_usage=True), b"", stream
     for cut in [*cuts, len(stream)]:
         chunk, rest = rest[:cut], rest[cut:]
         if chunk:
@@ -82,7 +89,7 @@ def test_a_stream_that_ended_early_counts_tokens_where_the_engine_tells_them(
 
 def test_whole_events_pass_immediately() -> None:
     event = b'data: {"choices":[{"text":"a"}]}\n\n'
-    remover = UsageRemover()
+    remover = EventFilter(removes_usage=True)
 
     assert remover.feed(event) == event
     assert remover.feed(event + event[:5]) == event
@@ -135,7 +142,7 @@ def test_only_usage_is_removed_for_any_line_ends_and_chunking(line_ends: list[by
     cuts = [[at] for at in range(1, len(stream))] + [list(range(1, len(stream)))]
     for cut in cuts:
         pieces = [stream[a:b] for a, b in zip([0, *cut], [*cut, len(stream)], strict=True)]
-        remover = UsageRemover()
+        remover = EventFilter(removes_usage=True)
         shown = b"".join(remover.feed(piece) for piece in pieces) + remover.rest()
 
         assert events_of(shown) == others, f"seed {seed}, cut at {cut}"
@@ -144,7 +151,7 @@ def test_only_usage_is_removed_for_any_line_ends_and_chunking(line_ends: list[by
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 def test_a_whole_event_passes_immediately_for_any_line_ends(end: bytes) -> None:
     event = b"data: " + json.dumps(SAID).encode() + end + end
-    remover = UsageRemover()
+    remover = EventFilter(removes_usage=True)
     at_once = remover.feed(event), remover.feed(event[:9]), remover.feed(event[9:])
 
     assert at_once == (event, b"", event)
@@ -156,7 +163,7 @@ def test_an_event_too_long_for_usage_passes_and_the_next_is_searched() -> None:
     for end in (b"\n\n", b"\r\n\r\n", b"\r\r"):
         stream = long + b'"}' + end + usage + end + b"data: [DONE]" + end
         for size in (1000, 4099, HELD_BYTES_MAX):
-            remover, shown, held_most = UsageRemover(), b"", 0
+            remover, shown, held_most = EventFilter(removes_usage=True), b"", 0
             for at in range(0, len(stream), size):
                 shown += remover.feed(stream[at : at + size])
                 held_most = max(held_most, at + size - len(shown))
@@ -167,7 +174,7 @@ def test_an_event_too_long_for_usage_passes_and_the_next_is_searched() -> None:
 
 def test_an_unfinished_event_has_bounded_cost() -> None:
     chunk = b'data: {"usage": ' + b"a" * 16_000
-    remover, tail, shown = UsageRemover(), StreamTail(CHUNKS), 0
+    remover, tail, shown = EventFilter(removes_usage=True), StreamTail(CHUNKS), 0
     named = StreamTail(NAMED_EVENTS)
     named.feed(b"event: response.completed\n")
     tracemalloc.start()
@@ -208,6 +215,26 @@ def test_the_tail_has_end_and_usage_for_any_chunking(end: bytes) -> None:
         assert tail.shows_output
         assert ended_at
         assert not tail.mid_event
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"data": [{"embedding": [0.5] * 9}]}, {}),
+        ({"usage": {"completion_tokens": 9}, "tools": [{"usage": {"completion_tokens": 8}}]}, {"user": "a"}),
+        ({"choices": [{"text": 'x"usage":{"completion_tokens":9}'}]}, {"kv_transfer_params": {"usage": {"a": [1]}}}),
+        ({}, {"choices": [{"usage": {"completion_tokens": 7}}] * 3}),
+    ],
+)
+@pytest.mark.parametrize("usage", [{"prompt_tokens": 3, "completion_tokens": 2}, None])
+def test_the_usage_at_the_end_of_a_long_answer_is_that_of_the_whole(
+    before: dict[str, Any], after: dict[str, Any], usage: dict[str, int] | None
+) -> None:
+    answer = json.dumps({"text": "a" * 100_000, **{k: v for k, v in before.items() if k != "usage"}})[:-1]
+    answer += ", " + json.dumps({"usage": usage, **after})[1:]
+
+    assert usage_at_end(answer.encode()) == usage_in(answer.encode())
+    assert usage_at_end(json.dumps({"usage": usage, "data": "a" * 100_000}).encode()) is None
 
 
 @pytest.mark.parametrize(

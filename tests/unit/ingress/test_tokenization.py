@@ -1,8 +1,9 @@
 """Exactness of tokens: truncated prompts, images, prompt embeddings, client templates."""
 
+import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +14,11 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.primitives import WallSeconds
 from pointsman.state.fleet import Fleet
-from pointsman_ingress.engine.client import EngineClient
+from pointsman_ingress.engine.client import EngineClient, EngineRequest
 from pointsman_ingress.http.errors import ApiError
+from pointsman_ingress.prompt import tokenization
 from pointsman_ingress.prompt.openai_requests import parse_chat, parse_completion
-from pointsman_ingress.prompt.tokenization import PromptTokenizer, PromptTokens, TokenizeContext
+from pointsman_ingress.prompt.tokenization import PROMPTS_AT_ONCE_MAX, PromptTokenizer, PromptTokens, TokenizeContext
 from pointsman_ingress.token_ids import token_ids
 from tests.support.engine_urls import ANY_URL
 from tests.support.events import joined
@@ -155,6 +157,84 @@ async def test_a_long_chat_is_encoded_in_a_thread_wherever_its_text_stands(
     assert threading.get_ident() not in threads
 
 
+Asked = Callable[..., Coroutine[Any, Any, tuple[int, bytes]]]
+
+
+def asking_an_engine(tokenizer: PromptTokenizer, ask: Asked) -> list[str]:
+    """`ask`: in place of its HTTP. Returns the names of engines that are said to have failed."""
+    engine, failed = Fleet().join(joined("a")), list[str]()
+    tokenizer.tokenizer = None
+    tokenizer.engine = lambda _demand: engine
+    tokenizer.failed = failed.append
+    tokenizer.engines.ask = ask  # type: ignore[method-assign]
+    return failed
+
+
+def tokens_of(request: EngineRequest) -> bytes:
+    text = json.loads(request.body)["prompt"]
+    return json.dumps({"count": len(text), "tokens": list(text.encode())}).encode()
+
+
+async def test_of_many_prompts_some_are_with_the_engine_at_once_and_all_are_counted(tokenizer: PromptTokenizer) -> None:
+    there = most = 0
+
+    async def ask(request: EngineRequest, **_: Any) -> tuple[int, bytes]:
+        nonlocal there, most
+        there += 1
+        most = max(most, there)
+        await asyncio.sleep(0)
+        there -= 1
+        return 200, tokens_of(request)
+
+    asking_an_engine(tokenizer, ask)
+    tokens = await of_completion(tokenizer, prompt=["a" * length for length in range(1, 101)])
+
+    assert tokens.exact
+    assert [len(prompt) for prompt in tokens.prompts] == [*range(1, 101)]
+    assert list(tokens.keyed) == [ord("a")]
+    assert 1 < most <= PROMPTS_AT_ONCE_MAX
+
+
+@pytest.mark.parametrize(("slow", "blamed"), [(0, ["a"]), (50, [])])
+async def test_an_engine_has_failed_that_does_not_answer_and_not_one_that_takes_long_for_many(
+    tokenizer: PromptTokenizer, slow: int, blamed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenization, "ENGINE_WALL_SECONDS_MAX", 0.05)
+    asked = 0
+
+    async def ask(request: EngineRequest, **_: Any) -> tuple[int, bytes]:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(10.0 if asked > slow else 0.0)
+        return 200, tokens_of(request)
+
+    failed = asking_an_engine(tokenizer, ask)
+    tokens = await of_completion(tokenizer, prompt=["a" * 40] * 100)
+
+    assert not tokens.exact
+    assert len(tokens.prompts) == 100
+    assert failed == blamed
+
+
+async def test_the_time_of_our_own_threads_is_not_the_engines(
+    tokenizer: PromptTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenization, "ENGINE_WALL_SECONDS_MAX", 0.05)
+
+    async def late(_light: bool, _owner: str, work: Callable[..., Any], *arguments: Any) -> Any:
+        await asyncio.sleep(0.1)
+        return work(*arguments)
+
+    async def ask(request: EngineRequest, **_: Any) -> tuple[int, bytes]:
+        return 200, tokens_of(request)
+
+    monkeypatch.setattr(tokenizer.work, "run_unless", late)
+    failed = asking_an_engine(tokenizer, ask)
+
+    assert (await of_completion(tokenizer, prompt="a text")).exact
+    assert not failed
+
+
 async def test_many_token_ids_of_an_engine_are_read_in_a_thread(
     tokenizer: PromptTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,14 +244,11 @@ async def test_many_token_ids_of_an_engine_are_read_in_a_thread(
         threads.append(threading.get_ident())
         return token_ids(listed)
 
-    async def answered(*_: Any) -> tuple[int, bytes]:
+    async def answered(*_: Any, **__: Any) -> tuple[int, bytes]:
         return 200, json.dumps({"tokens": ids}).encode()
 
     monkeypatch.setattr("pointsman_ingress.prompt.tokenization.token_ids", noted)
-    monkeypatch.setattr(tokenizer, "_post", answered)
-    tokenizer.tokenizer = None
-    engine = Fleet().join(joined("a"))
-    tokenizer.engine = lambda _demand: engine
+    asking_an_engine(tokenizer, answered)
     tokens = await of_completion(tokenizer, prompt="a text")
 
     assert [list(prompt) for prompt in tokens.prompts] == [ids]

@@ -95,6 +95,20 @@ def test_one_owner_holds_half_of_the_bytes_of_bodies_and_gives_them_back() -> No
     for loan in loans:
         loan.end()
 
+    with loans[0].scope():
+        loans[0].add(50 * mib)
     again = BodyLoan(budget, "flood")
     again.add(FREE_BYTES_MAX)
     again.add(50 * mib - FREE_BYTES_MAX)
+
+
+@pytest.mark.parametrize(("processes", "body_bytes_max"), [(1, 8), (4, 8), (64, 8), (4, 200)])
+def test_processes_share_the_bytes_and_each_has_room_for_any_body_and_its_copy(
+    processes: int, body_bytes_max: int
+) -> None:
+    mib = 1024 * 1024
+    loan = BodyLoan(BodyBudget.of_process(processes, body_bytes_max * mib), "me")
+
+    loan.add(body_bytes_max * mib)
+    loan.add(body_bytes_max * mib)
+    assert loan.left <= max(256 // processes, 2 * body_bytes_max) * mib

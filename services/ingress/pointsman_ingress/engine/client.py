@@ -2,6 +2,7 @@
 makes the engine abort it."""
 
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
@@ -55,6 +56,10 @@ class EngineFailedError(Exception):
         self.failure = failure
         self.status = status
         self.public_reason = public_reason or reason
+
+
+class AnswerTooLargeError(EngineFailedError):
+    """No failure of the engine: another would answer the same."""
 
 
 @dataclass(slots=True)
@@ -136,6 +141,11 @@ class EngineClient:
         request.span.event("first_byte")
         return answer, first
 
+    async def ask(self, request: EngineRequest, *, bytes_max: int = ANSWER_BYTES_MAX) -> tuple[int, bytes]:
+        """Status and body of the whole answer. Raises EngineFailedError."""
+        async with await self.send(request) as answer:
+            return answer.status, await answer.whole(bytes_max=bytes_max)
+
     def is_unfit(self, status: int, headers: Headers) -> bool:
         """Whether another engine may accept the request: this one refused our key, lacks the model or is overloaded."""
         key_of_client = any(name in headers for name, _ in self._key_headers)
@@ -200,15 +210,20 @@ class EngineAnswer:
             self._done = self.tail.is_over
         return chunk
 
-    async def whole(self, first: bytes = b"", *, bytes_max: int = ANSWER_BYTES_MAX) -> bytes:
-        """All bytes, starting with `first`. Raises EngineFailedError, also if there are more than `bytes_max`."""
-        chunks, size = [first], len(first)
-        while chunk := await self.chunk():
-            chunks.append(chunk)
+    async def whole(
+        self, first: bytes = b"", *, bytes_max: int = ANSWER_BYTES_MAX, take: Callable[[int], None] = lambda _: None
+    ) -> bytes:
+        """All bytes, starting with `first`; `take` is told of them as they come. Raises EngineFailedError,
+        AnswerTooLargeError if there are more than `bytes_max`, and what `take` raises."""
+        chunks, size, chunk = list[bytes](), 0, first or await self.chunk()
+        while chunk:
             size += len(chunk)
             if size > bytes_max:
                 msg = f"its answer is larger than {bytes_max} bytes"
-                raise EngineFailedError(msg, failure="stream_reset")
+                raise AnswerTooLargeError(msg)
+            take(len(chunk))
+            chunks.append(chunk)
+            chunk = await self.chunk()
         return b"".join(chunks)
 
     def close(self) -> None:

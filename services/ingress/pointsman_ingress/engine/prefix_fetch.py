@@ -110,13 +110,11 @@ class PrefixFetcher:
 
     async def _whole(self, request: EngineRequest, who: str) -> bytes:
         try:
-            answer, first = await self.engines.open(request)
-            async with answer:
-                body = await answer.whole(first)
+            status, body = await self.engines.ask(request)
         except EngineFailedError as error:
             msg = f"{who}: {error}"
             raise _FetchFailedError(msg) from error
-        if answer.status >= 400:
-            msg = f"{who} refused with status {answer.status}"
+        if status >= 400:
+            msg = f"{who} refused with status {status}"
             raise _FetchFailedError(msg)
         return body

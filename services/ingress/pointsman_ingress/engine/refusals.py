@@ -10,6 +10,7 @@ from pointsman_ingress.engine.usage import try_decode
 from pointsman_ingress.http.errors import ApiError
 
 MESSAGE_CHARACTERS_MAX = 500
+REFUSAL_BYTES_MAX = 64 * 1024  # longer ones are not read
 
 _ADDRESSES = re.compile(
     r"[a-zA-Z][a-zA-Z0-9+.-]*://[^\s'\"<>]+"
@@ -22,7 +23,8 @@ _any = msgspec.json.Decoder(dict[str, Any])
 
 
 def refused_by_engine(status: int, body: bytes) -> ApiError:
-    error = (try_decode(_any, body) or {}).get("error")
+    decoded = try_decode(_any, body) if len(body) <= REFUSAL_BYTES_MAX else None
+    error = (decoded or {}).get("error")
     fields: dict[str, Any] = error if isinstance(error, dict) else {}
     message, param = fields.get("message"), fields.get("param")
     shown = without_addresses(message) if isinstance(message, str) and message else f"The engine answered {status}."

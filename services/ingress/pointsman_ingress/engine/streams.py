@@ -1,22 +1,19 @@
 """Incremental parsing of engine streams: takes chunks, reports first output, end, failure and last events."""
 
-import re
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
 
-from pointsman.adapters.sse import EVENT_END, TWO_LINE_ENDS, event_data
+from pointsman.adapters.sse import EVENT_END, EVENT_END_BYTES_MAX, ends_event, event_data
 from pointsman.primitives import Tokens
-from pointsman_ingress.engine.usage import Usage, try_decode, usage_in
+from pointsman_ingress.engine.usage import TAIL_BYTES_MAX, Usage, try_decode, usage_in
 
 EVENT_BYTES_MAX = 16 * 1024  # longer events are not searched for an error
-TAIL_BYTES_MAX = 8 * 1024  # holds the usage and the last event
 LAST_EVENT_BYTES_MAX = 8 * 1024 * 1024  # if the last event repeats the whole answer
 USAGE_LINES_MAX = 64
 
-_ENDS_HERE = re.compile(TWO_LINE_ENDS + rb"\Z")
 _LINE_ENDS = (b"\n", b"\r")
 _PATTERN_BYTES_MAX = 64
 _DATA = b"\ndata:"
@@ -105,7 +102,7 @@ class StreamTail:
 
     @property
     def mid_event(self) -> bool:
-        return self._bytes > 0 and _ENDS_HERE.search(b"".join([*self._chunks][-4:])[-4:]) is None
+        return self._bytes > 0 and not ends_event(b"".join([*self._chunks][-EVENT_END_BYTES_MAX:]))
 
     @property
     def usage(self) -> Usage:

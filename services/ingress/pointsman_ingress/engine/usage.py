@@ -1,4 +1,5 @@
-"""Token usage: read from answers and events; usage events that only the ingress asked for are removed from streams."""
+"""Token usage: read from answers and events; usage events that only the ingress asked for are removed from streams, of
+which clients then get whole events."""
 
 from typing import Annotated, Any, TypeVar
 
@@ -11,6 +12,8 @@ T = TypeVar("T")
 
 COUNT_MAX: Tokens = 1_000_000_000  # larger counts are invalid
 HELD_BYTES_MAX = 64 * 1024  # longer events pass unchanged
+TAIL_BYTES_MAX = 8 * 1024  # holds the last fields of an answer, or the usage and the last event of a stream
+USAGE_FIELDS_MAX = 64  # looked at in it
 _CARRIED_BYTES = 3  # of an event's end that may precede its rest
 
 
@@ -95,15 +98,33 @@ def usage_in(answer: bytes) -> Usage:
     return usage.counts() if usage is not None else Usage()
 
 
-class UsageRemover:
-    """Removes the usage event from a stream. Buffers at most HELD_BYTES_MAX and a chunk."""
+def usage_at_end(answer: bytes) -> Usage | None:
+    """Of a long answer whose last fields are short, `usage` among them, as engines write it; else None. Without reading
+    the rest, which would hold up the event loop in a thread too."""
+    tail = answer[-TAIL_BYTES_MAX:]
+    at = len(tail)
+    for _ in range(USAGE_FIELDS_MAX):
+        at = tail.rfind(b'"usage"', 0, at)
+        if at < 0:
+            return None
+        decoded = try_decode(_answers, b"{" + tail[at:])  # a whole object only if the field is one of the answer itself
+        if decoded is not None:
+            return decoded.usage.counts() if decoded.usage is not None else Usage()
+    return None
 
-    def __init__(self) -> None:
+
+class EventFilter:
+    """Passes whole events, so that what is wrong with one is known before its beginning is shown. Buffers at most
+    HELD_BYTES_MAX and a chunk."""
+
+    def __init__(self, *, removes_usage: bool) -> None:
+        self._removes_usage = removes_usage
         self._held = b""
         self._passing = False  # whether the buffered event is too long and was passed on
 
     def feed(self, chunk: bytes) -> bytes:
-        if not self._held and b'"usage"' not in chunk and chunk.endswith((b"\n\n", b"\r\n\r\n")):
+        plain = not self._removes_usage or b'"usage"' not in chunk
+        if not self._held and plain and chunk.endswith((b"\n\n", b"\r\n\r\n")):
             return chunk
         whole, output, start = self._held + chunk, list[bytes](), 0
         for end in EVENT_END.finditer(whole, max(0, len(self._held) - _CARRIED_BYTES)):
@@ -123,7 +144,7 @@ class UsageRemover:
     def _passed(self, event: bytes) -> bytes:
         if self._passing:
             return event[len(self._held) :]
-        return b"" if _is_usage(event) else event
+        return b"" if self._removes_usage and _is_usage(event) else event
 
 
 def _is_usage(event: bytes) -> bool:

@@ -1,9 +1,12 @@
 """One HTTP exchange with a client: reads the body and sends one answer over ASGI."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from random import Random
+from typing import Self
 
 from pointsman.adapters.shared_timers import Limit, SharedTimer
+from pointsman.adapters.sse import EVENT_END_BYTES_MAX, ends_event
 from pointsman.ports import Clock
 from pointsman.primitives import RequestId, WallSeconds
 from pointsman.runtime.health import Receive, Scope, Send, send_whole
@@ -34,20 +37,25 @@ class RequestIds:
 
 
 class BodyBudget:
-    """Bytes of the bodies that are read or held for retries; small ones do not count. Each owner (a tenant, else a
-    client's address) has half of them at most."""
+    """Bytes of the bodies that are read or held for retries, and of answers that are passed on whole; small ones do not
+    count. Each owner (a tenant, else a client's address) has half of them at most."""
 
     def __init__(self, bytes_max: int = BODIES_BYTES_MAX) -> None:
         self._bytes_left = bytes_max
-        self._share = bytes_max // 2
+        self.share = bytes_max // 2
         self._held: dict[str, int] = {}
         self.time = SharedTimer(float(BODY_WALL_SECONDS))
         """For reading one."""
 
+    @classmethod
+    def of_process(cls, processes: int, body_bytes_max: int) -> Self:
+        """`processes` share the bytes. Any one body has room, beside the copy of it that engines get."""
+        return cls(max(BODIES_BYTES_MAX // processes, 4 * body_bytes_max))
+
     def take(self, owner: str, size: int) -> None:
         """Raises ApiError (503)."""
         held = self._held.get(owner, 0) + size
-        if size > self._bytes_left or held > self._share:
+        if size > self._bytes_left or held > self.share:
             raise too_many_bodies()
         self._bytes_left -= size
         self._held[owner] = held
@@ -78,10 +86,29 @@ class BodyLoan:
             self._budget.take(self._owner, self._size - self._taken)
             self._taken = self._size
 
+    @property
+    def left(self) -> int:
+        """The most that can ever be added."""
+        return self._budget.share - self._size
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """What is added within is given back."""
+        size = self._size
+        try:
+            yield
+        finally:
+            self._shrink(size)
+
     def end(self) -> None:
-        if self._taken:
-            self._budget.give_back(self._owner, self._taken)
-            self._taken = 0
+        self._shrink(0)
+
+    def _shrink(self, size: int) -> None:
+        kept = size if size > FREE_BYTES_MAX else 0
+        if kept < self._taken:
+            self._budget.give_back(self._owner, self._taken - kept)
+            self._taken = kept
+        self._size = size
 
 
 class HttpExchange:
@@ -107,6 +134,8 @@ class HttpExchange:
         self._errors = errors
         self._clock = clock
         self._streaming = False
+        self._written = b""  # the last bytes of a stream
+        self._finished = False
         self._send = send
         self._close_now = scope.get(CLOSE_NOW)
 
@@ -132,32 +161,42 @@ class HttpExchange:
 
     async def write(self, chunk: bytes) -> None:
         self._count(chunk)
+        self._written = (self._written + chunk[-EVENT_END_BYTES_MAX:])[-EVENT_END_BYTES_MAX:]
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def finish(self, last: bytes = b"") -> None:
+        """Returns once the client has read most of what was written before."""
         self._streaming = False
         self._count(last)
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
+        self._finished = True
 
     async def answer(self, status: int, body: bytes, content_type: str, headers: Iterable[Header] = ()) -> None:
         self._begin(status)
         self._count(body)
         await send_whole(self._send, status, body, content_type, [*self._id_headers, *headers])
+        self._finished = True
 
-    async def fail(self, error: ApiError, *, events: int = 0, mid_event: bool = False) -> None:
-        """Sends an error as the answer, or as a stream's last event, after so many; `mid_event`: ends an unfinished event
-        first."""
+    async def fail(self, error: ApiError, *, events: int = 0) -> None:
+        """Sends an error as the answer, or as a stream's last event, after so many; ends an event that the client has in
+        part. Of a whole answer that has begun the client gets no more."""
         self.error_code = self.error_code or error.code
         if not self.status:
             await self.answer(error.status, self._errors.body(error), JSON, error.headers)
         elif self._streaming:
             event = self._errors.event(error, events)
-            await self.finish(b"\n\n" + event if mid_event else event)
+            await self.finish(b"\n\n" + event if self._mid_event else event)
+        elif not self._finished:
+            self.cut()
 
     def cut(self) -> None:
         """Close the connection with what the client has not read."""
         if self._close_now is not None:
             self._close_now()
+
+    @property
+    def _mid_event(self) -> bool:
+        return bool(self._written) and not ends_event(self._written)
 
     @property
     def _id_headers(self) -> tuple[Header, Header]:

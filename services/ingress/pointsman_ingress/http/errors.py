@@ -139,7 +139,10 @@ body_too_slow = _Kind(408, "request_timeout", "The body did not arrive in time."
 request_timeout = _Kind(408, "request_timeout", "The request took too long and was given up.", (NO_RETRY_HEADER,))
 internal_error = _Kind(500, FailReason.INTERNAL_ERROR.value, "The gateway made a mistake; it has been logged.")
 too_many_bodies = _Kind(
-    503, "too_many_bodies", "Too many large bodies are being read. Ask again later.", retry_after=1.0
+    503,
+    FailReason.TOO_MANY_BODIES.value,
+    "Too many large bodies or answers are being read. Ask again later.",
+    retry_after=1.0,
 )
 no_engines = _Kind(503, "no_engines", "No engine is there that could be asked. Ask again later.", retry_after=5.0)
 no_place = _Kind(
@@ -226,6 +229,16 @@ def prompt_too_long(tokens_min: Tokens, model_len: Tokens, *, param: str) -> Api
 
 def body_too_large(bytes_max: int) -> ApiError:
     return ApiError(413, "body_too_large", f"The body is larger than {bytes_max} bytes, the most that is taken here.")
+
+
+def answer_too_large(bytes_max: int) -> ApiError:
+    return ApiError(
+        502,
+        FailReason.ANSWER_TOO_LARGE.value,
+        f"The engine's answer is larger than {bytes_max} bytes, the most that is passed on whole. Ask for less at once, or for a "
+        "stream.",
+        headers=(NO_RETRY_HEADER,),
+    )
 
 
 def engine_failed(reason: str) -> ApiError:

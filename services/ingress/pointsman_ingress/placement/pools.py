@@ -9,6 +9,7 @@ from pointsman.ports import EventLog
 from pointsman.primitives import PoolName
 from pointsman.runtime.health import HealthBoard
 from pointsman_ingress.http.errors import ApiError, model_required, no_engines, unknown_model
+from pointsman_ingress.http.identity import Identity
 from pointsman_ingress.placement.fleet_view import FleetView, Model
 from pointsman_ingress.placement.hold_queue import HoldQueue
 from pointsman_ingress.placement.in_flight import InFlightRequests
@@ -43,21 +44,27 @@ class Pools:
         self._pools = tuple(pools)
         self._hold = hold
 
-    async def await_model(self, name: str, shown: Shown = _all) -> tuple[Pool, Model]:
+    async def await_model(self, name: str, identity: Identity | None = None) -> tuple[Pool, Model]:
         """`find`, but waits while models may still be missing. Raises ApiError."""
+        shown = _models_shown(name, identity)
 
         def find() -> tuple[Pool, Model] | None:
             try:
-                return self.find(name, shown)
+                return self._find(name, shown)
             except ApiError:
                 if self._too_early:
                     return None
                 raise
 
-        return await self._hold.until(find) or self.find(name, shown)
+        return _allowed(await self._hold.until(find) or self._find(name, shown), identity)
 
-    def find(self, name: str, shown: Shown = _all) -> tuple[Pool, Model]:
-        """An empty name selects the only model. `shown`: models that an error may name. Raises ApiError."""
+    def find(self, name: str, identity: Identity | None = None) -> tuple[Pool, Model]:
+        """An empty name selects the only model. `identity`: who must be allowed to use it; None: anybody. Raises
+        ApiError."""
+        return _allowed(self._find(name, _models_shown(name, identity)), identity)
+
+    def _find(self, name: str, shown: Shown) -> tuple[Pool, Model]:
+        """`shown`: models that an error may name."""
         if not name:
             return self._only(shown)
         found = self._of_base(name)
@@ -98,6 +105,22 @@ class Pools:
 
     def _names(self, shown: Shown) -> list[str]:
         return [model.name for _, model in self.offered() if shown(model.name)]
+
+
+def _models_shown(name: str, identity: Identity | None) -> Shown:
+    """Raises ApiError, whether or not there is such a model."""
+    if identity is None:
+        return _all
+    if name:
+        identity.check_model(name)
+    return identity.may_use
+
+
+def _allowed(found: tuple[Pool, Model], identity: Identity | None) -> tuple[Pool, Model]:
+    """Raises ApiError."""
+    if identity is not None:
+        identity.check_model(found[1].name)
+    return found
 
 
 class PoolsBoard(HealthBoard):

@@ -27,9 +27,9 @@ OURS |= _names(
 """Refused from every client: they make an engine connect to a peer or run code."""
 
 FOR_TRUSTED = _names("chat_template media_io_kwargs mm_processor_kwargs prompt_embeds priority vllm_xargs")
-FOR_TRUSTED |= _names("previous_response_id previous_input_messages background data")
+FOR_TRUSTED |= _names("previous_response_id previous_input_messages background data stream_interval")
 """Refused from clients with keys unless the operator allows them: they take a template, tensors, a place in the queue,
-or what the engine keeps of others."""
+what the engine keeps of others, or several tokens in an event, which is counted as one where a stream ends early."""
 
 _SAMPLING = _names(
     "temperature top_p top_k min_p seed stop n logit_bias frequency_penalty presence_penalty repetition_penalty",
@@ -37,7 +37,7 @@ _SAMPLING = _names(
     "include_stop_str_in_output skip_special_tokens spaces_between_special_tokens allowed_token_ids logprob_token_ids",
     "prompt_logprobs truncate_prompt_tokens truncation_side add_special_tokens repetition_detection watermarking",
     "thinking_token_budget return_token_ids return_tokens_as_token_ids return_token_offsets return_prompt_text",
-    "stream_interval session_id",
+    "session_id",
 )
 _STRUCTURE = _names(
     "response_format structured_outputs structural_tag guided_json guided_regex guided_choice guided_grammar",

@@ -80,9 +80,11 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True)
 class SizedRequest:
-    """Input that is not tokenized; `tokens` is an estimate."""
+    """Input that is not tokenized; `tokens` is an estimate. `prompts_with_objects`: how many prompts it is, if it holds
+    objects, such as images by URL: the estimate then bounds nothing."""
 
     tokens: Tokens
+    prompts_with_objects: int = 0
 
 
 Prompt = TokenIds | Texts | Chat | Embeddings | SizedRequest
@@ -213,26 +215,33 @@ def parse_chat(body: bytes) -> ParsedRequest:
 def parse_completion(body: bytes) -> ParsedRequest:
     fields = decoded(_completion_body, body, entries_max=TOKEN_IDS_MAX)
     prompt = _completion_prompt(fields)
-    output_tokens = positive(fields.max_tokens, "max_tokens")
+    output_tokens = _completion_output(fields)
     echoes = fields.echo is True and fields.logprobs is not None
     reads_cache = fields.prompt_logprobs is None and not echoes
     request = parsed(fields, prompt, "prompt", output_tokens, reads_cache=reads_cache)
     return request if output_tokens is not None else replace(request, output_tokens=COMPLETION_OUTPUT_TOKENS)
 
 
+def _completion_output(fields: _CompletionBody) -> Tokens | None:
+    """An answer of the prompt alone (`echo`, for its log probabilities) counts as one token."""
+    if fields.max_tokens == 0 and fields.echo is True:
+        return 1
+    return positive(fields.max_tokens, "max_tokens")
+
+
 def parse_embeddings(body: bytes) -> ParsedRequest:
     fields = decoded(_embeddings_body, body, entries_max=TOKEN_IDS_MAX)
-    tokens = max(1, _size(fields.messages)) if fields.messages else _raw_size(fields.input)
-    if not tokens:
+    given = _sized(fields.messages, prompts=1) if fields.messages else _raw_size(fields.input)
+    if given is None:
         msg = "`input` must be a text, a list of texts, or token ids."
         raise bad_request(msg, param="input")
-    return _without_output(fields, tokens, "input")
+    return _without_output(fields, given, "input")
 
 
 def parse_pooled(body: bytes) -> ParsedRequest:
     fields = decoded(_pooled_body, body, entries_max=TOKEN_IDS_MAX)
-    given = (fields.messages, fields.input, fields.data)
-    return _without_output(fields, next((tokens for tokens in map(_raw_size, given) if tokens), 1))
+    messages = _raw_size(fields.messages, prompts=1)
+    return _without_output(fields, messages or _raw_size(fields.input) or _raw_size(fields.data) or SizedRequest(1))
 
 
 def parse_pairs(body: bytes) -> ParsedRequest:
@@ -243,7 +252,9 @@ def parse_pairs(body: bytes) -> ParsedRequest:
     pairs = len(documents) if isinstance(documents, list) else 1
     # Several queries pair with one document each.
     tokens = _size(query) * (1 if isinstance(query, list) else pairs) + _size(documents)
-    return _without_output(fields, min(tokens, PAIRS_TOKENS_MAX))
+    objects = _has_objects(query) or _has_objects(documents)
+    prompts = max(_prompts(query), _prompts(documents)) if objects else 0
+    return _without_output(fields, SizedRequest(min(tokens, PAIRS_TOKENS_MAX), prompts))
 
 
 def parse_audio(body: bytes, content_type: bytes) -> ParsedRequest:
@@ -403,17 +414,31 @@ def _is_long_run(given: bytes) -> bool:
     return False
 
 
-def _without_output(fields: Body, tokens: Tokens, prompt_field: str = "") -> ParsedRequest:
-    return replace(parsed(fields, SizedRequest(tokens), prompt_field, 0), stream=False)
+def _without_output(fields: Body, given: SizedRequest, prompt_field: str = "") -> ParsedRequest:
+    return replace(parsed(fields, given, prompt_field, 0), stream=False)
 
 
-def _raw_size(given: msgspec.Raw) -> Tokens:
-    """0: nothing is given."""
+def _raw_size(given: msgspec.Raw, *, prompts: int = 0) -> SizedRequest | None:
+    """None: nothing is given."""
     data = bytes(given)
     if _is_long_run(data):
-        return 1 + data.count(b",")
-    value = cast("list[Any] | str | None", _decoded(_any, data))
-    return max(1, _size(value)) if value else 0
+        return SizedRequest(1 + data.count(b","))
+    value = cast("list[Any] | dict[str, Any] | str | None", _decoded(_any, data))
+    return _sized(value, prompts=prompts) if value else None
+
+
+def _sized(value: Any, *, prompts: int = 0) -> SizedRequest:
+    """`prompts`: how many it is; 0: each entry is one."""
+    return SizedRequest(max(1, _size(value)), (prompts or _prompts(value)) if _has_objects(value) else 0)
+
+
+def _prompts(given: Any) -> int:
+    parts = given.get("content") if isinstance(given, dict) else given
+    return max(1, len(parts)) if isinstance(parts, list) else 1
+
+
+def _has_objects(given: Any) -> bool:
+    return isinstance(given, dict) or (isinstance(given, list) and any(map(_has_objects, given)))
 
 
 def _size(given: Any) -> Tokens:

@@ -6,7 +6,7 @@ import asyncio
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ParamSpec, TypeVar
+from typing import Annotated, ParamSpec, TypeVar
 
 import msgspec
 import structlog
@@ -44,7 +44,10 @@ Prompts = Sequence[Sequence[int]]
 
 TOKENIZE_PATH = "/tokenize"
 INLINE_CHARACTERS_MAX = 512  # longer prompts go to a thread
-ENGINE_WALL_SECONDS_MAX: WallSeconds = WallSeconds(10.0)  # then the prompt is guessed
+ENGINE_WALL_SECONDS_MAX: WallSeconds = WallSeconds(
+    10.0
+)  # for an answer, and for those to further prompts; then all are guessed
+PROMPTS_AT_ONCE_MAX = 8
 TOKENS_BYTES_MAX = 16 * 1024 * 1024  # two million tokens
 PLACEHOLDERS = ("x", "\n\n.")
 """Placeholders for content that is not text: the common prefix of both renderings does not depend on it."""
@@ -190,13 +193,13 @@ class PromptTokenizer:
         if engine is None:
             return None
         try:
-            async with asyncio.timeout(float(ENGINE_WALL_SECONDS_MAX)):
-                if isinstance(prompt, Chat) and (rendered := await self._rendered(engine, prompt, context)):
-                    return [rendered]
-                if isinstance(prompt, Chat) and (prompt.system_first or prompt.without_thinking):
-                    return None  # depends on the engine's template
-                bodies = await self._run(context, _tokenize_bodies, prompt, model)
-                return [await self._tokenized(engine, body, context) for body in bodies]
+            if isinstance(prompt, Chat) and (rendered := await self._rendered(engine, prompt, context)):
+                return [rendered]
+            if isinstance(prompt, Chat) and (prompt.system_first or prompt.without_thinking):
+                return None  # depends on the engine's template
+            first, *others = await self._run(context, _tokenize_bodies, prompt, model)
+            tokens = await self._tokenized(engine, first, context, _tokenized)
+            return [tokens, *map(range, await self._counts(engine, others, context))]
         except (EngineFailedError, TimeoutError, *_UNREADABLE) as error:
             log.warning("engine_tokenize_failed", instance=engine.id, reason=str(error) or type(error).__name__)
             if isinstance(error, TimeoutError) or (isinstance(error, EngineFailedError) and error.failure is not None):
@@ -213,21 +216,37 @@ class PromptTokenizer:
         except EngineFailedError:
             return []
         if status == 200:
-            return await self._ids(context, answer, _rendered)
+            return await self._read(context, answer, _rendered)
         if lacks_endpoint(status, answer):
             self._cannot_render.add((engine.id, engine.epoch, path))
         return []
 
-    async def _tokenized(self, engine: Instance, body: bytes, context: TokenizeContext) -> Sequence[int]:
+    async def _counts(self, engine: Instance, bodies: Sequence[bytes], context: TokenizeContext) -> list[Tokens]:
+        """Of the further prompts, whose tokens have no keys. Raises EngineFailedError without a failure: an engine may be
+        sound and take longer for so many."""
+        counts: list[Tokens] = []
+        try:
+            async with asyncio.timeout(float(ENGINE_WALL_SECONDS_MAX)):
+                for start in range(0, len(bodies), PROMPTS_AT_ONCE_MAX):
+                    part = bodies[start : start + PROMPTS_AT_ONCE_MAX]
+                    asked = [self._tokenized(engine, body, context, _token_count) for body in part]
+                    answers = await asyncio.gather(*asked, return_exceptions=True)  # so that none goes on by itself
+                    counts += [_raised(answer) for answer in answers]
+        except (EngineFailedError, TimeoutError) as error:
+            msg = f"{len(counts)} of {len(bodies)} further prompts were counted: {str(error) or type(error).__name__}"
+            raise EngineFailedError(msg) from error
+        return counts
+
+    async def _tokenized(
+        self, engine: Instance, body: bytes, context: TokenizeContext, read: Callable[[bytes], T]
+    ) -> T:
         status, answer = await self._post(engine, TOKENIZE_PATH, body, context)
         if status != 200:
             msg = f"its status was {status}"
             raise EngineFailedError(msg)
-        return await self._ids(context, answer, _tokenized)
+        return await self._read(context, answer, read)
 
-    async def _ids(
-        self, context: TokenizeContext, answer: bytes, read: Callable[[bytes], Sequence[int]]
-    ) -> Sequence[int]:
+    async def _read(self, context: TokenizeContext, answer: bytes, read: Callable[[bytes], T]) -> T:
         return await self.work.run_unless(len(answer) <= LIGHT_BYTES_MAX, context.owner, read, answer)
 
     async def _run(self, context: TokenizeContext, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
@@ -235,12 +254,12 @@ class PromptTokenizer:
         return await self.work.run_unless(context.light, context.owner, work, *arguments, **named)
 
     async def _post(self, engine: Instance, path: str, body: bytes, context: TokenizeContext) -> tuple[int, bytes]:
-        """Raises EngineFailedError and _InvalidPromptError."""
+        """Raises EngineFailedError, TimeoutError and _InvalidPromptError."""
         request = EngineRequest(
             engine.id, engine.url, path, body, context.headers, context.request_id, span=context.span
         )
-        async with await self.engines.send(request) as reply:
-            status, answer = reply.status, await reply.whole(bytes_max=TOKENS_BYTES_MAX)
+        async with asyncio.timeout(float(ENGINE_WALL_SECONDS_MAX)):
+            status, answer = await self.engines.ask(request, bytes_max=TOKENS_BYTES_MAX)
         if status in (400, 422):
             raise _InvalidPromptError(_error_message(answer))
         return status, answer
@@ -254,12 +273,26 @@ class _Tokenized(msgspec.Struct):
     tokens: msgspec.Raw
 
 
+class _Counted(msgspec.Struct):
+    count: Annotated[int, msgspec.Meta(ge=0, le=TOKENS_BYTES_MAX)]
+
+
 def _rendered(answer: bytes) -> Sequence[int]:
     return token_ids(bytes(msgspec.json.decode(answer, type=_Rendered).token_ids))
 
 
 def _tokenized(answer: bytes) -> Sequence[int]:
     return token_ids(bytes(msgspec.json.decode(answer, type=_Tokenized).tokens))
+
+
+def _token_count(answer: bytes) -> Tokens:
+    return msgspec.json.decode(answer, type=_Counted).count
+
+
+def _raised(answer: T | BaseException) -> T:
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
 
 
 class _InvalidPromptError(Exception):
