@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pointsman.adapters.discovery.targets import rank_name
 from pointsman.policies.scaling.decider import in_service
 from pointsman.policies.scaling.roles import NOT_SIZED, RoleSizes, Switch, future_role, role_switches, staying
 from pointsman.ports import ProvidedInstance
@@ -63,6 +64,11 @@ class PoolStatus:
 def absent(state: State, provided: list[ProvidedInstance]) -> list[ProvidedInstance]:
     """Those that run and are not in the fleet."""
     return [p for p in provided if p.instance not in state.fleet]
+
+
+def with_ranks(state: State, provided: list[ProvidedInstance]) -> list[InstanceId]:
+    """Those whose data-parallel ranks are the instances of the fleet."""
+    return [p.instance for p in absent(state, provided) if rank_name(p.instance, 0) in state.epochs]
 
 
 def pool_status(

@@ -116,7 +116,7 @@ def by_rank(target: EngineTarget, data_parallel_size: int) -> list[EngineTarget]
         return [
             replace(
                 target,
-                instance=instance_name(target.instance, f"-rank-{rank}"),
+                instance=rank_name(target.instance, rank),
                 dp_rank=rank,
                 kv_endpoint=_checked_endpoint(rank_endpoint(target.kv_endpoint, rank), target.instance),
                 kv_replay_endpoint=_checked_endpoint(rank_endpoint(target.kv_replay_endpoint, rank), target.instance),
@@ -150,6 +150,10 @@ def instance_name(text: str, suffix: str = "") -> InstanceId:
         msg = f"{_shown(text)} cannot be made a name of an instance"
         raise TargetError(msg)
     return InstanceId(made + suffix)
+
+
+def rank_name(instance: InstanceId, rank: int) -> InstanceId:
+    return instance_name(instance, f"-rank-{rank}")
 
 
 def engine_url(host: str, port: int) -> str:
