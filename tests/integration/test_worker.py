@@ -57,6 +57,7 @@ from pointsman_worker.event_sequencer import RUN_OVERHEAD_BYTES, CacheEventSeque
 from pointsman_worker.service import LEAVE_SECONDS_MAX, WorkerService
 from pointsman_worker.settings import SettingsError, WorkerSettings
 from pointsman_worker.targets import listed_targets
+from pointsman_worker.translator import BlockTranslator
 from tests.support.fake_publisher import BLOCK, FakePublisher, ScriptedCache
 
 INSTANCE = InstanceId("engine-1")
@@ -506,6 +507,47 @@ async def test_lost_events_keep_what_is_believed_but_as_unknown_until_the_cache_
 
         await publisher.publish(cache.clear(), cache.store(tokens(9, 9)))
         await until(lambda: bench.log.held() == cache.keys(CHAIN))
+        assert bench.log.held() == cache.keys(CHAIN)
+
+
+@pytest.mark.parametrize("replay", [True, False])
+async def test_stores_that_follow_blocks_of_before_we_came_are_a_loss_once_at_most(
+    replay: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that has run for a while has thousands; a gap at each would have the leader ask for a snapshot for ever."""
+    monkeypatch.setitem(BlockTranslator.__init__.__kwdefaults__, "parked_blocks_max", 4)
+    cache = ScriptedCache()
+    async with FakePublisher(replay=replay) as publisher:
+        cache.store(tokens(1, 2))  # nobody heard of it
+        if not replay:
+            await publisher.publish(cache.store(tokens(3)))
+        async with working(publisher) as bench:
+            await until(lambda: bench.log.of(InstanceJoined))
+            await publisher.subscribed()
+            for last in range(10):
+                await publisher.publish(cache.store(tokens(1, 2, 50 + last, 60 + last)))
+                await publisher.publish(cache.store(tokens(70 + last, 80 + last)))
+            await until(lambda: len(bench.log.held()) == 10)
+            dropped = REGISTRY.get_sample_value(
+                "pointsman_kv_stores_dropped_total", {"pool": "default", "engine": INSTANCE}
+            )
+            joins = [event.cache for event in bench.log.of(InstanceJoined)]
+            gaps = bench.log.of(CacheGap)
+
+    assert dropped
+    assert joins == (["empty", "unknown"] if replay else ["unknown"])
+    assert len(gaps) == len(joins) - 1
+
+
+async def test_events_arrive_over_ipv6() -> None:
+    cache = ScriptedCache()
+    async with FakePublisher(host="[::1]") as publisher, working(publisher) as bench:
+        await publisher.publish(cache.store(tokens(1, 2)))
+        await until(lambda: bench.log.held() == cache.keys(CHAIN))
+        await publisher.subscribed()
+        await publisher.publish(cache.store(tokens(3, 4)))
+        await until(lambda: bench.log.held() == cache.keys(CHAIN))
+
         assert bench.log.held() == cache.keys(CHAIN)
 
 

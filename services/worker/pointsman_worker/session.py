@@ -62,6 +62,11 @@ class CacheSession:
     def epoch(self) -> Epoch:
         return self.sequencer.epoch
 
+    @property
+    def exact(self) -> bool:
+        """All blocks of the engine are known, also by a clear that is not written yet."""
+        return self.cache == "empty" or (self.translator is not None and self.translator.device.keys.cleared)
+
 
 @dataclass(slots=True)
 class LogPosition:
@@ -244,7 +249,7 @@ class SessionState:
     def _contents_unknown(self, session: CacheSession, missed: int, reason: str) -> None:
         """A clear that is not written yet would make the cache exact for the log, so it is not written any more."""
         keys = session.translator.device.keys if session.translator is not None else None
-        if session.cache == "empty" or (keys is not None and keys.cleared):
+        if session.exact:
             log.warning("engine_events_lost", missed=missed, reason=reason)
             session = self.begin(
                 session.facts, "unknown", session.translator, detail=reason, distrusted=session.distrusted
