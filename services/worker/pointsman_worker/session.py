@@ -150,6 +150,9 @@ class SessionState:
         self.last_epoch = Epoch(max(self.last_epoch + 1, int(self.unix_time() * 1000)))
         sequencer = CacheEventSequencer(self.instance, self.last_epoch)
         self.session = session = CacheSession(sequencer, facts, cache, translator, detail, distrusted)
+        session.snapshot_due = (
+            translator is not None and translator.store is not None
+        )  # the log may have dropped the store
         self.report_now()
         log.info("epoch_started", instance=self.instance, epoch=session.epoch, cache=cache, model=facts.model)
         return session
@@ -226,7 +229,7 @@ class SessionState:
             raise SettingsError(msg)
         capacity = facts.kv_capacity_tokens // facts.block_tokens
         try:
-            return CacheTranslator(
+            made = CacheTranslator(
                 self.key_chain(facts),
                 facts.block_tokens,
                 capacity_blocks=capacity,
@@ -238,6 +241,9 @@ class SessionState:
                 "own with --also-block-tokens"
             )
             raise SettingsError(msg) from error
+        if self.session is not None and self.session.translator is not None:
+            made.take_over_store(self.session.translator)
+        return made
 
     def key_chain(self, facts: EngineFacts) -> KeyChain:
         settings = self.settings
