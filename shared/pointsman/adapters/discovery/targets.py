@@ -134,6 +134,16 @@ def listing(found: Mapping[InstanceId, EngineTarget], problems: Sequence[str] = 
     return [found[name] for name in sorted(found)][:TARGETS_MAX], first_of([*problems, *excess])
 
 
+def kept_targets(last: Sequence[EngineTarget], *, identity: str, host: str, ready: bool) -> list[EngineTarget]:
+    """Of an engine that is still there, but whose description cannot be used any more: as it was known last. By its identity,
+    or its host if the source knows none."""
+    return [
+        replace(target, ready=ready)
+        for target in last
+        if target.identity == identity[:TEXT_SHOWN_MAX] and (identity or host_and_port(target.url)[0] == host.lower())
+    ]
+
+
 def first_of(problems: Sequence[str]) -> str:
     """And how many more there are; empty if there is none."""
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
