@@ -516,7 +516,9 @@ async def test_stores_that_follow_blocks_of_before_we_came_are_a_loss_once_at_mo
     replay: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine that has run for a while has thousands; a gap at each would have the leader ask for a snapshot for ever."""
-    monkeypatch.setitem(BlockTranslator.__init__.__kwdefaults__, "parked_blocks_max", 4)
+    defaults = BlockTranslator.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "parked_blocks_max", 4)
     cache = ScriptedCache()
     async with FakePublisher(replay=replay) as publisher:
         cache.store(tokens(1, 2))  # nobody heard of it

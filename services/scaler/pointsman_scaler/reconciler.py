@@ -83,7 +83,7 @@ def pool_status(
     least."""
     instances, away = state.fleet.instances, absent(state, provided)
     patience = max(float(REJOIN_WALL_SECONDS), start_seconds_max)
-    late = [p.instance for p in away if min(p.age, absent_seconds(p.instance)) > patience]
+    late = [p.instance for p in away if min(p.age, float(absent_seconds(p.instance))) > patience]
     overdue = {name for name in late if not requests_at(state, name)} if _are_observed(state, provided) else set()
     return PoolStatus(
         staying=tuple(staying(state.fleet)),
