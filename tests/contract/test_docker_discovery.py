@@ -195,3 +195,15 @@ def test_addresses_and_ports() -> None:
 def test_a_malformed_label_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="LABEL"):
         DockerDiscovery(text)
+
+
+def test_a_container_that_cannot_be_reached_as_described_any_more_stays_as_it_was_known_until_it_restarts() -> None:
+    first, _ = engines_of([container("a"), container("b")])
+    apart = container("a", networks={"none": ""})
+    kept, problem = engines_of([apart, container("b")], first)
+    apart["State"]["StartedAt"] = "2030-01-01T00:00:00Z"
+    restarted, _ = engines_of([apart, container("b")], kept)
+
+    assert kept == first
+    assert "a has no network of its own" in problem
+    assert [target.instance for target in restarted] == ["b"]

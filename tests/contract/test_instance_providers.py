@@ -202,6 +202,7 @@ class FakeDocker(FakeServer):
         super().__init__()
         self.containers: dict[str, dict[str, Any]] = {}
         self.stopped: list[str] = []
+        self.start_status = 204
 
     @override
     def answer(self, method: str, path: str, query: dict[str, list[str]], body: Any) -> tuple[int, Any]:
@@ -228,6 +229,8 @@ class FakeDocker(FakeServer):
         if method == "DELETE":
             del self.containers[name]
             return 204, None
+        if parts[-1] == "start" and self.start_status != 204:
+            return self.start_status, {"message": "no such device: nvidia.com/gpu"}
         if parts[-1] == "start":
             self.containers[name]["State"] = "running"
             return 204, None
@@ -291,6 +294,51 @@ def test_a_scaler_whose_docker_is_not_up_yet_fails_so_that_it_is_started_again(m
     assert refused.exit_code == 1
     assert "Docker does not answer" in refused.output
     assert "DOCKER_HOST" in refused.output
+
+
+async def test_a_container_that_cannot_be_started_is_no_instance() -> None:
+    """One that stayed would count until it should have answered."""
+    pytest.importorskip("docker", reason="Docker's client is not installed")
+    from pointsman.adapters.providers.docker import ContainerTemplate, DockerProvider
+
+    fake = FakeDocker()
+    fake.start_status = 500
+    with fake.listening() as address:
+        provider = DockerProvider(
+            PoolName("p"), ContainerTemplate(image="vllm", command="", network="n"), url=f"tcp://{address}"
+        )
+        with pytest.raises(ProviderError, match="no such device"):
+            await provider.grow(1)
+        left = await names(provider)
+        fake.start_status = 204
+        await provider.grow(1)
+        again = await names(provider)
+        await asyncio.to_thread(provider._docker.close)
+
+    assert left == []
+    assert again == ["pointsman-p-scaled-1"]
+
+
+async def test_a_paused_container_stays_with_its_cache() -> None:
+    pytest.importorskip("docker", reason="Docker's client is not installed")
+    from pointsman.adapters.providers.docker import ContainerTemplate, DockerProvider
+
+    fake = FakeDocker()
+    with fake.listening() as address:
+        provider = DockerProvider(
+            PoolName("p"), ContainerTemplate(image="vllm", command="", network="n"), url=f"tcp://{address}"
+        )
+        await provider.grow(1)
+        fake.containers["pointsman-p-scaled-1"]["State"] = "paused"
+        fake.seen.clear()
+        await provider.grow(2)
+        lists = [path for method, path in fake.seen if method == "GET" and path.endswith("containers/json")]
+        found = await names(provider)
+        await asyncio.to_thread(provider._docker.close)
+
+    assert found == ["pointsman-p-scaled-1", "pointsman-p-scaled-2"]
+    assert fake.stopped == []
+    assert len(lists) == 1
 
 
 async def test_a_container_that_ended_is_removed_and_replaced() -> None:

@@ -400,3 +400,31 @@ def test_an_annotation_of_a_thousand_ranks_costs_a_bounded_time() -> None:
     assert len(found) == TARGETS_MAX
     assert "the first 1024 are followed" in problem
     assert {target.instance.partition("-rank-")[0] for target in found} == {"pod-0000"}
+
+
+@pytest.mark.parametrize("is_pod", [True, False])
+def test_a_wrong_label_takes_no_engine_away_that_is_known(is_pod: bool) -> None:
+    """Kubernetes copies a Service's labels to the slices of all its pods."""
+
+    def seen(
+        last: list[EngineTarget], *, pods: int, ready: bool = True, **labels: str
+    ) -> tuple[list[EngineTarget], str]:
+        endpoints = [endpoint(f"engine-{n}", f"10.0.0.{n}", ready=ready) for n in range(1, pods + 1)]
+        for each in endpoints if not is_pod else ():
+            del each["targetRef"]
+        made = endpoint_slice("a", *endpoints, labels={f"pointsman.io/{name}": text for name, text in labels.items()})
+        return engines_of({"a": json.dumps(made).encode()}, last)
+
+    first, _ = seen([], pods=2)
+    kept, problem = seen(first, pods=3, role="prefil")
+    unready, _ = seen(kept, pods=2, ready=False, role="prefil")
+    fewer, _ = seen(kept, pods=1, role="prefil")
+    corrected, no_problem = seen(fewer, pods=3, role="prefill")
+
+    assert len(first) == 2
+    assert kept == first, "a new one whose role is not known is not followed"
+    assert "prefil is none of" in problem
+    assert [(target.instance, target.ready) for target in unready] == [(t.instance, False) for t in first]
+    assert fewer == first[:1]
+    assert [target.role for target in corrected] == ["prefill"] * 3
+    assert no_problem == ""

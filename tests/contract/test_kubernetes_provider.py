@@ -8,7 +8,8 @@ import pytest
 
 pytest.importorskip("kubernetes_asyncio", reason="the kubernetes client is not installed")
 
-from pointsman.adapters.providers.kubernetes import DELETION_COST, Kind, KubernetesProvider
+from pointsman.adapters.discovery.targets import annotated_targets
+from pointsman.adapters.providers.kubernetes import DELETION_COST, LOWEST_COST, Kind, KubernetesProvider
 from pointsman.ports import ProviderError
 from pointsman.primitives import InstanceId
 from tests.support.kube_cluster import NAMESPACE, PODS, WORKLOADS, ClusterAdmin, our_cluster
@@ -28,11 +29,16 @@ def rules(kind: Kind) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def annotations_of(pod: dict[str, Any]) -> dict[str, str]:
+    return pod["metadata"].get("annotations") or {}
+
+
 class Workload:
     """A Deployment or StatefulSet `engine` and its controller."""
 
     def __init__(self, admin: ClusterAdmin, kind: Kind) -> None:
         self.admin = admin
+        self.pods_named = "engine"
         self.path = f"{WORKLOADS}/{PLURALS[kind]}"
         self.kind = "Deployment" if kind == "deployment" else "StatefulSet"
 
@@ -54,15 +60,23 @@ class Workload:
         pods: list[dict[str, Any]] = listed["items"]
         return sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
 
+    async def set_ready(self, pod: str, *, ready: bool) -> None:
+        condition = {"type": "Ready", "status": "True" if ready else "False"}
+        await self.admin.patch_status(f"{PODS}/{pod}", {"phase": "Running", "conditions": [condition]})
+
+    async def marked(self) -> list[str]:
+        return [pod["metadata"]["name"] for pod in await self.pods() if DELETION_COST in annotations_of(pod)]
+
     async def settle(self) -> None:
         """One pass of the controller."""
         wanted, pods = await self.replicas(), await self.pods()
         await self.admin.patch_status(f"{self.path}/engine", {"replicas": wanted})
         for ordinal in range(len(pods), wanted):
-            made = {"metadata": {"name": f"engine-{ordinal}", "labels": LABELS}, "spec": {"containers": [CONTAINER]}}
+            name = f"{self.pods_named}-{ordinal}"
+            made = {"metadata": {"name": name, "labels": LABELS}, "spec": {"containers": [CONTAINER]}}
             await self.admin.create(PODS, {"apiVersion": "v1", "kind": "Pod", **made})
-            await self.admin.patch_status(f"{PODS}/engine-{ordinal}", {"phase": "Running"})
-        marked = [pod for pod in pods if DELETION_COST in (pod["metadata"].get("annotations") or {})]
+            await self.set_ready(name, ready=True)
+        marked = [pod for pod in pods if DELETION_COST in annotations_of(pod)]
         going = (marked + pods[::-1])[: max(0, len(pods) - wanted)]
         for pod in going:
             await self.admin.delete(f"{PODS}/{pod['metadata']['name']}?gracePeriodSeconds=0")
@@ -116,6 +130,62 @@ async def test_of_a_deployment_the_pod_that_shall_go_is_marked_first(
 
     assert left == ["engine-1", "engine-2"]
     assert replicas == 2
+
+
+@pytest.mark.parametrize("pods_named", ["qwen2.5-7b", f"{'long-' * 13}model"])
+async def test_an_instance_has_the_name_that_discovery_gives_its_pod(
+    any_cluster: ClusterAdmin, monkeypatch: pytest.MonkeyPatch, pods_named: str
+) -> None:
+    engine, provider = await workload(any_cluster, "deployment", 0, monkeypatch)
+    engine.pods_named = pods_named
+    await provider.grow(2)
+    await engine.settle()
+    grown = [provided.instance for provided in await provider.running()]
+    discovered = [
+        target.instance
+        for number in range(2)
+        for target in annotated_targets({}, name=f"{pods_named}-{number}", host="10.0.0.1", port=8000)
+    ]
+    await provider.stop(grown[0])
+    marked = await engine.marked()
+
+    assert grown == discovered
+    assert marked == [f"{pods_named}-0"]
+
+
+async def test_a_pod_is_marked_alone_and_only_if_it_is_the_next_to_go(
+    any_cluster: ClusterAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubernetes removes pods that are not ready first, whatever their cost."""
+    engine, provider = await workload(any_cluster, "deployment", 3, monkeypatch)
+    await engine.admin.request(
+        "PATCH",
+        f"{PODS}/engine-1",
+        {"metadata": {"annotations": {DELETION_COST: LOWEST_COST}}},
+        content_type="application/merge-patch+json",
+    )  # left of a stop that failed
+    await engine.set_ready("engine-2", ready=False)
+    with pytest.raises(ProviderError, match="not stopped before engine-2 is ready"):
+        await provider.stop(InstanceId("engine-0"))
+    before = await engine.marked(), await engine.replicas()
+    await engine.set_ready("engine-2", ready=True)
+    await provider.stop(InstanceId("engine-0"))
+    after = await engine.marked(), await engine.replicas()
+
+    assert before == (["engine-1"], 3)
+    assert after == (["engine-0"], 2)
+
+
+async def test_a_pod_that_is_not_ready_can_be_stopped(
+    any_cluster: ClusterAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, provider = await workload(any_cluster, "deployment", 2, monkeypatch)
+    await engine.set_ready("engine-1", ready=False)
+    await provider.stop(InstanceId("engine-1"))
+    await engine.settle()
+    left = await names(provider)
+
+    assert left == ["engine-0"]
 
 
 async def test_a_scale_that_another_changed_meanwhile_is_trouble_and_not_overwritten(

@@ -276,6 +276,41 @@ async def test_a_provider_in_trouble_is_told_of_and_the_pool_goes_on() -> None:
     assert isinstance(granted, RouteGranted)
 
 
+async def test_a_step_that_fails_does_not_hold_up_the_others() -> None:
+    async with pool() as (world, provider):
+
+        async def refuse(instance: InstanceId) -> None:
+            raise ProviderError(f"{instance} is not the last pod")
+
+        provider.stop = refuse  # type: ignore[method-assign]
+        scaler = scaler_of(world, provider, "s1", start_seconds_max=0.1)
+        async with running(scaler):
+            await settled(world, 1)
+            provider.kept[InstanceId("stuck")] = 1
+            provider.age = 1000.0
+            scaler._runner._absent_since[InstanceId("stuck")] = WallSeconds(-1000.0)
+            await scale(world, 3)
+            await eventually(lambda: "e2" in provider.started)
+            await eventually(lambda: scaler._runner.error == "stuck is not the last pod")
+
+
+async def test_a_pool_of_data_parallel_ranks_is_refused_and_left_alone() -> None:
+    async with pool() as (world, provider), running(scaler_of(world, provider, "s1")):
+        await settled(world, 1)
+        provider.kept[InstanceId("dp")] = 1
+        await world.append(*[world.joined(f"dp-rank-{rank}", epoch=1) for rank in range(2)])
+        answer = await scale(world, 4)
+        while not answer.trouble:
+            await asyncio.sleep(0.05)
+            answer = await scale(world, None)
+        started = list(provider.started)
+
+    assert "dp has several data-parallel ranks" in answer.trouble
+    assert "--provider static" in answer.trouble
+    assert started == ["e1"]
+    assert provider.stopped == []
+
+
 async def test_what_a_person_drains_is_replaced_and_comes_back_when_asked() -> None:
     async with pool() as (world, provider), running(scaler_of(world, provider, "s1")):
         await scale(world, 2)

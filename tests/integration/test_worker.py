@@ -57,6 +57,8 @@ from pointsman_worker.event_sequencer import RUN_OVERHEAD_BYTES, CacheEventSeque
 from pointsman_worker.service import LEAVE_SECONDS_MAX, WorkerService
 from pointsman_worker.settings import SettingsError, WorkerSettings
 from pointsman_worker.targets import listed_targets
+from pointsman_worker.translator import BlockTranslator
+from tests.support.events import joined
 from tests.support.fake_publisher import BLOCK, FakePublisher, ScriptedCache
 
 INSTANCE = InstanceId("engine-1")
@@ -507,6 +509,97 @@ async def test_lost_events_keep_what_is_believed_but_as_unknown_until_the_cache_
         await publisher.publish(cache.clear(), cache.store(tokens(9, 9)))
         await until(lambda: bench.log.held() == cache.keys(CHAIN))
         assert bench.log.held() == cache.keys(CHAIN)
+
+
+@pytest.mark.parametrize("replay", [True, False])
+async def test_stores_that_follow_blocks_of_before_we_came_are_a_loss_once_at_most(
+    replay: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that has run for a while has thousands; a gap at each would have the leader ask for a snapshot for ever."""
+    defaults = BlockTranslator.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "parked_blocks_max", 4)
+    cache = ScriptedCache()
+    async with FakePublisher(replay=replay) as publisher:
+        cache.store(tokens(1, 2))  # nobody heard of it
+        if not replay:
+            await publisher.publish(cache.store(tokens(3)))
+        async with working(publisher) as bench:
+            await until(lambda: bench.log.of(InstanceJoined))
+            await publisher.subscribed()
+            for last in range(10):
+                await publisher.publish(cache.store(tokens(1, 2, 50 + last, 60 + last)))
+                await publisher.publish(cache.store(tokens(70 + last, 80 + last)))
+            await until(lambda: len(bench.log.held()) == 10)
+            await until(lambda: not bench.service.state.followed_session()[0].missed_reason)
+            dropped = REGISTRY.get_sample_value(
+                "pointsman_kv_stores_dropped_total", {"pool": "default", "engine": INSTANCE}
+            )
+            joins = [event.cache for event in bench.log.of(InstanceJoined)]
+            gaps = bench.log.of(CacheGap)
+
+    assert dropped
+    assert joins == (["empty", "unknown"] if replay else ["unknown"])
+    assert len(gaps) == len(joins) - 1
+
+
+async def test_events_arrive_over_ipv6() -> None:
+    cache = ScriptedCache()
+    async with (
+        asyncio.timeout(WAIT_SECONDS_MAX),
+        FakePublisher(host="[::1]") as publisher,
+        working(publisher) as bench,
+    ):
+        await publisher.publish(cache.store(tokens(1, 2)))
+        await until(lambda: bench.log.held() == cache.keys(CHAIN))
+        await publisher.subscribed()
+        await publisher.publish(cache.store(tokens(3, 4)))
+        await until(lambda: bench.log.held() == cache.keys(CHAIN))
+
+        assert bench.log.held() == cache.keys(CHAIN)
+
+
+def in_store(log: LogView) -> int:
+    """Blocks of the shared store, in a pool where another engine uses it as well."""
+    state = State(PoolSettings(block_tokens=2 * BLOCK))
+    state.apply(joined("other", shared_store=True))
+    for event in log.events:
+        state.apply(event)
+    return state.slower.blocks("external", INSTANCE)
+
+
+@pytest.mark.parametrize("change", ["clear", "loss", "restart"])
+async def test_what_goes_from_the_shared_store_goes_from_the_index_whatever_becomes_of_the_engine(change: str) -> None:
+    cache, prompts = ScriptedCache(), [tokens(1, 2), tokens(3, 4)]
+    names = [[cache._hash("", tuple(prompt[:end])) for end in (BLOCK, 2 * BLOCK)] for prompt in prompts]
+    named: dict[str, Any] = {"parent_block_hash": None, "token_ids": [], "block_size": 0, "lora_id": None}
+    held = [
+        {"type": "BlockStored", "block_hashes": hashes, **named, "medium": "CPU", "lora_name": None, "group_idx": 0}
+        for hashes in names
+    ]
+    gone = [{"type": "BlockRemoved", "block_hashes": hashes, "medium": "CPU", "group_idx": 0} for hashes in names]
+    async with FakePublisher(buffer_steps=1) as publisher, working(publisher, shared_kv_store=True) as bench:
+        await until(lambda: bench.log.of(InstanceJoined))
+        await publisher.publish(*(cache.store(prompt) for prompt in prompts), *held)
+        await until(lambda: in_store(bench.log) == 2)
+        before = in_store(bench.log)
+        match change:
+            case "clear":
+                await publisher.publish(cache.clear())
+            case "loss":
+                await publisher.publish(cache.store(tokens(5, 6)), dropped=True)
+                await publisher.publish(cache.store(tokens(7, 8)), dropped=True)
+            case _:
+                await publisher.restart()
+                await until(lambda: len(bench.log.of(InstanceJoined)) == 2)
+                await publisher.subscribed()
+        await publisher.publish(gone[0])
+        await until(lambda: in_store(bench.log) == 1)
+        after_one = in_store(bench.log)
+        await publisher.publish(gone[1])
+        await until(lambda: in_store(bench.log) == 0)
+
+        assert (before, after_one, in_store(bench.log)) == (2, 1, 0)
 
 
 async def test_what_does_not_decode_is_counted_and_makes_the_cache_unknown() -> None:

@@ -83,21 +83,24 @@ class ScriptedCache:
 class FakePublisher:
     """Binds both sockets on free ports; open it as a context."""
 
-    def __init__(self, *, buffer_steps: int = 10_000, by_position: bool = False, replay: bool = True) -> None:
+    def __init__(
+        self, *, buffer_steps: int = 10_000, by_position: bool = False, replay: bool = True, host: str = "127.0.0.1"
+    ) -> None:
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
         self._by_position = by_position
         self._with_replay = replay
+        self._host = host
         self._sequence = 0
         self._ports = (0, 0)
         self.answers_replays = True
 
     @property
     def endpoint(self) -> str:
-        return f"tcp://127.0.0.1:{self._ports[0]}"
+        return f"tcp://{self._host}:{self._ports[0]}"
 
     @property
     def replay_endpoint(self) -> str:
-        return f"tcp://127.0.0.1:{self._ports[1]}" if self._with_replay else ""
+        return f"tcp://{self._host}:{self._ports[1]}" if self._with_replay else ""
 
     async def __aenter__(self) -> Self:
         self._open()
@@ -159,8 +162,13 @@ class FakePublisher:
         self._pub = self._context.socket(zmq.XPUB)  # a PUB that hears who subscribes
         self._router = self._context.socket(zmq.ROUTER)
         self._router.set_hwm(0)
-        self._ports = (_bind(self._pub, self._ports[0]), _bind(self._router, self._ports[1]))
+        self._ports = (self._bind(self._pub, self._ports[0]), self._bind(self._router, self._ports[1]))
         self._replies = asyncio.create_task(self._answer_replays())
+
+    def _bind(self, socket: zmq.asyncio.Socket, port: int) -> int:
+        socket.setsockopt(zmq.IPV6, 1)
+        socket.bind(f"tcp://{self._host}:{port or '*'}")
+        return int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
     async def _close(self) -> None:
         self._replies.cancel()
@@ -182,8 +190,3 @@ class FakePublisher:
 def by_position(event: Event) -> list[Any]:
     """An event as older engines send it: fields in order, tag first."""
     return list(event.values())
-
-
-def _bind(socket: zmq.asyncio.Socket, port: int) -> int:
-    socket.bind(f"tcp://127.0.0.1:{port or '*'}")
-    return int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pointsman.adapters.discovery.targets import rank_name
 from pointsman.policies.scaling.decider import in_service
 from pointsman.policies.scaling.roles import NOT_SIZED, RoleSizes, Switch, future_role, role_switches, staying
 from pointsman.ports import ProvidedInstance
@@ -42,7 +43,7 @@ Step = Grow | Drain | Undrain | Switch | Stop
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
     """`coming` have not joined yet; `leaving` drain; `switching` drain for another role, and stay; `overdue` should have
-    joined."""
+    joined, and do not count."""
 
     staying: tuple[Instance, ...]
     coming: tuple[InstanceId, ...]
@@ -65,6 +66,11 @@ def absent(state: State, provided: list[ProvidedInstance]) -> list[ProvidedInsta
     return [p for p in provided if p.instance not in state.fleet]
 
 
+def with_ranks(state: State, provided: list[ProvidedInstance]) -> list[InstanceId]:
+    """Those whose data-parallel ranks are the instances of the fleet."""
+    return [p.instance for p in absent(state, provided) if rank_name(p.instance, 0) in state.epochs]
+
+
 def pool_status(
     state: State,
     provided: list[ProvidedInstance],
@@ -73,11 +79,12 @@ def pool_status(
     absent_seconds: Callable[[InstanceId], WallSeconds],
 ) -> PoolStatus:
     """`start_seconds_max`: wall seconds for a started instance to join. `absent_seconds`: since when one that runs is not in
-    the fleet: a worker that restarts, or that has to join again since the log was lost, gets REJOIN_WALL_SECONDS."""
+    the fleet. A worker that restarts, or that has to join again since the log was lost, gets REJOIN_WALL_SECONDS at
+    least."""
     instances, away = state.fleet.instances, absent(state, provided)
-    overdue = {
-        p.instance for p in away if p.age > start_seconds_max and absent_seconds(p.instance) > REJOIN_WALL_SECONDS
-    }
+    patience = max(float(REJOIN_WALL_SECONDS), start_seconds_max)
+    late = [p.instance for p in away if min(p.age, float(absent_seconds(p.instance))) > patience]
+    overdue = {name for name in late if not requests_at(state, name)} if _are_observed(state, provided) else set()
     return PoolStatus(
         staying=tuple(staying(state.fleet)),
         coming=tuple(p.instance for p in away if p.instance not in overdue),
@@ -99,7 +106,9 @@ def next_steps(
     roles: RoleSizes = NOT_SIZED,
 ) -> list[Step]:
     """`may_stop` returns why a leaving instance may be stopped now, or ""."""
-    steps: list[Step] = [Stop(instance, "it has not joined in time") for instance in status.overdue]
+    stoppable_now = set(stoppable(list(status.provided)))
+    overdue = [instance for instance in status.overdue if instance in stoppable_now]
+    steps: list[Step] = [Stop(instance, "it has not joined in time") for instance in overdue]
     missing = wanted - status.total
     leaving = [i for i in status.leaving if i.id in status.provided]
     if missing > 0:
@@ -107,9 +116,10 @@ def next_steps(
         steps += [Undrain(instance.id) for instance in back]
         leaving = leaving[missing:]
         if missing > len(back):
-            steps.append(Grow(len(status.provided) - len(status.overdue) + missing - len(back), missing - len(back)))
+            steps.append(Grow(len(status.provided) - len(overdue) + missing - len(back), missing - len(back)))
     elif missing < 0 and not status.leaving:
-        candidate = _scale_down_candidate(state, status, stoppable, roles, empties=wanted == 0)
+        running = [instance for instance in status.provided if instance not in overdue]
+        candidate = _scale_down_candidate(state, status, running, stoppable, roles, empties=wanted == 0)
         if candidate is not None:
             steps.append(Drain(candidate))
     if missing >= 0:
@@ -122,9 +132,17 @@ def requests_at(state: State, instance: InstanceId) -> int:
     return queue.requests if queue else 0
 
 
+def _are_observed(state: State, provided: list[ProvidedInstance]) -> bool:
+    """Whether workers follow these instances. If none is in the fleet, though some have been, it is the worker that is away:
+    no reason to stop what it followed."""
+    present = any(p.instance in state.fleet for p in provided)
+    return present or not any(p.instance in state.epochs for p in provided)
+
+
 def _scale_down_candidate(
     state: State,
     status: PoolStatus,
+    running: list[InstanceId],
     stoppable: Callable[[list[InstanceId]], list[InstanceId]],
     roles: RoleSizes,
     *,
@@ -132,7 +150,6 @@ def _scale_down_candidate(
 ) -> InstanceId | None:
     """A useless one, else one of a role with too many, else the least loaded; never the last of a needed role unless
     `empties`."""
-    running = [instance for instance in status.provided if instance not in status.overdue]
     allowed = set(stoppable(running))
     candidates = [i for i in status.staying if i.id in allowed and (empties or not _is_needed(state, i))]
     if not candidates:

@@ -42,7 +42,7 @@ from pointsman.runtime.log_follower import LogFollower
 from pointsman.runtime.log_metrics import measure_log
 from pointsman.state.fleet import Status
 from pointsman.state.state import PoolSettings, State
-from pointsman_scaler.reconciler import PoolStatus
+from pointsman_scaler.reconciler import PoolStatus, Step
 from pointsman_scaler.settings import ScalerSettings
 from pointsman_scaler.step_runner import StepRunner
 
@@ -238,15 +238,25 @@ class ScalerService:
         if wanted is None:
             return
         steps = await self._runner.steps(self.state, wanted, _decided_roles(self.state))
-        for step in steps:
-            if self.acts:
-                await self._runner.take(step)
+        await self._take(steps)
         status = self._runner.status
         self._advise(self._by_hand(self._wanted or 0))
         if not steps and status is not None and status.settled(wanted):
             self._runner.forget_failures()
             if not self.state.scaling.is_applied:
                 await self._append_applied(status, wanted)
+
+    async def _take(self, steps: list[Step]) -> None:
+        """One that fails does not hold up the others."""
+        failed: list[str] = []
+        for step in steps:
+            if self.acts:
+                try:
+                    await self._runner.take(step)
+                except ProviderError as error:
+                    failed.append(str(error))
+        if failed:
+            self._runner.fail("; ".join(failed))
 
     @property
     def _nobody_acts(self) -> bool:

@@ -6,7 +6,7 @@ from pointsman.adapters.backoff import Backoff
 from pointsman.contracts.commands import DrainAnswered, DrainInstance, UndrainInstance
 from pointsman.contracts.subjects import SCALER_ACTOR, admin_subject
 from pointsman.policies.scaling.roles import NOT_SIZED, RoleSizes, Switch
-from pointsman.ports import Clock, Commands, CommandTimeoutError, InstanceProvider, NoResponderError
+from pointsman.ports import Clock, Commands, CommandTimeoutError, InstanceProvider, NoResponderError, ProviderError
 from pointsman.primitives import InstanceId, PoolName, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.state.fleet import Instance
@@ -22,6 +22,7 @@ from pointsman_scaler.reconciler import (
     next_steps,
     pool_status,
     requests_at,
+    with_ranks,
 )
 from pointsman_scaler.settings import ScalerSettings
 
@@ -53,6 +54,12 @@ class StepRunner:
     async def steps(self, state: State, wanted: int, roles: RoleSizes = NOT_SIZED) -> list[Step]:
         """Empty if the pool is as wanted, already changing, or changed by others. Raises ProviderError."""
         provided = await self.provider.running()
+        if ranked := with_ranks(state, provided):
+            refused = (
+                f"{ranked[0]} has several data-parallel ranks, and each rank is an instance: the provider "
+                f"'{self.provider.name}' cannot size such a pool; run the scaler with --provider static"
+            )
+            raise ProviderError(refused)
         wall = self._clock.wall()
         since = self._absent_since = {
             p.instance: self._absent_since.get(p.instance, wall) for p in absent(state, provided)

@@ -121,7 +121,7 @@ class Housekeeping:
             leave_after=self._settings.leave_seconds * speed,
         )
         term.heard.forget_absent(self._replica.state)
-        events = dispatcher.check_liveness(timeouts, now, term.heard.heard_at)
+        events = dispatcher.check_liveness(timeouts, now, term.heard.silent_since(self._replica.state))
         for event in events:
             if isinstance(event, FleetEvent):
                 log.warning("instance_silent", decision=type(event).__name__, instance=event.instance)

@@ -78,7 +78,8 @@ class Follower:
         state = self.state
         state.expire()
         _, translator = state.followed_session()
-        now, dropped_before = float(state.clock.wall()), translator.device.counters.dropped
+        counters, now = translator.device.counters, float(state.clock.wall())
+        parked_before, mismatches_before = counters.parked_dropped, counters.mismatches
         for event in batch.events:
             telemetry.KV_EVENTS.labels(*state.labels, str(event.__struct_config__.tag)).inc()
         left_out = translator.apply_all(batch.events, now)
@@ -88,13 +89,14 @@ class Follower:
         if batch.undecodable:
             self._on_undecodable(batch.undecodable, batch.problem)
             state.on_events_lost(batch.undecodable, f"not understood: {batch.problem}"[:200])
-        dropped = translator.device.counters.dropped - dropped_before
-        if dropped or left_out:
-            telemetry.KV_STORES_DROPPED.labels(*state.labels).inc(dropped + left_out)
-            reason = (
-                "one batch changes the same blocks again and again" if left_out else translator.device.counters.problem
-            )
-            state.on_events_lost(dropped + left_out, reason)
+        parked, lost = counters.parked_dropped - parked_before, counters.mismatches - mismatches_before + left_out
+        if parked or lost:
+            telemetry.KV_STORES_DROPPED.labels(*state.labels).inc(parked + lost)
+        if state.followed_session()[0].exact:  # else blocks may well follow one that was stored before we came
+            lost += parked
+        if lost:
+            reason = "one batch changes the same blocks again and again" if left_out else counters.problem
+            state.on_events_lost(lost, reason)
         state.check_capacity(translator)
         if translator.changed:
             state.wake.set()

@@ -57,12 +57,17 @@ class Orphans:
         return [self._take(number) for number in list(self._by_parent.get(parent, ()))]
 
     def remove(self, engine_hash: EngineHash) -> None:
-        """Of the oldest orphan that has it and where it was not removed yet; once for each orphan."""
+        """Of the oldest orphan that has it and where it was not removed yet; once for each orphan. An orphan of which nothing
+        is left ends, unless another follows it."""
         numbers = self._by_hash.get(engine_hash)
-        if numbers is not None:
-            number = next(iter(numbers))
-            _drop(self._by_hash, engine_hash, number)
-            self._parked[number].removed.append(engine_hash)
+        if numbers is None:
+            return
+        number = next(iter(numbers))
+        orphan, hashes = self._parked[number], self._parked[number].event.block_hashes
+        _drop(self._by_hash, engine_hash, number)
+        orphan.removed.append(engine_hash)
+        if len(orphan.removed) == len(hashes) and not any(h in self._by_parent for h in hashes):
+            self._take(number)
 
     def __contains__(self, engine_hash: EngineHash) -> bool:
         """Parked, and not removed from each orphan that has it."""

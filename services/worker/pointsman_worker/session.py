@@ -62,6 +62,11 @@ class CacheSession:
     def epoch(self) -> Epoch:
         return self.sequencer.epoch
 
+    @property
+    def exact(self) -> bool:
+        """All blocks of the engine are known, also by a clear that is not written yet."""
+        return self.cache == "empty" or (self.translator is not None and self.translator.device.keys.cleared)
+
 
 @dataclass(slots=True)
 class LogPosition:
@@ -145,6 +150,9 @@ class SessionState:
         self.last_epoch = Epoch(max(self.last_epoch + 1, int(self.unix_time() * 1000)))
         sequencer = CacheEventSequencer(self.instance, self.last_epoch)
         self.session = session = CacheSession(sequencer, facts, cache, translator, detail, distrusted)
+        session.snapshot_due = (
+            translator is not None and translator.store is not None
+        )  # the log may have dropped the store
         self.report_now()
         log.info("epoch_started", instance=self.instance, epoch=session.epoch, cache=cache, model=facts.model)
         return session
@@ -221,7 +229,7 @@ class SessionState:
             raise SettingsError(msg)
         capacity = facts.kv_capacity_tokens // facts.block_tokens
         try:
-            return CacheTranslator(
+            made = CacheTranslator(
                 self.key_chain(facts),
                 facts.block_tokens,
                 capacity_blocks=capacity,
@@ -233,6 +241,9 @@ class SessionState:
                 "own with --also-block-tokens"
             )
             raise SettingsError(msg) from error
+        if self.session is not None and self.session.translator is not None:
+            made.take_over_store(self.session.translator)
+        return made
 
     def key_chain(self, facts: EngineFacts) -> KeyChain:
         settings = self.settings
@@ -244,7 +255,7 @@ class SessionState:
     def _contents_unknown(self, session: CacheSession, missed: int, reason: str) -> None:
         """A clear that is not written yet would make the cache exact for the log, so it is not written any more."""
         keys = session.translator.device.keys if session.translator is not None else None
-        if session.cache == "empty" or (keys is not None and keys.cleared):
+        if session.exact:
             log.warning("engine_events_lost", missed=missed, reason=reason)
             session = self.begin(
                 session.facts, "unknown", session.translator, detail=reason, distrusted=session.distrusted

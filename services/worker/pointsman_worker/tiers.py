@@ -5,7 +5,8 @@ of. Slower tiers have their own blocks, since a block stays in host memory after
   the same block says what it is. Blocks that neither knows count as ignored.
 - LMCache has hashes of its own, for chunks of several engine blocks: each is taken apart.
 - A connector need not tell of removals, so the oldest blocks of a slower tier are dropped beyond a bound.
-- `AllBlocksCleared` names no tier, so it clears all: a hit missed, never one promised in vain."""
+- `AllBlocksCleared` names no tier, so it clears all of the engine's: a hit missed, never one promised in vain. The shared
+  store is not the engine's. It outlives it, too."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -36,6 +37,9 @@ others of its span build needs as many each time."""
 TIER_BLOCKS_MAX: Final = 1_048_576
 """Engine blocks of one slower tier; 16 million tokens at 16 a block."""
 
+STORE: Final = "external"
+"""The tier that all engines share."""
+
 
 @dataclass(slots=True)
 class _Chunk:
@@ -64,13 +68,13 @@ class CacheTranslator:
     ) -> None:
         """`capacity_blocks`: of the device, 0 if unknown. `shared_store`: slower blocks are in a store that all engines
         share. Raises ValueError if a pool block is not a multiple of the engine's block."""
-        self._chain = key_chain
-        self._width = engine_block_tokens
+        self.chain = key_chain
+        self.width = engine_block_tokens
         self._shared_store = shared_store
         self._tier_blocks_max = tier_blocks_max
         self.device = BlockTranslator(key_chain, engine_block_tokens, capacity_blocks=capacity_blocks)
         self.slower: dict[SlowerTier, BlockTranslator] = {}
-        self._chunks: dict[SlowerTier, dict[EngineHash, _Chunk]] = {}
+        self.chunks: dict[SlowerTier, dict[EngineHash, _Chunk]] = {}
 
     @property
     def changed(self) -> bool:
@@ -94,9 +98,9 @@ class CacheTranslator:
     def apply(self, event: EngineEvent, now: Seconds = 0.0) -> None:
         """Never raises for an event's contents. `now` is monotonic."""
         if isinstance(event, EngineCacheCleared):
-            for translator in self._all():
-                translator.apply(event, now)
-            self._chunks.clear()
+            for own in (self.device, *(blocks for tier, blocks in self.slower.items() if tier != STORE)):
+                own.apply(event, now)
+            self.chunks = {tier: chunks for tier, chunks in self.chunks.items() if tier == STORE}
             return
         tier = tier_of(event.medium, event.locality, shared_store=self._shared_store)
         if tier == "device":
@@ -107,6 +111,20 @@ class CacheTranslator:
             self._remove(tier, event, now)
         else:
             self._store(tier, event, now)
+
+    @property
+    def store(self) -> BlockTranslator | None:
+        """What this engine told of the shared store."""
+        return self.slower.get(STORE)
+
+    def take_over_store(self, other: "CacheTranslator") -> None:
+        """Of the engine's translator until now, since the store will tell of removals by the same hashes. Not from an engine
+        of another model or block size."""
+        if other.store is None or (other.chain.root(), other.width) != (self.chain.root(), self.width):
+            return
+        self.slower[STORE] = other.store
+        if STORE in other.chunks:
+            self.chunks[STORE] = other.chunks[STORE]
 
     def expire(self, until: Seconds) -> int:
         """Returns the number of blocks dropped from the device."""
@@ -121,7 +139,7 @@ class CacheTranslator:
         """Events were lost."""
         for translator in self._all():
             translator.verification.mark_counts_unverified(now)
-        for chunks in self._chunks.values():
+        for chunks in self.chunks.values():
             for chunk in chunks.values():
                 chunk.copies = 1
 
@@ -133,7 +151,7 @@ class CacheTranslator:
         """As BlockTranslator.dump."""
         device = self.device.dump()
         slower = {tier: translator.dump() for tier, translator in self.slower.items()}
-        if device is None or self._chunks or None in slower.values():
+        if device is None or self.chunks or None in slower.values():
             return None
         return HeldTiers(device, {tier: held.blocks for tier, held in slower.items() if held is not None})
 
@@ -154,7 +172,7 @@ class CacheTranslator:
     def _translator(self, tier: SlowerTier) -> BlockTranslator:
         known = self.slower.get(tier)
         if known is None:
-            known = self.slower[tier] = BlockTranslator(self._chain, self._width)
+            known = self.slower[tier] = BlockTranslator(self.chain, self.width)
             known.verification.set_unverifiable(0.0, on=self.device.verification.unverifiable)
         return known
 
@@ -162,7 +180,7 @@ class CacheTranslator:
         translator = self._translator(tier)
         if not event.token_ids:
             self.device.counters.ignored += translator.adopt(event, self.device, now)
-        elif event.block_size == self._width:
+        elif event.block_size == self.width:
             translator.adopt_parent(event, self.device)
             translator.apply(event, now)
         else:
@@ -178,7 +196,7 @@ class CacheTranslator:
         if translator is None:
             self.device.counters.ignored += 1
             return
-        chunks = self._chunks.get(tier)
+        chunks = self.chunks.get(tier)
         if chunks:
             hashes = [part for h in event.block_hashes for part in _removed_parts(h, chunks)]
             event = EngineBlockRemoved(hashes, event.medium, event.group_idx)
@@ -186,10 +204,10 @@ class CacheTranslator:
 
     def _taken_apart(self, tier: SlowerTier, event: EngineBlockStored) -> EngineBlockStored | None:
         """The same blocks in the engine's size; None if they are no multiple of it."""
-        count, rest = divmod(event.block_size, self._width)
+        count, rest = divmod(event.block_size, self.width)
         if rest or count < 1 or len(event.token_ids) != event.block_size * len(event.block_hashes):
             return None
-        chunks = self._chunks.setdefault(tier, {})
+        chunks = self.chunks.setdefault(tier, {})
         for engine_hash in event.block_hashes:
             chunk = chunks.pop(engine_hash, None)
             copies = chunk.copies if chunk is not None and chunk.parts == count else 0
@@ -199,7 +217,7 @@ class CacheTranslator:
         return msgspec.structs.replace(
             event,
             block_hashes=[part for h in event.block_hashes for part in _parts(h, count)],
-            block_size=self._width,
+            block_size=self.width,
             extra_keys=None,
         )
 

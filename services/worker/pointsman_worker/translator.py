@@ -51,10 +51,6 @@ class TranslatorCounters:
     ignored: int = 0
     problem: str = ""
 
-    @property
-    def dropped(self) -> int:
-        return self.parked_dropped + self.mismatches
-
 
 class BlockTranslator:
     def __init__(

@@ -19,6 +19,7 @@ from pointsman_worker.fleet_events import FleetEvents
 from pointsman_worker.heartbeats import Heartbeats
 from pointsman_worker.saved_session import SessionStore
 from pointsman_worker.session import CacheSession, SessionState
+from pointsman_worker.tiers import STORE
 
 log = structlog.get_logger()
 
@@ -122,6 +123,8 @@ class LogWriter:
         translator, sequencer = session.translator, session.sequencer
         if snapshot or session.snapshot_due or translator.snapshot_is_smaller:
             session.snapshot_due = False
+            if translator.store is not None:  # a snapshot replaces what the engine holds, not what the store does
+                yield from sequencer.changes(at, translator.store.keys.take_changes(), STORE)
             yield from sequencer.snapshot(at, translator.device.keys.take_snapshot())
             for tier, blocks in translator.slower.items():
                 yield from sequencer.stored(at, blocks.keys.take_snapshot(), tier)

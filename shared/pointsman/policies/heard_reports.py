@@ -19,6 +19,8 @@ PULSE_WALL_SECONDS = 30.0
 spread."""
 LOAD_WALL_SECONDS = 5.0
 """How often a load that only differs in numbers is logged."""
+EXCUSED_WALL_SECONDS_MAX = 1200.0
+"""Of a worker that restarts, whatever it asks for: 10 s and 1 s for each of at most 1024 engines are less."""
 KV_USAGE_STEP = 0.05
 GRANTED_WALL_SECONDS = 1.0
 """An engine's figures may be so old: it cannot know of requests granted since."""
@@ -56,6 +58,16 @@ class HeardReports:
             or _cache_differs(state, instance, report, before)
             or _load_differs(state, instance, report, now)
         )
+
+    def silent_since(self, state: State) -> dict[InstanceId, EngineSeconds]:
+        """From when silence counts, by the leader's evidence outside the log: the last heartbeat, or the time at which a
+        restarting worker is to be back."""
+        longest = EXCUSED_WALL_SECONDS_MAX * state.settings.speed
+        return dict(self._heard_at) | {
+            i.id: max(self._heard_at.get(i.id, 0.0), min(i.excused_until, i.heard_at + longest))
+            for i in state.fleet.instances
+            if i.excused_until
+        }
 
     def forget_absent(self, state: State) -> None:
         for gone in [name for name in self._heard_at if name not in state.fleet]:

@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from pointsman.contracts.fleet import InstanceReported, LivenessTimeouts
+from pointsman.contracts.fleet import InstanceLeft, InstanceReported, InstanceSuspected, LivenessTimeouts
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.heard_reports import (
+    EXCUSED_WALL_SECONDS_MAX,
     KV_USAGE_STEP,
     LOAD_WALL_SECONDS,
     PULSE_WALL_SECONDS,
@@ -239,3 +240,28 @@ def test_a_suspicion_carries_the_heartbeat_that_it_rests_on() -> None:
         ("InstanceLeft", "c", 5.0),
     ]
     assert events[0].silent_seconds == 4.5  # type: ignore[union-attr]
+
+
+def test_who_is_to_be_back_is_not_removed_before_and_the_decision_is_made_again_from_what_it_carries() -> None:
+    """A worker of 60 engines needs longer than --leave-seconds to restart."""
+    heard, now_and_then = HeardReports(), (40.0, 69.0, 72.5, 90.5, 101.5)
+    leader, twin = (leader_of(("a",), policy_set(routing="least_loaded")) for _ in range(2))
+    for each in (leader, twin):
+        each.state.apply(report(1.0, back_within=70.0))
+    timeouts = LivenessTimeouts(heard_since=0.0, suspect_after=3.0, leave_after=30.0)
+    decided = []
+    for now in now_and_then:
+        for event in leader.check_liveness(timeouts, now, heard.silent_since(leader.state)):
+            assert isinstance(event, InstanceSuspected | InstanceLeft)
+            assert event.patience is not None
+            decided.append((type(event), now))
+            assert twin.check_liveness(event.patience, now) == [event]
+
+    assert decided == [(InstanceSuspected, 90.5), (InstanceLeft, 101.5)]
+
+
+def test_no_worker_is_excused_without_end() -> None:
+    leader = leader_of(("a",), policy_set(routing="least_loaded"))
+    leader.state.apply(report(1.0, back_within=1e12))
+
+    assert HeardReports().silent_since(leader.state) == {InstanceId("a"): 1.0 + EXCUSED_WALL_SECONDS_MAX}

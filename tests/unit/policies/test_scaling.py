@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 import pytest
 
 from pointsman.contracts.decisions import RequestRejected, ScaleApplied, ScaleDecided
-from pointsman.contracts.fleet import InstanceDraining, Role
+from pointsman.contracts.fleet import InstanceDraining, InstanceLeft, Role
 from pointsman.policies.admission.admit_all import AdmitAll
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
-from pointsman.policies.policy_set import PolicySet, UnknownPolicyError, scaling_policy
+from pointsman.policies.policy_set import PolicySet, UnknownPolicyError, policy_set, scaling_policy
 from pointsman.policies.routing.round_robin import RoundRobin
 from pointsman.policies.scaling import Limits, PoolSize, ScaleTarget, ScalingPolicy, limited
 from pointsman.policies.scaling.decider import Decider
@@ -24,6 +24,7 @@ from pointsman.state.scaling import Scaling
 from pointsman.state.state import PoolSettings, State
 from pointsman_scaler.reconciler import Drain, Grow, Stop, Undrain, next_steps, pool_status
 from tests.support.events import finished, first_token, joined, reported, route
+from tests.support.leading import leader_of
 
 TOKENS_A_SECOND = 1000
 """Of `events.COST`: a prompt of 15 blocks takes 0.96 s."""
@@ -254,15 +255,29 @@ def fleet(roles: Mapping[str, Role] = {}, **status: str) -> State:
 
 
 def steps(
-    state: State, wanted: int, provided: str, *, idle: bool = True, old: str = "", absent: float = 1000.0
+    state: State,
+    wanted: int,
+    provided: str,
+    *,
+    idle: bool = True,
+    old: str = "",
+    absent: float = 1000.0,
+    start_seconds_max: float = 600.0,
+    only_last: bool = False,
 ) -> list[object]:
+    """`only_last`: can be stopped, as of a StatefulSet."""
     running = [ProvidedInstance(InstanceId(name), 1000.0 if name in old.split() else 1.0) for name in provided.split()]
-    count = pool_status(state, running, start_seconds_max=600.0, absent_seconds=lambda _: WallSeconds(absent))
+    count = pool_status(
+        state, running, start_seconds_max=start_seconds_max, absent_seconds=lambda _: WallSeconds(absent)
+    )
 
     def may_stop(_instance: Instance) -> str:
         return "it is idle" if idle else ""
 
-    return list(next_steps(state, count, wanted=wanted, stoppable=lambda names: names, may_stop=may_stop))
+    def stoppable(names: list[InstanceId]) -> list[InstanceId]:
+        return names[-1:] if only_last else names
+
+    return list(next_steps(state, count, wanted=wanted, stoppable=stoppable, may_stop=may_stop))
 
 
 def test_what_is_missing_is_started_once_however_often_it_is_looked_at() -> None:
@@ -309,6 +324,48 @@ def test_an_engine_whose_worker_is_away_for_a_while_is_neither_stopped_nor_repla
     """Its worker restarts, or has to join again since the log was lost."""
     assert steps(fleet(a="ready"), 2, "a b", old="a b", absent=50.0) == []
     assert steps(fleet(), 2, "a b", old="a b", absent=50.0) == []
+
+
+def test_engines_whose_only_worker_is_away_are_not_stopped_however_long_it_is() -> None:
+    state = fleet(a="ready", b="ready")
+    for name in "ab":
+        state.apply(InstanceLeft(at=1.0, instance=InstanceId(name), epoch=Epoch(1), reason="not heard of"))
+
+    assert steps(state, 2, "a b", old="a b", absent=1e9) == []
+    assert steps(fleet(), 2, "a b", old="a b") == [
+        *(Stop(InstanceId(name), "it has not joined in time") for name in "ab"),
+        Grow(total=2, missing=2),
+    ], "none ever joined"
+
+
+def test_an_engine_that_serves_requests_is_not_stopped_because_its_worker_is_away() -> None:
+    leader = leader_of(("b",), policy_set(routing="least_loaded"))
+    leader.route(route("r1", [1]), 0.0)
+    state = leader.state
+    for event in (joined("a"), reported("a", 0, [])):
+        state.apply(event)
+    state.apply(InstanceLeft(at=1.0, instance=InstanceId("b"), epoch=Epoch(1), reason="not heard of"))
+    busy = steps(state, 2, "a b", old="b")
+    state.apply(finished("r1", "b", at=2.0))
+
+    assert busy == []
+    assert Stop(InstanceId("b"), "it has not joined in time") in steps(state, 2, "a b", old="b"), "its stream has ended"
+
+
+def test_an_absent_engine_has_as_long_as_one_that_starts() -> None:
+    assert steps(fleet(a="ready"), 2, "a b", old="b", absent=599.0) == []
+    assert steps(fleet(a="ready"), 2, "a b", old="b", absent=59.0, start_seconds_max=5.0) == []
+    assert steps(fleet(a="ready"), 2, "a b", old="b", absent=61.0, start_seconds_max=5.0) != []
+
+
+def test_an_engine_that_cannot_be_stopped_now_is_replaced_beside_it() -> None:
+    """A StatefulSet gives up its last pod only."""
+    assert steps(fleet(b="ready"), 2, "a b", old="a", only_last=True) == [Grow(total=3, missing=1)]
+    assert steps(fleet(b="ready", c="ready"), 2, "a b c", old="a", only_last=True) == []
+    assert steps(fleet(b="ready", c="ready"), 1, "a b c", old="a", only_last=True) == [Drain(InstanceId("c"))]
+    assert steps(fleet(b="ready"), 1, "b x y", old="x y", only_last=True) == [
+        Stop(InstanceId("y"), "it has not joined in time")
+    ]
 
 
 def test_what_others_run_is_left_alone() -> None:

@@ -86,9 +86,12 @@ class ReferenceModel:
             self.copies[prefix] -= 1
             self._forget()
             return
-        for blocks, gone in self.parked:
+        for entry in self.parked:
+            blocks, gone = entry
             if prefix in blocks and prefix not in gone:
                 gone.add(prefix)
+                if len(gone) == len(blocks) and not any(self._parent(other[0]) in blocks for other, _ in self.parked):
+                    self.parked = [other for other in self.parked if other is not entry]
                 return
 
     def apply_cleared(self) -> None:
@@ -321,6 +324,21 @@ def test_parked_stores_are_bounded_and_the_oldest_is_dropped() -> None:
 
     assert translator.orphans.blocks == 0
     assert len(translator.keys.parents) == 1 + 3 + 3
+
+
+def test_a_parked_store_of_which_nothing_is_left_takes_no_room() -> None:
+    """An engine that we came to late evicts what it had, the ends of prompts first."""
+    translator, whole = BlockTranslator(chain_of(1), WIDTH, parked_blocks_max=4), prompt(5)
+    translator.apply(stored(whole[: 3 * WIDTH], first=1))
+    translator.apply(stored(whole, first=3))
+    parked = []
+    for end in range(5, 1, -1):
+        translator.apply(removed(whole[: end * WIDTH]))
+        parked.append(translator.orphans.blocks)
+    translator.apply(stored(prompt(5, start=100), first=1))
+
+    assert parked == [4, 2, 2, 0]
+    assert translator.counters.parked_dropped == 0
 
 
 def test_a_pool_block_must_be_whole_engine_blocks() -> None:
@@ -583,7 +601,7 @@ def test_a_dropped_store_reports_its_problem() -> None:
         f"the engine's events have blocks of 32 tokens, its /metrics say {WIDTH}: set --engine-block-tokens 32"
     )
     assert translator.counters.problem == "2 blocks follow one that was never stored"
-    assert translator.counters.dropped == 3
+    assert (translator.counters.parked_dropped, translator.counters.mismatches) == (2, 1)
 
 
 def test_70_000_blocks_in_one_event_are_70_000_blocks() -> None:

@@ -118,7 +118,7 @@ def test_a_host_block_outlives_its_copy_on_the_device(told) -> None:  # type: ig
     assert not translator.device.keys.parents
     assert after_device == keys_of(prompt)
     assert held(translator) == keys_of(prompt[: 2 * WIDTH])
-    assert translator.device.counters.dropped == 0
+    assert (translator.device.counters.parked_dropped, translator.device.counters.mismatches) == (0, 0)
 
 
 def test_a_block_that_nobody_described_is_ignored() -> None:
@@ -205,7 +205,7 @@ def test_what_no_engine_says_changes_no_device_block(event: EngineBlockStored | 
         translator.apply(event)
 
     assert set(translator.device.keys.parents) == keys_of(prompt)
-    assert translator.device.counters.dropped == 0
+    assert (translator.device.counters.parked_dropped, translator.device.counters.mismatches) == (0, 0)
     assert not held(translator)
 
 
@@ -289,7 +289,7 @@ def test_the_log_has_what_the_engine_holds_in_each_tier(history: list[tuple[str,
     assert state.slower.keys("host", A) == _whole_keys(host)
     digests = {d.tier: (d.blocks, d.digest) for d in translator.digests}
     assert digests.get("host", (0, 0)) == (len(_whole_keys(host)), reduce(xor, _whole_keys(host), 0))
-    assert translator.device.counters.dropped == 0
+    assert (translator.device.counters.parked_dropped, translator.device.counters.mismatches) == (0, 0)
 
     copy = State(PoolSettings())
     copy.apply(joined("a", block_tokens=SPAN * WIDTH))

@@ -11,7 +11,7 @@ stays."""
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import closing, suppress
 from typing import Any
 
@@ -19,7 +19,7 @@ import msgspec
 import structlog
 from typing_extensions import override
 
-from pointsman.adapters.discovery.targets import PORT_KEY, TargetError, annotated_targets, listing
+from pointsman.adapters.discovery.targets import PORT_KEY, TargetError, annotated_targets, kept_targets, listing
 from pointsman.ports import EngineDiscovery, EngineTarget
 from pointsman.primitives import InstanceId, WallSeconds
 
@@ -108,7 +108,7 @@ class DockerDiscovery(EngineDiscovery):
         try:
             while True:
                 changed.clear()
-                found = await self._ask()
+                found = await self._ask(last or ())
                 if found is not None and found != last:
                     last = found
                     yield found
@@ -122,7 +122,7 @@ class DockerDiscovery(EngineDiscovery):
             events.close()
             self._disconnect()
 
-    async def _ask(self) -> list[EngineTarget] | None:
+    async def _ask(self, last: Sequence[EngineTarget]) -> list[EngineTarget] | None:
         """None: the last list stays."""
         try:
             inspected = await asyncio.to_thread(self._inspected)
@@ -130,7 +130,7 @@ class DockerDiscovery(EngineDiscovery):
             self._disconnect()
             self._fail(f"Docker does not answer: {error}")
             return None
-        found, problem = engines_of(inspected)
+        found, problem = engines_of(inspected, last)
         self._fail(problem)
         return found
 
@@ -162,34 +162,48 @@ class DockerDiscovery(EngineDiscovery):
         self.problem = problem
 
 
-def engines_of(inspected: list[Any]) -> tuple[list[EngineTarget], str]:
-    """Targets by instance, and why something is not among them."""
+def engines_of(inspected: list[Any], last: Sequence[EngineTarget] = ()) -> tuple[list[EngineTarget], str]:
+    """Targets by instance, and why something is not among them, or only as it was in `last`."""
     found: dict[InstanceId, EngineTarget] = {}
     problems: list[str] = []
     for attributes in inspected:
         try:
             container = msgspec.convert(attributes, _Container)
-            if container.state.status in RUNNING:
-                found |= {target.instance: target for target in _engine(container)}
-        except (msgspec.ValidationError, TargetError) as error:
+        except msgspec.ValidationError as error:
             problems.append(str(error))
+            continue
+        if container.state.status not in RUNNING:
+            continue
+        try:
+            targets = _engine(container)
+        except TargetError as error:
+            problems.append(str(error))
+            targets = kept_targets(last, identity=_identity(container), host="", ready=_is_ready(container.state))
+        found |= {target.instance: target for target in targets}
     return listing(found, problems)
 
 
 def _engine(container: _Container) -> list[EngineTarget]:
     """Raises TargetError."""
     name = container.name.lstrip("/")
-    state = container.state
-    health = state.health.status if state.health else "none"
     ports = [port.partition("/")[0] for port in container.config.exposed_ports or {} if port.endswith("/tcp")]
     return annotated_targets(
         container.config.labels or {},
         name=name,
         host=_host(name, container.network_settings.networks or {}),
         port=int(ports[0]) if len(ports) == 1 and ports[0].isdecimal() else None,
-        identity=f"{container.id}@{state.started_at}",
-        ready=state.status == "running" and health in ("healthy", "none"),
+        identity=_identity(container),
+        ready=_is_ready(container.state),
     )
+
+
+def _identity(container: _Container) -> str:
+    return f"{container.id}@{container.state.started_at}"
+
+
+def _is_ready(state: _State) -> bool:
+    health = state.health.status if state.health else "none"
+    return state.status == "running" and health in ("healthy", "none")
 
 
 def _host(name: str, networks: dict[str, _Network]) -> str:

@@ -6,9 +6,10 @@ asks for nothing else (docs/decisions/0052).
 - Ports are found by name: `http` (or the only other port), `kv-events`, `kv-replay`. A slice's `pointsman.io/*`
   annotations win over its labels, which Kubernetes copies from the Service's, and both over port names.
 - Ready is what serves and does not terminate: `serving` is the pod's own readiness, also where the Service publishes
-  pods that are not ready."""
+  pods that are not ready.
+- An engine whose description cannot be used any more, by a wrong label for example, stays as it was known last."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -27,6 +28,7 @@ from pointsman.adapters.discovery.targets import (
     TARGETS_MAX,
     TargetError,
     annotated_targets,
+    kept_targets,
     listing,
 )
 from pointsman.adapters.kubernetes_api import Cluster, ClusterError
@@ -106,7 +108,7 @@ class KubernetesDiscovery(EngineDiscovery):
         last: list[EngineTarget] | None = None
         async with aclosing(self._watch.states()) as states:
             async for slices in states:
-                found, unusable = engines_of(slices)
+                found, unusable = engines_of(slices, last or ())
                 self._on_unusable(unusable)
                 if found != last:
                     last = found
@@ -132,8 +134,8 @@ class KubernetesDiscovery(EngineDiscovery):
         return lambda **options: lists(namespace, label_selector=self._selector, **options)
 
 
-def engines_of(slices: Objects) -> tuple[list[EngineTarget], str]:
-    """Targets by instance, and why something is not among them."""
+def engines_of(slices: Objects, last: Sequence[EngineTarget] = ()) -> tuple[list[EngineTarget], str]:
+    """Targets by instance, and why something is not among them, or only as it was in `last`."""
     sightings: dict[str, list[_Sighting]] = {}
     problems: list[str] = []
     for name in sorted(slices):
@@ -147,12 +149,14 @@ def engines_of(slices: Objects) -> tuple[list[EngineTarget], str]:
         if len(found) > TARGETS_MAX:  # ranks of all could be millions
             break
         try:
-            for target in _one_engine(same):
-                other = found.get(target.instance)
-                if other is None or (target.ready and not other.ready):  # a pod replaced under its name is seen twice
-                    found[target.instance] = target
+            targets = _one_engine(same)
         except TargetError as error:
             problems.append(str(error))
+            targets = kept_targets(last, identity=same[0].identity, host=same[0].host, ready=_is_ready(same))
+        for target in targets:
+            other = found.get(target.instance)
+            if other is None or (target.ready and not other.ready):  # a pod replaced under its name is seen twice
+                found[target.instance] = target
     return listing(found, problems)
 
 
@@ -167,8 +171,12 @@ def _one_engine(sightings: list[_Sighting]) -> list[EngineTarget]:
         name=ordered[0].name,
         host=ordered[0].host,
         identity=ordered[0].identity,
-        ready=any(sighting.ready for sighting in ordered),
+        ready=_is_ready(ordered),
     )
+
+
+def _is_ready(sightings: list[_Sighting]) -> bool:
+    return any(sighting.ready for sighting in sightings)
 
 
 def _sightings(found: _Slice) -> list[_Sighting]:

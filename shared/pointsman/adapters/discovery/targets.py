@@ -116,7 +116,7 @@ def by_rank(target: EngineTarget, data_parallel_size: int) -> list[EngineTarget]
         return [
             replace(
                 target,
-                instance=instance_name(target.instance, f"-rank-{rank}"),
+                instance=rank_name(target.instance, rank),
                 dp_rank=rank,
                 kv_endpoint=_checked_endpoint(rank_endpoint(target.kv_endpoint, rank), target.instance),
                 kv_replay_endpoint=_checked_endpoint(rank_endpoint(target.kv_replay_endpoint, rank), target.instance),
@@ -132,6 +132,16 @@ def listing(found: Mapping[InstanceId, EngineTarget], problems: Sequence[str] = 
     """Targets by name, at most TARGETS_MAX, and why something is not among them."""
     excess = [f"{len(found)} engines; the first {TARGETS_MAX} are followed"] if len(found) > TARGETS_MAX else []
     return [found[name] for name in sorted(found)][:TARGETS_MAX], first_of([*problems, *excess])
+
+
+def kept_targets(last: Sequence[EngineTarget], *, identity: str, host: str, ready: bool) -> list[EngineTarget]:
+    """Of an engine that is still there, but whose description cannot be used any more: as it was known last. By its identity,
+    or its host if the source knows none."""
+    return [
+        replace(target, ready=ready)
+        for target in last
+        if target.identity == identity[:TEXT_SHOWN_MAX] and (identity or host_and_port(target.url)[0] == host.lower())
+    ]
 
 
 def first_of(problems: Sequence[str]) -> str:
@@ -150,6 +160,10 @@ def instance_name(text: str, suffix: str = "") -> InstanceId:
         msg = f"{_shown(text)} cannot be made a name of an instance"
         raise TargetError(msg)
     return InstanceId(made + suffix)
+
+
+def rank_name(instance: InstanceId, rank: int) -> InstanceId:
+    return instance_name(instance, f"-rank-{rank}")
 
 
 def engine_url(host: str, port: int) -> str:

@@ -117,7 +117,7 @@ class ZmqSockets(EngineSockets):
 class ZmqLiveSocket(LiveSocket):
     def __init__(self, context: zmq.asyncio.Context, address: str) -> None:
         self._socket = context.socket(zmq.SUB)
-        _set_bounds(self._socket)
+        _set_options(self._socket)
         for option, value in (
             (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
             (zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS),
@@ -181,7 +181,7 @@ class ZmqReplaySocket(ReplaySocket):
         deadline = _now() + REPLAY_SECONDS_MAX
         socket = self._context.socket(zmq.DEALER)
         try:
-            _set_bounds(socket)
+            _set_options(socket)
             socket.connect(self._address)
             answer = _Answer(socket)
             await socket.send_multipart([b"", start.to_bytes(SEQUENCE_BYTES, "big")])
@@ -235,7 +235,8 @@ def _now() -> Seconds:
     return asyncio.get_running_loop().time()
 
 
-def _set_bounds(socket: zmq.asyncio.Socket) -> None:
+def _set_options(socket: zmq.asyncio.Socket) -> None:
+    socket.setsockopt(zmq.IPV6, 1)  # IPv4 as well
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MAX)
     socket.setsockopt(zmq.MAXMSGSIZE, PAYLOAD_BYTES_MAX)

@@ -3,7 +3,7 @@ has the name that it has there."""
 
 import asyncio
 import shlex
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -23,6 +23,8 @@ PART_LABEL = "pointsman.part"
 STOP_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 CALL_WALL_SECONDS = 30
 LOG_FILES = {"max-size": "10m", "max-file": "5"}
+ALIVE = ("created", "running", "restarting", "paused")
+"""A paused engine keeps its cache."""
 NOT_FOUND, CONFLICT = 404, 409
 
 T = TypeVar("T")
@@ -82,11 +84,10 @@ class DockerProvider(InstanceProvider):
         return running
 
     def _running(self) -> list[ProvidedInstance]:
-        return [ProvidedInstance(self._instance(container), _age(container.attrs)) for container in self._alive()]
-
-    def _alive(self) -> list[Any]:
         return [
-            container for container in self._containers() if container.status in ("created", "running", "restarting")
+            ProvidedInstance(self._instance(container), _age(container.attrs))
+            for container in self._containers()
+            if container.status in ALIVE
         ]
 
     def _instance(self, container: Any) -> InstanceId:
@@ -97,18 +98,16 @@ class DockerProvider(InstanceProvider):
         return instance_name(f"{address}-{port}" if port and address else container.name)
 
     def _grow(self, total: int) -> None:
-        alive = {container.name for container in self._alive()}
-        self._sweep(alive)
+        containers = self._containers()
+        alive = {container.name for container in containers if container.status in ALIVE}
+        for container in containers:
+            if container.name not in alive:
+                self._remove(container)
         for free in free_names([name.removeprefix(self._prefix) for name in alive]):
             if len(alive) >= total:
                 return
             self._start(self._prefix + free)
             alive.add(self._prefix + free)
-
-    def _sweep(self, alive: Collection[str]) -> None:
-        for container in self._containers():
-            if container.name not in alive:
-                self._remove(container)
 
     def _start(self, name: str) -> None:
         template = self._template
@@ -129,9 +128,17 @@ class DockerProvider(InstanceProvider):
                 detach=True,
             )
         except self._errors as error:
-            if getattr(error, "status_code", None) != CONFLICT:
-                raise
+            if getattr(error, "status_code", None) == CONFLICT:
+                return  # another scaler was faster
+            self._remove_unstarted(name)
+            raise
         log.info("instance_started", container=name)
+
+    def _remove_unstarted(self, name: str) -> None:
+        """Else it would count as capacity."""
+        for container in self._containers():
+            if container.name == name and container.status == "created":
+                self._remove(container)
 
     def _stop(self, instance: InstanceId) -> None:
         for container in self._containers():

@@ -2,7 +2,7 @@
 read, so concurrent writes conflict. A StatefulSet removes its highest ordinal; of a Deployment the chosen pod first
 gets the lowest deletion cost."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -10,6 +10,7 @@ from typing import Any, Literal
 import structlog
 from typing_extensions import override
 
+from pointsman.adapters.discovery.targets import instance_name
 from pointsman.adapters.kubernetes_api import Cluster, ClusterError, reason_of
 from pointsman.ports import InstanceProvider, ProvidedInstance, ProviderError
 from pointsman.primitives import InstanceId, Seconds
@@ -43,7 +44,8 @@ class KubernetesProvider(InstanceProvider):
     @override
     async def running(self) -> list[ProvidedInstance]:
         async with self._connected() as api:
-            return [ProvidedInstance(InstanceId(pod.metadata.name), _age(pod)) for pod in await self._pods(api)]
+            pods = await self._pods(api, await self._scale(api))
+            return [ProvidedInstance(instance, _age(pod)) for instance, pod in pods.items()]
 
     @override
     async def grow(self, total: int) -> None:
@@ -56,20 +58,18 @@ class KubernetesProvider(InstanceProvider):
     async def stop(self, instance: InstanceId) -> None:
         """Lowers replicas to one less than run, computed from the pods, so a repeated call does nothing more."""
         async with self._connected() as api:
-            names = [pod.metadata.name for pod in await self._pods(api)]
             scale = await self._scale(api)
-            if instance not in names:
+            pods = await self._pods(api, scale)
+            if instance not in pods:
                 return
-            if (scale.spec.replicas or 0) < len(names):
+            if (scale.spec.replicas or 0) < len(pods):
                 return  # it was lowered already, and the pod is on its way out
-            if instance not in self.stoppable([InstanceId(name) for name in names]):
+            if instance not in self.stoppable(list(pods)):
                 fixed = f"{instance} is not the last pod of {self._workload}: a StatefulSet takes away the last only"
                 raise ProviderError(fixed)
             if self._kind == "deployment":
-                body = {"metadata": {"annotations": {DELETION_COST: LOWEST_COST}}}
-                core = self._cluster.client.CoreV1Api(api)
-                await core.patch_namespaced_pod(instance, self._namespace, body, _request_timeout=CALL_WALL_SECONDS)
-            await self._set_replicas(api, scale, max(0, len(names) - 1))
+                await self._mark(api, pods, instance)
+            await self._set_replicas(api, scale, max(0, len(pods) - 1))
 
     @override
     def stoppable(self, running: list[InstanceId]) -> list[InstanceId]:
@@ -77,12 +77,36 @@ class KubernetesProvider(InstanceProvider):
             return running
         return [max(running, key=_ordinal)]
 
-    async def _pods(self, api: Any) -> list[Any]:
-        scale = await self._scale(api)
+    async def _mark(self, api: Any, pods: Mapping[InstanceId, Any], instance: InstanceId) -> None:
+        """The only one marked: a mark may be left of a stop that failed. Raises ProviderError if another pod went first all
+        the same."""
+        chosen = pods[instance]
+        sooner = sorted(name for name, pod in pods.items() if _stage(pod) < _stage(chosen))
+        if sooner:
+            waits = (
+                f"{instance} is not stopped before {sooner[0]} is ready: Kubernetes would take that one away instead"
+            )
+            raise ProviderError(waits)
+        for pod in pods.values():
+            if pod is not chosen and (pod.metadata.annotations or {}).get(DELETION_COST) == LOWEST_COST:
+                await self._set_deletion_cost(api, pod, None)
+        await self._set_deletion_cost(api, chosen, LOWEST_COST)
+
+    async def _set_deletion_cost(self, api: Any, pod: Any, cost: str | None) -> None:
+        body = {"metadata": {"annotations": {DELETION_COST: cost}}}
+        core = self._cluster.client.CoreV1Api(api)
+        await core.patch_namespaced_pod(pod.metadata.name, self._namespace, body, _request_timeout=CALL_WALL_SECONDS)
+
+    async def _pods(self, api: Any, scale: Any) -> dict[InstanceId, Any]:
+        """By the name that discovery gives them."""
         listed = await self._cluster.client.CoreV1Api(api).list_namespaced_pod(
             self._namespace, label_selector=scale.status.selector, _request_timeout=CALL_WALL_SECONDS
         )
-        return [pod for pod in listed.items if pod.metadata.deletion_timestamp is None and pod.status.phase in ALIVE]
+        return {
+            instance_name(pod.metadata.name): pod
+            for pod in listed.items
+            if pod.metadata.deletion_timestamp is None and pod.status.phase in ALIVE
+        }
 
     async def _scale(self, api: Any) -> Any:
         read = getattr(self._cluster.client.AppsV1Api(api), f"read_namespaced_{self._kind}_scale")
@@ -112,6 +136,13 @@ class KubernetesProvider(InstanceProvider):
 def _ordinal(pod: str) -> int:
     tail = pod.rpartition("-")[2]
     return int(tail) if tail.isdecimal() else -1
+
+
+def _stage(pod: Any) -> tuple[bool, bool, bool]:
+    """Of its start. A ReplicaSet removes pods of an earlier stage first, whatever their deletion cost."""
+    conditions = pod.status.conditions or []
+    ready = any(condition.type == "Ready" and condition.status == "True" for condition in conditions)
+    return bool(pod.spec.node_name), pod.status.phase == "Running", ready
 
 
 def _age(pod: Any) -> Seconds:

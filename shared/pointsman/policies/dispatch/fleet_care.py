@@ -28,7 +28,8 @@ SWITCH_SECONDS_MAX: EngineSeconds = 10.0
 
 
 def check_liveness(turn: Turn, timeouts: LivenessTimeouts, heard: Mapping[InstanceId, EngineSeconds]) -> None:
-    """`heard`: heartbeats outside the log. A decision carries the one that it rests on."""
+    """`heard`: from when silence counts (`HeardReports.silent_since`). A decision carries the time that it rests on, so that a
+    replay decides alike."""
     for instance in turn.state.fleet.instances:
         since = max(timeouts.heard_since, heard.get(instance.id, 0.0))
         silent = turn.now - max(instance.heard_at, since)
