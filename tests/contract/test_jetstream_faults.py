@@ -5,12 +5,13 @@ import gc
 import json
 import signal
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
 import nats
 import pytest
+from nats.aio.client import Client as NatsClient
 from typing_extensions import override
 
 from pointsman.adapters import jetstream
@@ -29,6 +30,7 @@ from pointsman.adapters.jetstream.direct_stream import DirectStream
 from pointsman.adapters.jetstream.log import JetStreamLog
 from pointsman.adapters.jetstream.producer import REFUSALS_MAX, WindowSettings, WriteWindow
 from pointsman.adapters.jetstream.stream import Stream, StreamSettings
+from pointsman.adapters.tcp_ports import free_ports
 from pointsman.contracts.codec import AnyCommand, decode_event, encode
 from pointsman.contracts.commands import CancelRequest, DescribeFleet
 from pointsman.contracts.decisions import WritesLost
@@ -484,6 +486,101 @@ async def test_a_server_that_stood_still_while_somebody_subscribed_is_heard_as_s
             server.process.send_signal(signal.SIGCONT)
             async with asyncio.timeout(2):
                 await link.log.append(stored("engine-1", 2, [2]))
+
+
+async def test_commands_served_from_a_time_without_a_connection_on_are_answered_once_it_is_back(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    async with AsyncExitStack() as first:
+        url = await first.enter_async_context(running_nats(tmp_path, port))
+        async with jetstream.connect(url, POOL, ScaledClock(), name="test") as link:
+            await eventually(lambda: link.commands.connected)
+            await first.aclose()
+            await eventually(lambda: not link.commands.connected)
+            async with link.commands.serve("pm.test.cmd.late", _answer_alike), running_nats(tmp_path, port):
+                await eventually(lambda: link.commands.connected)
+                answer = await link.commands.request("pm.test.cmd.late", DescribeFleet(), timeout=WallSeconds(5))
+
+    assert answer == DescribeFleet()
+
+
+async def test_who_is_cancelled_while_subscribing_leaves_no_subscription(tmp_path: Path) -> None:
+    async with (
+        embedded_nats(tmp_path / "nats") as server,
+        jetstream.connect(server.url, POOL, ScaledClock(), name="test") as link,
+    ):
+        await eventually(lambda: link.commands.connected)
+        server.process.send_signal(signal.SIGSTOP)
+        serving = asyncio.create_task(link.commands.serve("pm.test.cmd.left", _answer_alike).__aenter__())
+        await asyncio.sleep(0.05)
+        serving.cancel()
+        await asyncio.wait([serving])
+        server.process.send_signal(signal.SIGCONT)
+
+        with pytest.raises(NoResponderError):
+            await link.commands.request("pm.test.cmd.left", DescribeFleet(), timeout=WallSeconds(2))
+
+
+async def test_an_error_that_ends_the_reconnecting_of_nats_py_is_told_and_another_client_connects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (port,), listener, broken = free_ports(1), RememberingListener(), asyncio.Event()
+    command = NatsClient._connect_command
+
+    def broken_once(client: NatsClient) -> bytes:
+        if client._reconnection_task is not None and not broken.is_set():
+            broken.set()
+            no_seed = "no seed"
+            raise TypeError(no_seed)
+        return command(client)
+
+    monkeypatch.setattr(NatsClient, "_connect_command", broken_once)
+    async with AsyncExitStack() as first:
+        url = await first.enter_async_context(running_nats(tmp_path, port))
+        async with jetstream.connect(url, POOL, ScaledClock(), name="test", listener=listener) as link:
+            await eventually(lambda: link.commands.connected)
+            await first.aclose()
+            await eventually(lambda: not link.commands.connected)
+            async with running_nats(tmp_path, port):
+                await eventually(lambda: link.commands.connected)
+
+    assert broken.is_set()
+    assert any("no seed" in reason for reason in listener.reasons)
+
+
+async def test_an_error_of_the_first_attempt_is_told_and_another_attempt_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts, listener = 0, RememberingListener()
+    command = NatsClient._connect_command
+
+    def broken_once(client: NatsClient) -> bytes:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            no_seed = "no seed"
+            raise TypeError(no_seed)
+        return command(client)
+
+    monkeypatch.setattr(NatsClient, "_connect_command", broken_once)
+    async with (
+        running_nats(tmp_path) as url,
+        jetstream.connect(url, POOL, ScaledClock(), name="test", listener=listener) as link,
+    ):
+        await eventually(lambda: link.commands.connected)
+
+    assert listener.reasons == ["TypeError: no seed"]
+
+
+async def test_an_address_that_cannot_be_used_is_told() -> None:
+    listener = RememberingListener()
+    async with jetstream.connect("nats://127.0.0.1:99999", POOL, ScaledClock(), name="test", listener=listener):
+        await eventually(lambda: listener.reasons)
+
+    assert "invalid connect url" in listener.reasons[0]
+
+
+async def _answer_alike(command: AnyCommand, reply: Reply) -> None:
+    await reply(command)
 
 
 async def _answer_nothing(_command: AnyCommand, _reply: Reply) -> None:
