@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pointsman.contracts.fleet import InstanceReported, LivenessTimeouts
+from pointsman.contracts.fleet import InstanceReported, InstanceSuspected, LivenessTimeouts
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.heard_reports import (
     KV_USAGE_STEP,
@@ -239,3 +239,12 @@ def test_a_suspicion_carries_the_heartbeat_that_it_rests_on() -> None:
         ("InstanceLeft", "c", 5.0),
     ]
     assert events[0].silent_seconds == 4.5  # type: ignore[union-attr]
+
+
+def test_a_heartbeat_from_before_the_clock_was_set_back_does_not_excuse_what_is_silent_since() -> None:
+    leader: Dispatcher = leader_of(("a", "b"), policy_set(routing="least_loaded"))
+    timeouts = LivenessTimeouts(heard_since=100.0, suspect_after=3.0, leave_after=60.0)
+
+    events = leader.check_liveness(timeouts, 105.0, {InstanceId("a"): 700.0, InstanceId("b"): 105.0})
+
+    assert [(e.instance, e.silent_seconds) for e in events if isinstance(e, InstanceSuspected)] == [("a", 5.0)]

@@ -28,9 +28,11 @@ SWITCH_SECONDS_MAX: EngineSeconds = 10.0
 
 
 def check_liveness(turn: Turn, timeouts: LivenessTimeouts, heard: Mapping[InstanceId, EngineSeconds]) -> None:
-    """`heard`: heartbeats outside the log. A decision carries the one that it rests on."""
+    """`heard`: heartbeats outside the log, by our clock; those after now are from before it was set back. A decision carries
+    the one that it rests on."""
     for instance in turn.state.fleet.instances:
-        since = max(timeouts.heard_since, heard.get(instance.id, 0.0))
+        heard_at = heard.get(instance.id, 0.0)
+        since = max(timeouts.heard_since, heard_at if heard_at <= turn.now else 0.0)
         silent = turn.now - max(instance.heard_at, since)
         if silent <= timeouts.suspect_after and silent <= timeouts.leave_after:
             continue
