@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import signal
+from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from pointsman.contracts.commands import CancelRequest, DescribeFleet
 from pointsman.contracts.decisions import WritesLost
 from pointsman.contracts.subjects import log_subjects
 from pointsman.ports import (
+    CheckpointLabel,
     CommandTimeoutError,
     CommandTooLargeError,
     Fence,
@@ -675,6 +677,40 @@ async def test_commands_beyond_what_may_wait_are_dropped_and_their_askers_ask_ag
     assert served == sum(answered) + 2
     assert again
     assert any("too many wait" in trouble for trouble in listener.troubles)
+
+
+async def test_a_checkpoint_that_somebody_deleted_or_damaged_makes_room_for_the_next_and_stops_none(
+    tmp_path: Path,
+) -> None:
+    listener = RememberingListener()
+    async with (
+        running_nats(tmp_path) as url,
+        jetstream.connect(url, POOL, ScaledClock(), name="test", listener=listener) as link,
+    ):
+        await eventually(lambda: link.commands.connected)
+        labels = [CheckpointLabel(identity="log", as_of=as_of, entry="e", form="1") for as_of in range(1, 9)]
+        for label in labels[:3]:
+            await link.checkpoints.save(label, b"state")
+        client = await nats.connect(url)
+        try:
+            name = {"name": "checkpoint-0", "bucket": "pointsman-default", "nuid": "checkpoint-0-a"}
+            marker = json.dumps(name | {"size": 0, "chunks": 0, "deleted": True})
+            for slot, description in (("checkpoint-0", marker), ("checkpoint-1", "{")):
+                subject = f"$O.pointsman-default.M.{urlsafe_b64encode(slot.encode()).decode()}"
+                await client.request(subject, description.encode(), headers={"Nats-Rollup": "sub"})
+        finally:
+            await client.close()
+
+        assert await link.checkpoints.labels() == [labels[2]]
+        assert await link.checkpoints.load(labels[0]) is None
+        for label in labels[3:]:
+            await link.checkpoints.save(label, b"state")
+        assert len(await link.checkpoints.labels()) == 6
+        assert await link.checkpoints.load(labels[3]) == b"state"
+
+    assert [trouble.partition(":")[0] for trouble in listener.troubles] == [
+        "checkpoint-1 is not understood and will be replaced"
+    ]
 
 
 async def test_a_stream_of_an_earlier_version_gets_the_subjects_of_new_events(tmp_path: Path) -> None:
