@@ -100,13 +100,19 @@ class LogReset:
 
 @dataclass(frozen=True, slots=True)
 class LogExtent:
-    """`identity` changes when the stream is recreated; `last` is 0 for an empty log, `bytes_max` if there is no limit."""
+    """`identity` changes when the stream is recreated; `last` is 0 for a log that was always empty, and the last entry that
+    there was, before `first`, for one whose entries have all expired. `bytes_max` is 0 if there is no limit."""
 
     identity: str
     first: Sequence
     last: Sequence
     bytes: int = 0
     bytes_max: int = 0
+
+    @property
+    def end(self) -> Sequence:
+        """The last entry that can be read, or 0."""
+        return self.last if self.first <= self.last else 0
 
 
 @dataclass(slots=True)

@@ -4,13 +4,15 @@ import asyncio
 import gc
 import json
 import signal
+from base64 import urlsafe_b64encode
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
 import nats
 import pytest
+from nats.aio.client import Client as NatsClient
 from typing_extensions import override
 
 from pointsman.adapters import jetstream
@@ -29,11 +31,13 @@ from pointsman.adapters.jetstream.direct_stream import DirectStream
 from pointsman.adapters.jetstream.log import JetStreamLog
 from pointsman.adapters.jetstream.producer import REFUSALS_MAX, WindowSettings, WriteWindow
 from pointsman.adapters.jetstream.stream import Stream, StreamSettings
+from pointsman.adapters.tcp_ports import free_ports
 from pointsman.contracts.codec import AnyCommand, decode_event, encode
 from pointsman.contracts.commands import CancelRequest, DescribeFleet
 from pointsman.contracts.decisions import WritesLost
 from pointsman.contracts.subjects import log_subjects
 from pointsman.ports import (
+    CheckpointLabel,
     CommandTimeoutError,
     CommandTooLargeError,
     Fence,
@@ -486,6 +490,101 @@ async def test_a_server_that_stood_still_while_somebody_subscribed_is_heard_as_s
                 await link.log.append(stored("engine-1", 2, [2]))
 
 
+async def test_commands_served_from_a_time_without_a_connection_on_are_answered_once_it_is_back(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    async with AsyncExitStack() as first:
+        url = await first.enter_async_context(running_nats(tmp_path, port))
+        async with jetstream.connect(url, POOL, ScaledClock(), name="test") as link:
+            await eventually(lambda: link.commands.connected)
+            await first.aclose()
+            await eventually(lambda: not link.commands.connected)
+            async with link.commands.serve("pm.test.cmd.late", _answer_alike), running_nats(tmp_path, port):
+                await eventually(lambda: link.commands.connected)
+                answer = await link.commands.request("pm.test.cmd.late", DescribeFleet(), timeout=WallSeconds(5))
+
+    assert answer == DescribeFleet()
+
+
+async def test_who_is_cancelled_while_subscribing_leaves_no_subscription(tmp_path: Path) -> None:
+    async with (
+        embedded_nats(tmp_path / "nats") as server,
+        jetstream.connect(server.url, POOL, ScaledClock(), name="test") as link,
+    ):
+        await eventually(lambda: link.commands.connected)
+        server.process.send_signal(signal.SIGSTOP)
+        serving = asyncio.create_task(link.commands.serve("pm.test.cmd.left", _answer_alike).__aenter__())
+        await asyncio.sleep(0.05)
+        serving.cancel()
+        await asyncio.wait([serving])
+        server.process.send_signal(signal.SIGCONT)
+
+        with pytest.raises(NoResponderError):
+            await link.commands.request("pm.test.cmd.left", DescribeFleet(), timeout=WallSeconds(2))
+
+
+async def test_an_error_that_ends_the_reconnecting_of_nats_py_is_told_and_another_client_connects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (port,), listener, broken = free_ports(1), RememberingListener(), asyncio.Event()
+    command = NatsClient._connect_command
+
+    def broken_once(client: NatsClient) -> bytes:
+        if client._reconnection_task is not None and not broken.is_set():
+            broken.set()
+            no_seed = "no seed"
+            raise TypeError(no_seed)
+        return command(client)
+
+    monkeypatch.setattr(NatsClient, "_connect_command", broken_once)
+    async with AsyncExitStack() as first:
+        url = await first.enter_async_context(running_nats(tmp_path, port))
+        async with jetstream.connect(url, POOL, ScaledClock(), name="test", listener=listener) as link:
+            await eventually(lambda: link.commands.connected)
+            await first.aclose()
+            await eventually(lambda: not link.commands.connected)
+            async with running_nats(tmp_path, port):
+                await eventually(lambda: link.commands.connected)
+
+    assert broken.is_set()
+    assert any("no seed" in reason for reason in listener.reasons)
+
+
+async def test_an_error_of_the_first_attempt_is_told_and_another_attempt_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts, listener = 0, RememberingListener()
+    command = NatsClient._connect_command
+
+    def broken_once(client: NatsClient) -> bytes:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            no_seed = "no seed"
+            raise TypeError(no_seed)
+        return command(client)
+
+    monkeypatch.setattr(NatsClient, "_connect_command", broken_once)
+    async with (
+        running_nats(tmp_path) as url,
+        jetstream.connect(url, POOL, ScaledClock(), name="test", listener=listener) as link,
+    ):
+        await eventually(lambda: link.commands.connected)
+
+    assert listener.reasons == ["TypeError: no seed"]
+
+
+async def test_an_address_that_cannot_be_used_is_told() -> None:
+    listener = RememberingListener()
+    async with jetstream.connect("nats://127.0.0.1:99999", POOL, ScaledClock(), name="test", listener=listener):
+        await eventually(lambda: listener.reasons)
+
+    assert "invalid connect url" in listener.reasons[0]
+
+
+async def _answer_alike(command: AnyCommand, reply: Reply) -> None:
+    await reply(command)
+
+
 async def _answer_nothing(_command: AnyCommand, _reply: Reply) -> None:
     return
 
@@ -578,6 +677,40 @@ async def test_commands_beyond_what_may_wait_are_dropped_and_their_askers_ask_ag
     assert served == sum(answered) + 2
     assert again
     assert any("too many wait" in trouble for trouble in listener.troubles)
+
+
+async def test_a_checkpoint_that_somebody_deleted_or_damaged_makes_room_for_the_next_and_stops_none(
+    tmp_path: Path,
+) -> None:
+    listener = RememberingListener()
+    async with (
+        running_nats(tmp_path) as url,
+        jetstream.connect(url, POOL, ScaledClock(), name="test", listener=listener) as link,
+    ):
+        await eventually(lambda: link.commands.connected)
+        labels = [CheckpointLabel(identity="log", as_of=as_of, entry="e", form="1") for as_of in range(1, 9)]
+        for label in labels[:3]:
+            await link.checkpoints.save(label, b"state")
+        client = await nats.connect(url)
+        try:
+            name = {"name": "checkpoint-0", "bucket": "pointsman-default", "nuid": "checkpoint-0-a"}
+            marker = json.dumps(name | {"size": 0, "chunks": 0, "deleted": True})
+            for slot, description in (("checkpoint-0", marker), ("checkpoint-1", "{")):
+                subject = f"$O.pointsman-default.M.{urlsafe_b64encode(slot.encode()).decode()}"
+                await client.request(subject, description.encode(), headers={"Nats-Rollup": "sub"})
+        finally:
+            await client.close()
+
+        assert await link.checkpoints.labels() == [labels[2]]
+        assert await link.checkpoints.load(labels[0]) is None
+        for label in labels[3:]:
+            await link.checkpoints.save(label, b"state")
+        assert len(await link.checkpoints.labels()) == 6
+        assert await link.checkpoints.load(labels[3]) == b"state"
+
+    assert [trouble.partition(":")[0] for trouble in listener.troubles] == [
+        "checkpoint-1 is not understood and will be replaced"
+    ]
 
 
 async def test_a_stream_of_an_earlier_version_gets_the_subjects_of_new_events(tmp_path: Path) -> None:

@@ -20,18 +20,22 @@ from pointsman.contracts.requests import RequestArrived
 from pointsman.contracts.subjects import route_subject
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
-from pointsman.ports import CommandTimeoutError, LogEntry, NoResponderError
+from pointsman.ports import CommandTimeoutError, Fence, LogEntry, NoResponderError
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.leadership import Leadership
 from pointsman.runtime.recovery import Recovery
 from pointsman.runtime.supervision import Supervisor
 from pointsman.state.checkpoint import state_digest
 from pointsman.state.state import State
-from pointsman_lab.memory.log import MemoryBroker
+from pointsman_lab.memory.log import MemoryBroker, MemoryLog
 from pointsman_scheduler import checkpointing
 from pointsman_scheduler.checkpointer import checkpointer_over
 from pointsman_scheduler.checkpointing import Cadence
+from pointsman_scheduler.leader import ELECTION_RETRY_WALL_SECONDS, Candidacy
+from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.policy_config import empty_state
+from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.service import SchedulerService
 from pointsman_scheduler.settings import SchedulerSettings
 from tests.support.events import first_token, joined, route, stored
@@ -255,6 +259,59 @@ async def test_an_election_that_came_first_is_followed_by_the_next_term() -> Non
         assert one.leading
         assert one.leading.term == 8
         assert not world.broker.may_write(fence)
+
+
+@pytest.mark.parametrize("how", ["it expired", "it was given back"])
+async def test_who_does_not_hold_the_lease_any_more_is_not_elected(how: str) -> None:
+    world, settings, policies = World(), SchedulerSettings(), policy_set()
+    leadership = Leadership(world.broker.lease, world.clock, name="one", lease_seconds=WallSeconds(LEASE_SECONDS))
+    candidacy = Candidacy(
+        event_log=world.client.log,
+        clock=world.clock,
+        board=HealthBoard(),
+        leadership=leadership,
+        policies=policies,
+        name="one",
+        replica=Replica(empty_state(settings, policies), POOL),
+        log_liveness=LogLiveness(world.clock, suspect_seconds=settings.suspect_seconds),
+        rivals=0,
+    )
+    await candidacy.obtain_lease()
+    if how == "it expired":
+        await eventually(lambda: not leadership.holds)
+    else:
+        await leadership.resign()
+    taking_office = asyncio.create_task(candidacy.take_office())
+    await asyncio.sleep(3 * float(ELECTION_RETRY_WALL_SECONDS))
+
+    assert not taking_office.done()
+    assert world.broker.extent.last == 0, "it wrote nothing"
+    taking_office.cancel()
+
+
+async def test_who_reads_a_later_election_together_with_its_own_follows_and_may_be_elected_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    await world.append(joined("a", at=world.clock.now()))
+    elect, reached = MemoryLog.elect, Replica.reached
+
+    async def passed(log: MemoryLog, event: LeaderElected, *, after: int) -> Fence:
+        fence = await elect(log, event, after=after)
+        if event.term == 1:
+            ghost = LeaderElected(at=world.clock.now(), term=Term(2), scheduler="ghost", as_of=0)
+            await elect(log, ghost, after=fence.elected)
+        return fence
+
+    async def reached_with_all_that_follows(replica: Replica, sequence: int) -> None:
+        await reached(replica, sequence)
+        await reached(replica, world.broker.extent.last)
+
+    monkeypatch.setattr(MemoryLog, "elect", passed)
+    monkeypatch.setattr(Replica, "reached", reached_with_all_that_follows)
+    async with world.scheduler("one") as one:
+        await eventually(lambda: one.leading is not None and one.leading.term == 3)
+        assert isinstance(await world.route("r", [1]), RouteGranted)
 
 
 async def test_a_restarted_server_that_forgot_the_lease_costs_the_leader_nothing() -> None:

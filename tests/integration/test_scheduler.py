@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import AnyCommand, LogEvent, encode
@@ -42,7 +43,7 @@ from pointsman.contracts.subjects import (
 )
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.ports import CommandTimeoutError, LogEntry, Reply, UnconfirmedWrites
-from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
+from pointsman.primitives import EngineSeconds, InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.simulation.replay import verify
 from pointsman_lab.memory.log import Fault, MemoryBroker, MemoryLog
 from pointsman_scheduler.service import SchedulerService
@@ -513,6 +514,55 @@ async def test_a_leader_that_stood_still_first_hears_what_was_said_meanwhile() -
         await world.follow("kept", waiting=[])
 
         assert RequestId("kept") in scheduler.state.workload.requests
+
+
+class SettableClock(ScaledClock):
+    """Of a machine that was suspended without its wall time, or whose clock somebody set."""
+
+    set_by = 0.0
+
+    @override
+    def now(self) -> EngineSeconds:
+        return super().now() + self.set_by * self.speed
+
+
+@pytest.mark.parametrize("speed", [1.0, 10.0])
+async def test_a_leader_whose_clock_is_set_forward_removes_nobody_who_goes_on_reporting(speed: float) -> None:
+    clock = SettableClock(speed)
+    world = World(clock=clock)
+    await world.append(world.joined("a"))
+    async with world.scheduler(suspect_seconds=3.0, leave_seconds=30.0) as scheduler:
+        clock.set_by = 600.0
+        await asyncio.sleep(0.6)  # it looks after things
+
+        assert not {"InstanceSuspected", "InstanceLeft"} & set(await world.kinds())
+        assert InstanceId("a") in scheduler.state.fleet
+
+
+async def test_the_leader_keeps_no_reply_to_a_request_that_its_ingress_has_ended() -> None:
+    world = World()
+    await world.append(world.joined("a"))
+    async with world.scheduler(prefill_window_tokens=10) as scheduler:
+        await world.route("running", [1])
+        assert await world.waits("ended", [2])
+        term = scheduler.leading
+        assert term is not None
+        assert list(term.waiters._waiters) == ["ended"]
+        await world.append(finished("ended", "a", at=world.clock.now()))
+
+        await eventually(lambda: not term.waiters._waiters)
+
+
+async def test_of_a_log_whose_entries_have_all_expired_a_leader_is_elected() -> None:
+    world = World()
+    await world.append(world.joined("a"), world.joined("b"))
+    world.broker.drop_before(3)
+    assert (world.broker.extent.first, world.broker.extent.last) == (3, 2)
+    async with world.scheduler() as scheduler:
+        await world.append(world.joined("c"))
+
+        assert isinstance(await world.route("r", [1]), RouteGranted)
+        assert [instance.id for instance in scheduler.state.fleet.instances] == ["c"]
 
 
 async def test_an_engine_that_fails_requests_is_ejected_described_and_tried_again() -> None:

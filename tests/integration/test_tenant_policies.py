@@ -1,6 +1,7 @@
 """Tenant policies from the operator's command or another pool's leader into the store, the log and every decision after."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from pointsman.contracts.commands import (
 )
 from pointsman.contracts.subjects import admin_subject, fleet_view_subject, route_subject
 from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet, TenantPolicy
+from pointsman.ports import ValuesRead
 from pointsman.primitives import PoolName, Tenant, WallSeconds
 from pointsman.runtime.tenant_policies import TENANTS_KEY
 from pointsman_lab.memory.log import MemoryBroker
@@ -111,6 +113,28 @@ async def test_what_another_pools_leader_stores_holds_within_a_second(world: Wor
         await eventually(lambda: scheduler.state.tenants.policies == TWO_AT_A_TIME, seconds=1.5)
 
         assert await world.logged() == [(ONE_AT_A_TIME, ""), (TWO_AT_A_TIME, "")]
+
+
+async def test_a_read_from_before_a_change_does_not_follow_it_into_the_log(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.store(msgspec.json.encode(TWO_AT_A_TIME))
+    before, goes_on = await world.broker.access.get(TENANTS_KEY), asyncio.Event()
+    assert before is not None
+
+    async def follow() -> AsyncIterator[ValuesRead]:
+        await goes_on.wait()
+        yield ValuesRead([before], whole=True)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(world.broker.access, "follow", follow)
+    async with world.scheduler() as scheduler:
+        assert await world.set(ONE_AT_A_TIME) == ""
+        goes_on.set()
+        await asyncio.sleep(0.3)
+
+        assert await world.logged() == [(ONE_AT_A_TIME, "carol")]
+        assert scheduler.state.tenants.policies == ONE_AT_A_TIME
 
 
 async def test_a_new_leader_takes_what_was_stored_meanwhile_and_writes_it_only_if_it_differs(world: World) -> None:

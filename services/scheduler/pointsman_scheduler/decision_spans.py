@@ -1,7 +1,7 @@
 """Spans of a leader below the ingress's: `decide` (one turn) and `queue` (placed until granted), with the log's events.
 A redispatch or a move after the grant has none here: the ingress has a span for each engine."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import assert_never
@@ -83,9 +83,12 @@ class DecisionSpans:
         self._end(event.request)
         return on_stored
 
+    def end_absent(self, requests: Container[RequestId]) -> None:
+        for gone in [request for request in self._open if request not in requests]:
+            self._end(gone)
+
     def close(self) -> None:
-        for request in list(self._open):
-            self._end(request)
+        self.end_absent(())
 
     def _begin(self, command: RouteRequest) -> None:
         span = self._span("decide", command.traceparent, "server") if len(self._open) < OPEN_MAX else NO_SPAN

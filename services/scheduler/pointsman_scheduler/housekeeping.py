@@ -38,7 +38,8 @@ INSTANCES_A_TURN = 128
 """Of a larger fleet, what looks at all instances or requests for more than their silence happens less often, so that
 its share of the time does not grow."""
 SUSPENDED_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
-"""A longer sleep means that the process was suspended and has not read recent entries."""
+"""A longer sleep, or a larger step of the clock, means that the process or its machine was suspended and has not read recent
+entries, or that somebody set the clock: then what was heard before it seems long ago."""
 LISTENING_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 """How long a leader must have read the log before it ejects instances."""
 IDLE_WALL_SECONDS: WallSeconds = WallSeconds(3.0)
@@ -76,12 +77,14 @@ class Housekeeping:
             ("outliers", self._eject_outliers),
             ("lost requests", self._end_lost_requests),
         )
-        turn = 0
+        turn, offset = 0, self._clock_offset()
         while True:
             turn += 1
-            began = self._clock.wall()
+            began, before = self._clock.wall(), offset
             await self._clock.sleep_wall(PERIOD_WALL_SECONDS)
-            suspended = self._clock.wall() - began > SUSPENDED_WALL_SECONDS
+            offset = self._clock_offset()
+            slept, stepped = self._clock.wall() - began, offset - before
+            suspended = max(slept, stepped, -stepped) > SUSPENDED_WALL_SECONDS
             instances = len(self._replica.state.fleet.instances)
             if suspended or not self._commands.connected or self._log_liveness.log_is_silent(instances):
                 self._log_liveness.listen_from_now()
@@ -99,6 +102,10 @@ class Housekeeping:
                 self._watch_load()
             with contained("gauges"):
                 self._show(self._replica.state)
+
+    def _clock_offset(self) -> WallSeconds:
+        """Between the time in the log, which can be set, and the one of waits, which stands still with the machine."""
+        return WallSeconds(self._clock.now() / self._clock.speed) - self._clock.wall()
 
     def _watch_load(self) -> None:
         term = self._leader.leading
@@ -121,7 +128,7 @@ class Housekeeping:
             leave_after=self._settings.leave_seconds * speed,
         )
         term.heard.forget_absent(self._replica.state)
-        events = dispatcher.check_liveness(timeouts, now, term.heard.silent_since(self._replica.state))
+        events = dispatcher.check_liveness(timeouts, now, term.heard.silent_since(self._replica.state, now))
         for event in events:
             if isinstance(event, FleetEvent):
                 log.warning("instance_silent", decision=type(event).__name__, instance=event.instance)
@@ -163,6 +170,9 @@ class Housekeeping:
             if granted and now - request.granted_at > self._settings.request_seconds_max * speed:
                 events += dispatcher.cancel_any(request.id, CancelCause.NEVER_ENDED, now)
         await term.publish(events)
+        term.waiters.forget_absent()
+        if term.spans is not None:
+            term.spans.end_absent(state.workload.requests)
 
     def _orphans(self, term: ActiveTerm) -> Iterator[Request]:
         """Older ingresses name only waiting requests, and none that was redispatched."""

@@ -174,9 +174,13 @@ class Candidacy:
             await self._serving.enter_async_context(commands.serve(subject, handler))
 
     async def take_office(self) -> None:
+        """Raises DeposedError."""
         elected, fence = await self._elect()
         await self._replica.reached(fence.elected)
         state, self._fence = self._replica.state, fence
+        if state.term != elected.term:
+            passed = f"another leader was elected for term {state.term} before term {elected.term} began"
+            raise DeposedError(passed)
         prepare_columns(state)
         self._log_liveness.begin()
         spans = None if self._tracer is None else DecisionSpans(self._tracer)
@@ -242,9 +246,10 @@ class Candidacy:
         while True:
             try:
                 extent = await self._log.extent()
-                await self._replica.reached(extent.last)
-                elected, last = self._election(), self._replica.state.elected
-                return elected, await self._log.elect(elected, after=last if last >= extent.first else 0)
+                await self._replica.reached(extent.end)
+                if self._leadership.holds:  # else `keep_lease` ends the term, unless the lease is renewed
+                    elected, last = self._election(), self._replica.state.elected
+                    return elected, await self._log.elect(elected, after=last if last >= extent.first else 0)
             except ElectionLostError as error:
                 log.info("election_lost", reason=str(error))
             except (LogUnavailableError, LogMissingError) as error:

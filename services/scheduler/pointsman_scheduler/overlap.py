@@ -221,7 +221,7 @@ class OverlapService:
             self._log_end_at = now
             with suppress(LogUnavailableError, LogMissingError, TimeoutError):
                 async with asyncio.timeout(EXTENT_WALL_SECONDS_MAX):
-                    self._log_end = (await self._log.extent()).last
+                    self._log_end = (await self._log.extent()).end
 
     def _answer(self, state: State, as_of: LogSequence, held: Sequence[dict[InstanceId, int]]) -> OverlapAnswered:
         return OverlapAnswered(

@@ -68,7 +68,7 @@ class TenantPoliciesKeeper:
             return "somebody else changes the policies at this moment; look at them and try again"
         except StoreUnavailableError as error:
             return f"the store of policies does not answer: {error}"
-        self._followed.note(StoredValue(TENANTS_KEY, document, revision))
+        self._followed.wrote(StoredValue(TENANTS_KEY, document, revision))
         return ""
 
 

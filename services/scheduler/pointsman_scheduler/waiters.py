@@ -52,6 +52,12 @@ class Waiters:
     def forget(self, request: RequestId) -> None:
         self._waiters.pop(request, None)
 
+    def forget_absent(self) -> None:
+        """Of requests that ended otherwise than by a decision, so that no answer follows."""
+        requests = self._dispatcher.state.workload.requests
+        for gone in [request for request in self._waiters if request not in requests]:
+            del self._waiters[gone]
+
     def answers_to(self, event: LogEvent) -> Answers:
         match event:
             case RequestPlaced():

@@ -59,12 +59,13 @@ class HeardReports:
             or _load_differs(state, instance, report, now)
         )
 
-    def silent_since(self, state: State) -> dict[InstanceId, EngineSeconds]:
+    def silent_since(self, state: State, now: EngineSeconds) -> dict[InstanceId, EngineSeconds]:
         """From when silence counts, by the leader's evidence outside the log: the last heartbeat, or the time at which a
-        restarting worker is to be back."""
+        restarting worker is to be back. Heartbeats after now are from before our clock was set back: they excuse nobody."""
         longest = EXCUSED_WALL_SECONDS_MAX * state.settings.speed
-        return dict(self._heard_at) | {
-            i.id: max(self._heard_at.get(i.id, 0.0), min(i.excused_until, i.heard_at + longest))
+        heard = {name: at for name, at in self._heard_at.items() if at <= now}
+        return heard | {
+            i.id: max(heard.get(i.id, 0.0), min(i.excused_until, i.heard_at + longest))
             for i in state.fleet.instances
             if i.excused_until
         }

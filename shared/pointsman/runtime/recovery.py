@@ -55,7 +55,7 @@ class StartPoint:
 
     @property
     def end(self) -> Sequence:
-        return self.extent.last
+        return self.extent.end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

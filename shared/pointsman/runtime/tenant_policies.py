@@ -22,7 +22,8 @@ class FollowedPolicies:
 
     def __init__(self, store: KeyValueStore) -> None:
         self._store = store
-        self._revision = 0
+        self._written = 0
+        """Revision of our own write since the last read."""
         self.newest: TenantPolicies | None = None
 
     def of(self, tenant: Tenant) -> TenantPolicy:
@@ -34,14 +35,17 @@ class FollowedPolicies:
             self.take(read)
 
     def take(self, read: ValuesRead) -> None:
-        if read.whole:  # of a store that may be another one than before
-            self._revision = 0
+        """A read may have begun before our own write: then what it found counts only if it is newer."""
+        written, self._written = self._written, 0
         for stored in read.values:
-            if stored.key == TENANTS_KEY and stored.revision > self._revision:
-                self.note(stored)
+            if stored.key == TENANTS_KEY and stored.revision > written:
+                self._note(stored)
 
-    def note(self, stored: StoredValue) -> None:
-        self._revision = stored.revision
+    def wrote(self, stored: StoredValue) -> None:
+        self._written = stored.revision
+        self._note(stored)
+
+    def _note(self, stored: StoredValue) -> None:
         try:
             self.newest = _decoder.decode(stored.value)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:

@@ -251,7 +251,7 @@ def test_who_is_to_be_back_is_not_removed_before_and_the_decision_is_made_again_
     timeouts = LivenessTimeouts(heard_since=0.0, suspect_after=3.0, leave_after=30.0)
     decided = []
     for now in now_and_then:
-        for event in leader.check_liveness(timeouts, now, heard.silent_since(leader.state)):
+        for event in leader.check_liveness(timeouts, now, heard.silent_since(leader.state, now)):
             assert isinstance(event, InstanceSuspected | InstanceLeft)
             assert event.patience is not None
             decided.append((type(event), now))
@@ -264,4 +264,15 @@ def test_no_worker_is_excused_without_end() -> None:
     leader = leader_of(("a",), policy_set(routing="least_loaded"))
     leader.state.apply(report(1.0, back_within=1e12))
 
-    assert HeardReports().silent_since(leader.state) == {InstanceId("a"): 1.0 + EXCUSED_WALL_SECONDS_MAX}
+    assert HeardReports().silent_since(leader.state, 2.0) == {InstanceId("a"): 1.0 + EXCUSED_WALL_SECONDS_MAX}
+
+
+def test_a_heartbeat_from_before_the_clock_was_set_back_does_not_excuse_what_is_silent_since() -> None:
+    leader, heard = leader_of(("a", "b"), policy_set(routing="least_loaded")), HeardReports()
+    for name, at in (("a", 700.0), ("b", 105.0)):
+        heard.note(leader.state, reported(name, 0, [], at=at), at)
+    timeouts = LivenessTimeouts(heard_since=100.0, suspect_after=3.0, leave_after=60.0)
+
+    events = leader.check_liveness(timeouts, 105.0, heard.silent_since(leader.state, 105.0))
+
+    assert [(e.instance, e.silent_seconds) for e in events if isinstance(e, InstanceSuspected)] == [("a", 5.0)]

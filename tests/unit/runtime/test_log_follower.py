@@ -25,8 +25,9 @@ Step = LogEntry | LogReset
 class ScriptedLog(EventLog):
     """A log that is read exactly as a test wrote it, once, then stays silent."""
 
-    def __init__(self, *steps: Step, last: Sequence, refusals: int = 0) -> None:
+    def __init__(self, *steps: Step, last: Sequence, first: Sequence = 1, refusals: int = 0) -> None:
         self._steps = iter(steps)
+        self._first = first
         self._last = last
         self._refusals = refusals
         self.read_to_the_end = asyncio.Event()
@@ -37,7 +38,7 @@ class ScriptedLog(EventLog):
             self._refusals -= 1
             message = "not now"
             raise LogUnavailableError(message)
-        return LogExtent("log", 1, self._last)
+        return LogExtent("log", self._first, self._last)
 
     @override
     async def read(
@@ -95,6 +96,10 @@ async def test_it_is_ready_once_it_has_read_what_there_was_when_it_came() -> Non
 
 async def test_an_empty_log_is_read_at_once() -> None:
     assert (await follow(ScriptedLog(last=0)))[1].ready
+
+
+async def test_a_log_whose_entries_have_all_expired_is_read_at_once() -> None:
+    assert (await follow(ScriptedLog(first=8, last=7)))[1].ready
 
 
 async def test_it_waits_for_a_log_that_does_not_answer_yet() -> None:

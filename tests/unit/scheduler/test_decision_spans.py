@@ -127,6 +127,19 @@ async def test_rejections_cancellations_and_the_end_of_a_term_end_what_is_open()
     assert last == [["RequestRejected"], ["RequestPlaced"], ["RequestCancelled"], ["RequestPlaced"], []]
 
 
+async def test_the_spans_of_a_request_that_its_ingress_has_ended_end_with_it() -> None:
+    async with traced_scheduler(prefill_window_tokens=16) as traced:
+        await traced.ask("running")
+        assert await traced.ask("ended", seconds=0.2) is None
+        term = traced.service.leading
+        assert term is not None
+        assert term.spans is not None
+        assert list(term.spans._open) == ["ended"]
+        await traced.link.log.append(finished("ended", "engine-1", at=traced.clock.now()))
+
+        await eventually(lambda: term.spans is not None and not term.spans._open)
+
+
 async def test_a_further_attempt_has_spans_of_its_own() -> None:
     async with traced_scheduler() as world:
         granted = await world.ask("r1")

@@ -94,7 +94,7 @@ async def connect(
             log,
             JetStreamCommands(connection, requests, listener),
             JetStreamLease(requests, pool, replicas=settings.replicas, creates=mode.creates),
-            JetStreamCheckpoints(requests, pool, replicas=settings.replicas, creates=mode.creates),
+            JetStreamCheckpoints(requests, pool, listener, replicas=settings.replicas, creates=mode.creates),
             JetStreamLease(requests, pool, replicas=settings.replicas, creates=mode.creates, key=SCALER_KEY),
             JetStreamKeyValue(requests, clock, replicas=settings.replicas),
         )

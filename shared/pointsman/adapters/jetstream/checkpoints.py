@@ -2,6 +2,7 @@
 chunk subjects, so an interrupted write leaves the previous object intact. A head has chunks of its own, the first ones,
 and its own digest."""
 
+import asyncio
 from base64 import urlsafe_b64encode
 from dataclasses import asdict
 from hashlib import sha256
@@ -12,8 +13,9 @@ from typing_extensions import override
 from pointsman.adapters.checkpoint_retention import CHECKPOINTS_KEPT, superseded
 from pointsman.adapters.jetstream.commands import Requests
 from pointsman.adapters.jetstream.direct_stream import ROLLUP, DirectStream
+from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.subjects import checkpoint_bucket
-from pointsman.ports import CheckpointLabel, Checkpoints, StoreUnavailableError
+from pointsman.ports import CheckpointLabel, Checkpoints
 from pointsman.primitives import PoolName, Sequence
 
 CHUNK_BYTES = 128 * 1024
@@ -31,7 +33,9 @@ class _Description(msgspec.Struct):
     nuid: str
     size: int
     chunks: int
-    digest: str
+    digest: str = ""
+    deleted: bool = False
+    """By a tool of NATS, which keeps the description."""
     metadata: dict[str, str] = {}
     options: dict[str, int] = {}
     head: _Head = _Head()
@@ -42,8 +46,13 @@ _descriptions = msgspec.json.Decoder(_Description)
 
 
 class JetStreamCheckpoints(Checkpoints):
-    def __init__(self, requests: Requests, pool: PoolName, *, replicas: int, creates: bool = True) -> None:
+    def __init__(
+        self, requests: Requests, pool: PoolName, listener: LogListener, *, replicas: int, creates: bool = True
+    ) -> None:
         self._name = f"pointsman-{pool}"
+        self._listener = listener
+        self._told: set[str] = set()
+        """Slots whose description is not understood."""
         config = {
             "subjects": [f"$O.{self._name}.C.>", f"$O.{self._name}.M.>"],
             "storage": "file",
@@ -58,9 +67,9 @@ class JetStreamCheckpoints(Checkpoints):
     async def save(
         self, label: CheckpointLabel, content: bytes, *, head_bytes: int = 0, log_begins: Sequence = 1
     ) -> None:
-        known = {slot: await self._description(slot) for slot in SLOTS}
+        known = await self._known()
         slot = _slot_for(label, known, log_begins)
-        replaced = known[slot]
+        replaced = known.get(slot)
         object_id = f"{slot}-b" if replaced is not None and replaced.nuid == f"{slot}-a" else f"{slot}-a"
         await self._sweep(object_id)
         whole = memoryview(content)
@@ -84,8 +93,8 @@ class JetStreamCheckpoints(Checkpoints):
 
     @override
     async def labels(self) -> list[CheckpointLabel]:
-        found = [await self._description(slot) for slot in SLOTS]
-        return sorted((_label(d) for d in found if d is not None), key=lambda label: -label.as_of)
+        found = (await self._known()).values()
+        return sorted(map(_label, found), key=lambda label: -label.as_of)
 
     @override
     async def load(self, label: CheckpointLabel) -> bytes | None:
@@ -100,11 +109,11 @@ class JetStreamCheckpoints(Checkpoints):
         return await self._content(found, found.head.chunks, found.head.digest)
 
     async def _described(self, label: CheckpointLabel) -> _Description | None:
-        for slot in SLOTS:
-            description = await self._description(slot)
-            if description is not None and _label(description) == label:
-                return description
-        return None
+        return next((found for found in (await self._known()).values() if _label(found) == label), None)
+
+    async def _known(self) -> dict[str, _Description]:
+        found = await asyncio.gather(*map(self._description, SLOTS))
+        return {slot: description for slot, description in zip(SLOTS, found, strict=True) if description is not None}
 
     async def _content(self, description: _Description, chunks: int, digest: str) -> bytes | None:
         parts: list[bytes] = []
@@ -123,14 +132,18 @@ class JetStreamCheckpoints(Checkpoints):
             await self._bucket.purge(self._chunk_subject(object_id))
 
     async def _description(self, slot: str) -> _Description | None:
+        """None if the slot is free. One that is not understood is free, too."""
         found = await self._bucket.last(self._slot_subject(slot))
         if found is None:
             return None
         try:
-            return _descriptions.decode(found.payload)
+            description = _descriptions.decode(found.payload)
         except msgspec.DecodeError as error:
-            undecodable = f"{slot} is not understood: {error}"
-            raise StoreUnavailableError(undecodable) from error
+            if slot not in self._told:
+                self._told.add(slot)
+                self._listener.trouble(f"{slot} is not understood and will be replaced", str(error))
+            return None
+        return None if description.deleted else description
 
     def _slot_subject(self, slot: str) -> str:
         return f"$O.{self._name}.M.{urlsafe_b64encode(slot.encode()).decode()}"
@@ -139,8 +152,8 @@ class JetStreamCheckpoints(Checkpoints):
         return f"$O.{self._name}.C.{object_id}"
 
 
-def _slot_for(label: CheckpointLabel, known: dict[str, _Description | None], log_begins: Sequence) -> str:
-    kept = {slot: _label(description) for slot, description in known.items() if description is not None}
+def _slot_for(label: CheckpointLabel, known: dict[str, _Description], log_begins: Sequence) -> str:
+    kept = {slot: _label(description) for slot, description in known.items()}
     free = next((slot for slot in SLOTS if slot not in kept), None)
     if free is not None:
         return free

@@ -89,9 +89,13 @@ class NatsConnection(Connection):
     async def subscribe(self, subject: str, on_message: OnMessage, *, queue: str = "") -> Subscription:
         self._count += 1
         subscription = _NatsSubscription(self._subscriptions, self._count, subject, on_message, queue)
-        if self._client is not None and self._connected:
-            await subscription.begin(self._client)
-            await _round_trip(self._client)
+        try:
+            if self._client is not None and self._connected:
+                await subscription.begin(self._client)
+                await _round_trip(self._client)
+        except BaseException:  # who subscribes was cancelled: nobody would close it
+            await subscription.end()
+            raise
         return subscription
 
     @override
@@ -123,8 +127,12 @@ class NatsConnection(Connection):
             client = self._client = _TolerantClient(
                 needs_tls=needs_tls, on_forbidden=self._forbidden, on_failure=self._message_failed
             )
-            await self._connect(client, gave_up, options)
-            await gave_up.wait()
+            try:
+                await self._connect(client, gave_up, options)
+                await gave_up.wait()
+            except Exception as error:  # noqa: BLE001 - whatever it is, another attempt may go well
+                if error is not client.last_error:  # else told by `on_error`
+                    self._listener.unreachable(refusal(error, self._identity))
             with contextlib.suppress(Exception):
                 await client.close()
             self._change(connected=False, detail="the client gave up")
@@ -151,14 +159,14 @@ class NatsConnection(Connection):
             self._change(connected=False, detail="the connection to NATS broke")
 
         async def on_reconnected() -> None:
-            self._begin(client)
+            await self._begin(client)
 
         async def on_closed() -> None:
             if self._client is client and client.last_error is not None:
                 self._listener.unreachable(refusal(client.last_error, self._identity))
             gave_up.set()
 
-        connecting = client.connect(
+        await client.connect(
             servers=self._servers,
             name=self._name,
             connect_timeout=CONNECT_SECONDS_MAX,
@@ -175,16 +183,8 @@ class NatsConnection(Connection):
             dont_randomize=True,
             **options,
         )
-        try:
-            await connecting
-        except (OSError, ClientError, TimeoutError):  # told by `on_error`
-            gave_up.set()
-            return
         client.options["allow_reconnect"] = True
-        for subscription in list(self._subscriptions.values()):
-            await subscription.begin(client)
-        if client.is_connected:
-            self._begin(client)
+        await self._begin(client)
 
     def _message_failed(self, error: Exception) -> None:
         self._listener.trouble("message", f"{type(error).__name__}: {error}")
@@ -193,11 +193,19 @@ class NatsConnection(Connection):
         for on_forbidden in self._on_forbidden:
             on_forbidden(operation, subject)
 
-    def _begin(self, client: Client) -> None:
+    async def _begin(self, client: "_TolerantClient") -> None:
+        """nats-py repeats the subscriptions that its client had, and knows none that was made while disconnected."""
+        while (missing := self._not_begun_at(client)) is not None:
+            await missing.begin(client)
+        if not client.is_connected:
+            return
         version = client.connected_server_version
         known = (version.major, version.minor, version.patch)
         self._listener.outdated("" if known >= SERVER_VERSION_MIN else ".".join(map(str, known)))
         self._change(connected=True, detail=_server_of(client))
+
+    def _not_begun_at(self, client: Client) -> "_NatsSubscription | None":
+        return next((each for each in self._subscriptions.values() if each.client is not client), None)
 
     def _change(self, *, connected: bool, detail: str) -> None:
         if connected == self._connected or self._client is None:
@@ -227,6 +235,7 @@ class _TolerantClient(Client):
         self._on_failure = on_failure
         self._listeners: dict[int, OnMessage] = {}
         self._writes_soon = False
+        self._ending: asyncio.Task[None] | None = None
 
     async def listen(self, subject: str, on_message: OnMessage, queue: str) -> ClientSubscription:
         begun = await self.subscribe(subject, queue=queue)
@@ -260,6 +269,15 @@ class _TolerantClient(Client):
         reader._buffer.clear()  # noqa: SLF001
         reader.feed_data = MessageSplitter(self._deliver, reader.feed_data, left).feed
         await super()._read_loop()
+
+    @override
+    async def _attempt_reconnect(self) -> None:
+        """What nats-py does not expect would end this task unseen."""
+        try:
+            await super()._attempt_reconnect()
+        except Exception as error:  # noqa: BLE001 - told when the client has closed, and the next one connects
+            self._err = error
+            self._ending = asyncio.create_task(self.close())
 
     def _deliver(self, number: int, message: WireMessage) -> None:
         on_message = self._listeners.get(number)
@@ -305,25 +323,30 @@ class _NatsSubscription(Subscription):
         self._subject = subject
         self._on_message = on_message
         self._queue = queue
-        self._client: Client | None = None
+        self.client: Client | None = None
+        """Where it began."""
         self._begun: ClientSubscription | None = None
         registry[key] = self
 
     async def begin(self, client: _TolerantClient) -> None:
-        self._client = client
+        self.client = client
         with contextlib.suppress(ClientError):  # the client closed: the next one begins again
             self._begun = await client.listen(self._subject, self._on_message, self._queue)
 
     @override
     async def close(self) -> None:
+        if await self.end() and self.client is not None and self.client.is_connected:
+            await _round_trip(self.client)
+
+    async def end(self) -> bool:
+        """Whether it had begun. Does not wait for the server."""
         self._registry.pop(self._key, None)
         begun, self._begun = self._begun, None
         if begun is None:
-            return
+            return False
         with contextlib.suppress(ClientError):
             await begun.unsubscribe()
-        if self._client is not None and self._client.is_connected:
-            await _round_trip(self._client)
+        return True
 
 
 def _in_order(servers: list[str]) -> list[str]:

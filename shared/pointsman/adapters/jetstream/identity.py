@@ -1,7 +1,9 @@
 """How a process proves itself to a nats-server: an nkey seed or a .creds file, and a TLS certificate. A user with
 password or a token are in the URL."""
 
+import re
 import ssl
+from collections import UserString
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import Any
 import nkeys
 
 CREDS_MARK = "BEGIN NATS USER JWT"
+_CREDS = re.compile(r"BEGIN NATS USER JWT-*\n\S+\n.*BEGIN USER NKEY SEED-*\n(?P<seed>\S+)\n", re.DOTALL)
+"""As nats-py reads it: each of the two in the line after its mark, and ended."""
 
 
 class IdentityError(Exception):
@@ -55,13 +59,23 @@ class Identity:
             return {}
         try:
             text = Path(self.credentials).read_text()
-            if CREDS_MARK in text:
-                return {"user_credentials": self.credentials}
-            nkeys.from_seed(bytearray(text.strip().encode())).wipe()
+            seed = _seed_of_creds(text) if CREDS_MARK in text else text.strip()
+            nkeys.from_seed(bytearray(seed.encode())).wipe()
         except (OSError, ValueError, nkeys.NkeysError) as error:
             unusable = f"the credentials {self.credentials} cannot be used: {error or 'not an nkey seed'}"
             raise IdentityError(unusable) from error
-        return {"nkeys_seed_str": text.strip()}
+        if CREDS_MARK in text:
+            return {"user_credentials": UserString(text)}  # by name, nats-py would read it, half-written or not, again
+        return {"nkeys_seed_str": seed}
+
+
+def _seed_of_creds(text: str) -> str:
+    """Raises ValueError."""
+    found = _CREDS.search(text)
+    if found is None:
+        incomplete = "a .creds file has a JWT and a seed, each in the line after its mark"
+        raise ValueError(incomplete)
+    return found["seed"]
 
 
 def is_refusal(error: Exception) -> bool:

@@ -9,7 +9,7 @@ from pointsman.adapters.backoff import Backoff
 from pointsman.adapters.jetstream.connection import Connection
 from pointsman.adapters.jetstream.consumer import Reader
 from pointsman.adapters.jetstream.direct_reader import DirectReader
-from pointsman.adapters.jetstream.direct_stream import DirectStream, Found, RevisionTakenError
+from pointsman.adapters.jetstream.direct_stream import DirectStream, RevisionTakenError
 from pointsman.adapters.jetstream.producer import WindowSettings, WriteWindow
 from pointsman.adapters.jetstream.stream import Stream
 from pointsman.adapters.jetstream.stream_reader import StreamReader
@@ -111,20 +111,9 @@ class JetStreamLog(EventLog):
 
     @override
     async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:
-        subject = subject_of(self._pool, event)
         try:
-            payload = encode(event)
-        except UnwritableError as error:
-            raise LogUnavailableError(str(error)) from error
-        try:
-            return Fence(await self._elections.write(subject, payload, after=after))
-        except RevisionTakenError as error:
-            # A retry after a lost answer: the entry stored first is ours.
-            newest = await self._newest(subject)
-            if newest is None or newest.payload != payload:
-                raise ElectionLostError(str(error)) from error
-            return Fence(newest.sequence)
-        except StoreUnavailableError as error:
+            return Fence(await self._store_election(subject_of(self._pool, event), encode(event), after))
+        except (UnwritableError, StoreUnavailableError) as error:
             raise LogUnavailableError(str(error)) from error
 
     @override
@@ -152,11 +141,16 @@ class JetStreamLog(EventLog):
         every = float(self._reads_every)
         return Reader(self._connection, self._stream, self._listener, start, kinds, at_end, every)
 
-    async def _newest(self, subject: str) -> Found | None:
+    async def _store_election(self, subject: str, payload: bytes, after: Sequence) -> Sequence:
+        """Raises ElectionLostError, StoreUnavailableError."""
         try:
-            return await self._elections.last(subject)
-        except StoreUnavailableError as error:
-            raise LogUnavailableError(str(error)) from error
+            return await self._elections.write(subject, payload, after=after)
+        except RevisionTakenError as error:
+            # A retry after a lost answer: the entry stored first is ours.
+            newest = await self._elections.last(subject)
+            if newest is None or newest.payload != payload:
+                raise ElectionLostError(str(error)) from error
+            return newest.sequence
 
     async def keep_stream(self) -> None:
         while True:
