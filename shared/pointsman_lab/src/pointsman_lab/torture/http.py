@@ -154,7 +154,7 @@ class Session:
         *,
         can_reach: Callable[[str], bool],
         sends: Callable[[str, dict[str, str]], None] = lambda _host, _headers: None,
-        connects: Callable[[dict[str, str]], None] = lambda _headers: None,
+        connects: Callable[[str, dict[str, str]], None] = lambda _host, _headers: None,
     ) -> None:
         """`sites` by host. `can_reach`: whether a host is reachable from here. `sends`: called with host and headers of
         each request; `connects`: of each that reaches its host."""
@@ -197,7 +197,7 @@ class Session:
         if site.app is None:
             refused = f"nothing listens on {host}"
             raise ConnectionRefusedError(refused)
-        self._connects(headers)
+        self._connects(host, headers)
         exchange = Exchange(site, self._loop, self._chance, post_scope(url.path, headers), body)
         exchange.begin(site.app)
         return await self._patiently(exchange)

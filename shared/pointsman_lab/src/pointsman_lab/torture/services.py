@@ -114,7 +114,7 @@ class IngressProcess(HttpProcess):
         super().__init__(environment, name)
         self.engines_cut: set[str] = set()
         self.tried: dict[str, list[str]] = {}
-        self.connected: set[str] = set()
+        self.connected: dict[str, set[str]] = {}
 
     @override
     async def serve(self, run: ProcessRun, supervisor: Supervisor) -> None:
@@ -172,16 +172,12 @@ class IngressProcess(HttpProcess):
 
     def _sends(self, host: str, headers: dict[str, str]) -> None:
         """Checks the answer that a dispatch relies on, and that no engine gets a request twice; where none could be
-        reached, all are tried again."""
+        reached, but for those that it was redispatched from, all are tried again."""
         request = RequestId(headers.get("x-request-id", ""))
         of_here = f"{self.link.name} {request}"
         tried = self.tried.setdefault(of_here, [])
-        again = (
-            host in tried
-            and of_here in self.connected
-            and not self.environment.plan.split
-            and not request.startswith(PROBES)
-        )
+        reached = any(not self._was_rebound_from(other, request) for other in self.connected.get(of_here, ()))
+        again = host in tried and reached and not self.environment.plan.split and not request.startswith(PROBES)
         if again and not self._was_rebound_from(host, request):
             self.environment.violation(f"{self.name} sent {request} to {host} again, after {tried}")
         tried.append(host)
@@ -189,8 +185,8 @@ class IngressProcess(HttpProcess):
         if heeded:
             self.environment.violation(f"{self.name} sent {request} to its engine, and {heeded}")
 
-    def _connects(self, headers: dict[str, str]) -> None:
-        self.connected.add(f"{self.link.name} {headers.get('x-request-id', '')}")
+    def _connects(self, host: str, headers: dict[str, str]) -> None:
+        self.connected.setdefault(f"{self.link.name} {headers.get('x-request-id', '')}", set()).add(host)
 
 
 class EngineProcess(HttpProcess):
