@@ -120,7 +120,9 @@ def test_the_queue_of_a_request_is_the_work_of_its_class_and_of_those_above() ->
     pool = Pool(SloAttainment(), engines=1)
     pool.serve(40, every=1.2)
     for number in range(8):
-        command = route(f"batch-{number}", [], arrived_at=pool.now, prompt_tokens=1_000, priority="batch", slo_ttft=60.0)
+        command = route(
+            f"batch-{number}", [], arrived_at=pool.now, prompt_tokens=1_000, priority="batch", slo_ttft=60.0
+        )
         pool.dispatcher.route(command, pool.now)
     batch_is_last = pool.target()
     pool.dispatcher.route(route("last", [1], arrived_at=pool.now), pool.now)
