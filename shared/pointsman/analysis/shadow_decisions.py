@@ -346,6 +346,7 @@ def changed_policies(running: PolicySet, change: Change) -> PolicySet:
 def _brought_up(trackers: Trackers, state: State) -> Trackers:
     """Tells them of the instances and requests that are there already."""
     for tracker in trackers:
+        tracker.fold_version = state.settings.fold_version
         for instance in state.fleet.instances:
             tracker.joined(instance.id, state.last_at)
         for request in sorted(state.workload.requests.values(), key=lambda request: request.arrived_at):
