@@ -212,11 +212,7 @@ class StateParts:
     def drop_idle_queue(self, instance: InstanceId) -> None:
         """If the instance has left: names may never come back."""
         version = self.settings.fold_version
-        if (
-            version < fold_versions.IDLE_QUEUES
-            or instance in self.fleet
-            or not self.workload.drop_idle_queue(instance)
-        ):
+        if version < fold_versions.IDLE_QUEUES or instance in self.fleet or not self.workload.drop_idle_queue(instance):
             return
         if version >= fold_versions.LEFT_FORGOTTEN and instance:
             self._forget_departed(instance)

@@ -25,7 +25,15 @@ from pointsman.primitives import (
 )
 from pointsman.state.derived import Derived
 from pointsman.state.fold_versions import CLASS_CREDIT, FETCHES_OUTSIDE, FOLD_VERSION
-from pointsman.state.priority_classes import BEST_EFFORT, CREDIT_SECONDS_MAX, LOWEST, PendingClass, QueueClass, note_grant, work_from
+from pointsman.state.priority_classes import (
+    BEST_EFFORT,
+    CREDIT_SECONDS_MAX,
+    LOWEST,
+    PendingClass,
+    QueueClass,
+    note_grant,
+    work_from,
+)
 
 ENDED_REMEMBERED_MAX = 10_000
 

@@ -115,7 +115,7 @@ def test_nothing_stays_of_who_left_when_its_last_requests_end(version: int) -> N
     state.use_trackers((*state.trackers[:-2], late))
     names = ("one", "two", "three")
     for name in names:
-        dispatcher.route(route(name, [1, 2, 3], excluded=[B], slo_ttft=PATIENT), 0.0)
+        dispatcher.route(route(name, [1, 2, 3], excluded=[B], slo_ttft=PATIENT), 0.01)
     state.apply(
         RequestAttemptFailed(at=0.05, request=RequestId("three"), instance=A, attempt=1, failure="http_5xx", status=500)
     )
