@@ -1,5 +1,6 @@
 """Decisions on a State that lying or odd events have shaped: nothing raises, nothing stays for ever, all can be written."""
 
+from collections.abc import Container
 from typing import Any
 
 import pytest
@@ -126,7 +127,7 @@ def test_nothing_stays_of_who_left_when_its_last_requests_end(version: int) -> N
     state.apply(RequestFailed(at=0.4, request=RequestId("three"), reason="engine_failed", status=502))
 
     counter = next(tracker for tracker in state.trackers if isinstance(tracker, TenantAccounts))
-    kept = {
+    kept: dict[str, Container[InstanceId]] = {
         "queues": state.workload.queues, "corrections": state.latency.corrections, "rates": state.latency.rates,
         "intervals": state.ttft_intervals.by_instance, "records": state.outliers._records,
         "credits": late._credits, "paces": late._corrections, "accounts": counter._accounts,
