@@ -173,8 +173,8 @@ def test_the_simulated_pool_has_the_limits_of_the_recorded_one(entries: list[Log
 
 
 def test_a_pool_that_splits_prefill_and_decode_is_refused(entries: list[LogEntry], tmp_path: Path) -> None:
-    joined = next(entry for entry in entries if isinstance(entry.event, InstanceJoined))
-    told = rewritten(entries, joined.sequence, msgspec.structs.replace(joined.event, role="prefill"))  # type: ignore[type-var]
+    sequence, joined = next((e.sequence, e.event) for e in entries if isinstance(e.event, InstanceJoined))
+    told = rewritten(entries, sequence, msgspec.structs.replace(joined, role="prefill"))
     refused = what_if(told, tmp_path, "--policy", "min_ttft")
 
     assert refused.exit_code == 2
