@@ -30,6 +30,7 @@ WORLDS = {
     "split": {"roles": ("prefill", "prefill", "decode", "both")},
     "failing": {"failing": True},
     "limited": {"limited": True},
+    "fetching": {"fetching": True},
 }
 
 
@@ -260,3 +261,26 @@ def test_a_log_without_its_beginning_and_with_unknown_policies_breaks_nothing() 
 def test_a_choice_that_cannot_be_is_refused(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         shadow_choice(text)
+
+
+class LongDocuments(RecordedFleet):
+    """Every fifth prompt is late even alone."""
+
+    @override
+    def _arrive(self) -> None:
+        tokens = 8_000 if self._random.random() < 0.2 else 200
+        command = route(f"document-{len(self.entries)}-{self._now}", [], arrived_at=self._now, prompt_tokens=tokens)
+        self._decided(self._leader.route(command, self._now))
+
+
+def test_best_effort_requests_are_placed_as_they_were() -> None:
+    policies = policy_set(routing="pointsman", admission="predicted_ttft")
+    fleet = LongDocuments(policies, seed=5).live(1_500).write_all()
+
+    itself = followed(fleet.entries, "pointsman").shadows[0]
+
+    placed = [entry.event for entry in fleet.entries if isinstance(entry.event, RequestPlaced)]
+    assert sum(event.best_effort for event in placed) > 20
+    assert itself.total.same > 100
+    assert not itself.differences
+    assert itself.total.shadow_predicted_ttft == itself.total.running_predicted_ttft

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -12,11 +13,12 @@ from click.testing import CliRunner, Result
 
 from pointsman.analysis.recorded_traffic import read_record
 from pointsman.analysis.what_if import SimulatedFleet
+from pointsman.contracts.decisions import RequestMigrated, RequestPlaced
 from pointsman.contracts.fleet import InstanceJoined
 from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
-from pointsman.primitives import Tenant
+from pointsman.primitives import InstanceId, Tenant
 from pointsman.simulation.outcome import Outcome
 from pointsman.state.state import PoolSettings
 from pointsman_cli.history.bundle import write_bundle
@@ -24,13 +26,16 @@ from pointsman_cli.history.sources import Header
 from pointsman_cli.main import main
 from tests.support.events import BLOCK
 from tests.support.headless import write_headless
+from tests.support.recorded_log import rewritten
 from tests.support.served_log import ServedLog
 
 WELL = 0.05
 SETTINGS = PoolSettings(block_tokens=BLOCK)
 
 
-POLICIES = policy_set(routing="round_robin", admission="none", hold_seconds=5.0, rebind=True, copies=True)
+POLICIES = policy_set(
+    routing="round_robin", admission="none", hold_seconds=5.0, running_max=7, rebind=True, copies=True
+)
 """With every optional setting of a leader."""
 
 
@@ -155,6 +160,40 @@ def test_engines_that_fetch_prefixes_do_so_in_the_simulation(entries: list[LogEn
     assert without.fetches == 0
     assert fetching.fetches > 20
     assert mean(row.cached_tokens for row in fetching.rows) > mean(row.cached_tokens for row in without.rows)
+
+
+def test_the_simulated_pool_has_the_limits_of_the_recorded_one(entries: list[LogEntry]) -> None:
+    settings = replace(SETTINGS, affinity_level_tokens=2 * BLOCK, hot_share=2.0)
+    scenario = SimulatedFleet(read_record(entries, origin="a log", settings=settings)).scenario
+
+    assert (scenario.running_max, scenario.affinity_level_tokens, scenario.hot_share) == (7, 2 * BLOCK, 2.0)
+    slow = replace(scenario, running_max=1)
+    outcome = outcome_of(SimulatedFleet(read_record(entries, origin="a log", settings=settings)).run(slow))
+    assert max(running for sample in outcome.samples for running in sample.running) <= 1
+
+
+def test_a_pool_that_splits_prefill_and_decode_is_refused(entries: list[LogEntry], tmp_path: Path) -> None:
+    sequence, joined = next((e.sequence, e.event) for e in entries if isinstance(e.event, InstanceJoined))
+    told = rewritten(entries, sequence, msgspec.structs.replace(joined, role="prefill"))
+    refused = what_if(told, tmp_path, "--policy", "min_ttft")
+
+    assert refused.exit_code == 2
+    assert "only prefill or only decode" in refused.output
+
+
+def test_moves_that_are_not_simulated_are_told_above_the_table(entries: list[LogEntry], tmp_path: Path) -> None:
+    place, placed = next((n, e.event) for n, e in enumerate(entries) if isinstance(e.event, RequestPlaced))
+    moved = RequestMigrated(
+        at=placed.at, request=placed.request, source=placed.instance, instance=InstanceId("engine-3"), hit_blocks=0,
+        uncached_tokens=placed.uncached_tokens, prefill_seconds=1.0, predicted_ttft=1.0, reason="by hand",
+    )  # fmt: skip
+    told = [*entries[: place + 1], msgspec.structs.replace(entries[place], event=moved), *entries[place + 1 :]]
+    told = [msgspec.structs.replace(entry, sequence=number) for number, entry in enumerate(told, start=1)]
+
+    assert not any("moved" in note for note in read_record(entries, origin="a log", settings=SETTINGS).notes)
+    assert any(
+        "1 times a request was moved" in note for note in read_record(told, origin="a log", settings=SETTINGS).notes
+    )
 
 
 def test_what_if_a_tenant_had_half(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
 from pointsman.primitives import RequestId, Term
 from pointsman.state.checkpoint import decode_state, encode_state
-from pointsman.state.state import PoolSettings, State
+from pointsman.state.state import FOLD_VERSION, PoolSettings, State
 from pointsman.state.workload import Request, Stage
 from tests.support.events import first_token, joined, route
 from tests.support.recorded_log import PRIORITIES, random_policies
@@ -22,11 +22,19 @@ DAY = 86_400.0
 
 
 class LimitedPool:
-    def __init__(self, seed: int, *, start: float = 0.0, admission: str = "none", **settings: Any) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        start: float = 0.0,
+        admission: str = "none",
+        fold_version: int = FOLD_VERSION,
+        **settings: Any,
+    ) -> None:
         self.chance = Random(seed)
         self.now = start
         self.policies = policy_set(admission=admission, prefill_window_tokens=900, **settings)
-        self.state = State(PoolSettings(), self.policies.trackers())
+        self.state = State(PoolSettings(fold_version=fold_version), self.policies.trackers())
         self.log: list[LogEvent] = []
         self.term = 1
         self.leader = Dispatcher(self.state, self.policies, term=Term(1))

@@ -144,6 +144,7 @@ class TrafficReader:
             self._tenant_policies.append((0.0, state.tenants.policies))
         self._restarts = Restarts()
         self._restarted = self._ejected = 0
+        self._split = False
         self._due: EngineSeconds = 0.0
 
     def __len__(self) -> int:
@@ -244,6 +245,7 @@ class TrafficReader:
         self._samples.append(LoadSample(now, pending, running, instances))
         if instances:
             self._ready[instances] += 1
+        self._split = self._split or self._state.fleet.split
 
     def record(self, origin: str) -> Record:
         """Raises UnusableTrafficError."""
@@ -304,6 +306,12 @@ class TrafficReader:
                 "in it. Use the archive, or count from when they joined again (--since)"
             )
             raise UnusableTrafficError(msg)
+        if self._split:
+            msg = (
+                "some instances only prefill or only decode in this span; only pools whose instances all do both can be "
+                "simulated as they were. Take a span without such instances (--since, --until)"
+            )
+            raise UnusableTrafficError(msg)
         if not self._ready:
             msg = "no instance took requests in this span, according to the log"
             raise UnusableTrafficError(msg)
@@ -313,6 +321,7 @@ class TrafficReader:
         restarts = self._restarted + len(self._restarts.open())
         sizes = {len(instances) for instances in self._ready}
         failed = sum(request.row.end == "failed" for request in requests)
+        moved = sum(request.row.migrations for request in requests)
         not_streamed = sum(not request.arrival.streaming for request in requests)
         notes = {
             f"{len(left_out):,} requests that were cancelled or have no end are left out": bool(left_out),
@@ -320,6 +329,7 @@ class TrafficReader:
             f"the fleet had {min(sizes)} to {max(sizes)} instances; what it had most of the time is simulated": len(sizes) > 1,
             f"{restarts} times an instance restarted; that is not simulated": bool(restarts),
             f"{self._ejected:,} times an engine was ejected; what was slow or failing there is not simulated": bool(self._ejected),
+            f"{moved:,} times a request was moved to another instance; that is not simulated": bool(moved),
             "budgets of tenants for a day begin with the record; what they had used before is not counted": self._has_budgets(),
             f"{not_streamed:,} requests are not streamed: their first token is only assumed": bool(not_streamed),
             f"several policies placed these requests: {', '.join(self._policies)}; compared with the last": len(self._policies) > 1,
@@ -347,6 +357,8 @@ def _join_of(instance: Instance, settings: PoolSettings) -> InstanceJoined:
         max_model_len=instance.max_model_len,
         prefill=instance.cost,
         speed=settings.speed,
+        transfer_tokens_per_s=instance.transfer_tokens_per_s,
+        fetches=instance.fetches,
     )
 
 

@@ -229,8 +229,8 @@ class DecisionShadows:
         self._keep_trackers()
 
     def _keep_trackers(self) -> None:
-        self._trackers = (*(t for shadow in self.shadows for t in shadow.trackers), self._state.pending)
-        self._state.trackers = self._trackers
+        self._state.use_trackers(tracker for shadow in self.shadows for tracker in shadow.trackers)
+        self._trackers = self._state.trackers
         own = (tracker for shadow in self.shadows for tracker in shadow.log_trackers)
         self._log_state.trackers = (*self._log_trackers, *own)
 
@@ -275,7 +275,7 @@ class DecisionShadows:
         held: bool,
     ) -> ShadowDecision | None:
         state = self._state
-        state.trackers = (*shadow.trackers, state.pending)  # two shadows may have trackers of one class
+        state.use_trackers(shadow.trackers)  # two shadows may have trackers of one class
         try:
             answer = answer_to(Turn(context, event.at), request, event.attempt, event.excluded, arrived_earlier=held)
             return None if answer is None else self._compared(request, event, answer, sequence)
@@ -298,13 +298,14 @@ class DecisionShadows:
             running_ttft = event.predicted_ttft
             if event.instance in self._state.fleet:
                 estimate = view.candidate(event.instance, hit_blocks=event.hit_blocks, loads=tuple(event.loads))
-                running_ttft = estimate.predicted_ttft + event.transfer_seconds
+                fetched = bool(event.fetch_from)  # in the estimate already
+                running_ttft = estimate.predicted_ttft + (0.0 if fetched else event.transfer_seconds)
         if isinstance(answer.admitted, Refusal):
             reason = f"{answer.admitted.reason.value}: {answer.admitted.detail}"
         else:
             chosen, reason = answer.admitted.chosen, answer.admitted.reason
             estimate = view.candidate(chosen.instance, hit_blocks=chosen.hit_blocks, loads=chosen.loads)
-            shadow, shadow_cached = chosen.instance, chosen.cached_tokens
+            shadow, shadow_cached = chosen.instance, request.prompt_tokens - chosen.uncached_tokens
             shadow_ttft = estimate.predicted_ttft + answer.decode.transfer_seconds
         return ShadowDecision(
             sequence=sequence,
@@ -345,6 +346,7 @@ def changed_policies(running: PolicySet, change: Change) -> PolicySet:
 def _brought_up(trackers: Trackers, state: State) -> Trackers:
     """Tells them of the instances and requests that are there already."""
     for tracker in trackers:
+        tracker.fold_version = state.settings.fold_version
         for instance in state.fleet.instances:
             tracker.joined(instance.id, state.last_at)
         for request in sorted(state.workload.requests.values(), key=lambda request: request.arrived_at):

@@ -236,8 +236,10 @@ def _scenario_of(record: Record, profile: EngineProfile) -> Scenario:
         kv_capacity_tokens=profile.kv_capacity_tokens,
         block_tokens=record.settings.block_tokens,
         prefill_window_tokens=int(record.policy_settings.get("prefill_window_tokens", Scenario.prefill_window_tokens)),
+        running_max=int(record.policy_settings.get("running_max", Scenario.running_max)),
         pending_max=int(record.policy_settings.get("pending_max", Scenario.pending_max)),
         tenant_policies=tuple(record.tenant_policies),
+        affinity_level_tokens=record.settings.affinity_level_tokens,
         hot_share=record.settings.hot_share,
         cold_share=record.settings.cold_share,
     )

@@ -317,7 +317,7 @@ class PoolView:
     @cached_property
     def _reserved(self) -> Request | None:
         """The best-effort request whose turn it is: it goes before requests that come now."""
-        known = self._state.best_effort.turn(self.now)
+        known = self._state.best_effort_turn(self.now)
         return known[0] if known is not None else None
 
     @cached_property

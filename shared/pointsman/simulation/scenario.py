@@ -7,6 +7,7 @@ from typing import Literal
 from pointsman.contracts.decisions import Settings
 from pointsman.contracts.fleet import Role
 from pointsman.contracts.tenants import TenantPolicies
+from pointsman.policies.queue_limits import PREFILL_WINDOW_TOKENS, RUNNING_MAX
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tokens
 from pointsman.simulation.outcome import RequestRow
 from pointsman.simulation.workload.requests import TRACE_BLOCK_TOKENS, WorkloadRequest
@@ -56,8 +57,11 @@ class Scenario:
     tiers_known: bool = True
     """False: the scheduler does not see what the host tier holds."""
     block_tokens: Tokens = TRACE_BLOCK_TOKENS
-    prefill_window_tokens: Tokens = 16_384
+    prefill_window_tokens: Tokens = PREFILL_WINDOW_TOKENS
+    running_max: int = RUNNING_MAX
     max_num_batched_tokens: Tokens = 8192
+    affinity_level_tokens: Tokens = 512
+    """At least a block."""
     hot_share: float = 1.0
     cold_share: float = 0.5
     load_lag_s: EngineSeconds = 0.0

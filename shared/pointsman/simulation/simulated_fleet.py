@@ -127,6 +127,7 @@ class SimulatedFleet:
             block_size=scenario.block_tokens,
             num_gpu_blocks=capacity // scenario.block_tokens,
             max_num_batched_tokens=scenario.max_num_batched_tokens,
+            max_num_seqs=min(scenario.running_max, scenario.max_num_batched_tokens),
             eviction=scenario.eviction,
             seed=scenario.seed,
             host_blocks=scenario.host_cache_tokens // scenario.block_tokens,

@@ -32,6 +32,7 @@ class SimulatedPool:
             ordering=scenario.ordering,
             settings=scenario.routing_settings,
             prefill_window_tokens=scenario.prefill_window_tokens,
+            running_max=scenario.running_max,
             pending_max=scenario.pending_max,
             copies=scenario.copies,
             recorded=True,
@@ -64,7 +65,7 @@ class SimulatedPool:
         settings = PoolSettings(
             block_tokens=scenario.block_tokens,
             speed=self.mirror.speed,
-            affinity_level_tokens=max(512, scenario.block_tokens),
+            affinity_level_tokens=max(scenario.affinity_level_tokens, scenario.block_tokens),
             hot_share=scenario.hot_share,
             cold_share=scenario.cold_share,
         )

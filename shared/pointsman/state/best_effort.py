@@ -12,7 +12,7 @@ So a request that `pending_seconds` of others precede starts after at most (`pen
 what its engine has to finish. Limits: counts engines as equal; knows no model or adapter."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import exp
 
 from typing_extensions import override
@@ -63,13 +63,19 @@ class BestEffort(Tracker):
         """Whether so many more may hold an engine where nothing else is pending."""
         return self._engines[True] + more <= self._spare(self._load) or not any(self._engines.values())
 
-    def turn(self, now: EngineSeconds) -> tuple[Request, EngineSeconds] | None:
-        """The request whose turn it is, and since when."""
+    def turn(
+        self, now: EngineSeconds, waits: Callable[[Request], bool] | None = None
+    ) -> tuple[Request, EngineSeconds] | None:
+        """The request whose turn it is, and since when. `waits`: whether another reason holds one up, so that it is the
+        next tenant's turn."""
         since = self._due_at()
         if not self._pending or now < since:
             return None
-        tenant = min(self._pending, key=lambda tenant: (self._served[tenant], tenant))
-        request = next(iter(self._pending[tenant].values()))
+        firsts = [next(iter(requests.values())) for requests in self._pending.values()]
+        able = firsts if waits is None else [request for request in firsts if not waits(request)]
+        if not able:
+            return None
+        request = self.first(able)
         return request, max(since, request.placed_at)
 
     def first(self, requests: Iterable[Request]) -> Request:

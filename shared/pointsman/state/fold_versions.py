@@ -2,7 +2,7 @@
 decisions of before stay as they were made. 1 is a log that names none. A new rule that changes how an old event folds, or
 an old decision is made, gets the next version, an entry here and a golden fold (`tests/golden`)."""
 
-FOLD_VERSION = 8
+FOLD_VERSION = 9
 """Of this release."""
 
 DELIVERIES_CHECKED = 2
@@ -37,3 +37,17 @@ FETCH_ENDS = 8
 """Only a leader's grant begins a fetch, and a hand-over ends it."""
 DECODE_LOAD = 8
 """Ends count for the decode load also in a pool that is not split."""
+EMPTY_PROMPTS = 9
+"""Outcomes of a tenant without prompt tokens count as those of others, instead of failing."""
+KV_ORDER = 9
+"""Where a request waits for its tenant's share of the KV capacity, later ones of the tenant wait behind it."""
+REFUSED_ONCE = 9
+"""A refused request is one outcome, and one request of its tenant; of best effort it is none."""
+CLASS_CREDIT = 9
+"""A class that waits saves up one second of credit at most."""
+NO_PREDICTION = 9
+"""Where an ingress chose the instance, nothing was predicted and nothing is learned about predictions."""
+LEFT_FORGOTTEN = 9
+"""With the last request of an instance that left, everything that was learned of it goes."""
+FETCHES_OUTSIDE = 9
+"""A request that still fetches does not keep the engine at work."""

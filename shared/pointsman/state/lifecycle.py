@@ -182,6 +182,8 @@ def _requeue_at(parts: StateParts, request: Request, instance: Instance, at: Eng
     request.uncached_tokens = request.prompt_tokens
     request.loads, request.load_seconds = (), 0.0
     request.prefill_seconds = parts.latency.prefill_seconds(instance, request.prompt_tokens, 0)
+    if parts.settings.fold_version >= fold_versions.NO_PREDICTION:
+        request.predicted_ttft = request.predicted_ttft_upper = request.step_seconds = 0.0
     request.prefilled_by = request.fetch_from = NO_INSTANCE
     if request.rebound_from == instance.id:
         request.rebound_from = NO_INSTANCE  # the ingress kept it there before the re-binding reached it
@@ -342,7 +344,7 @@ def _enter_engine(parts: StateParts, request: Request, at: EngineSeconds) -> Non
         parts.promises.promise(request.instance, request.keys)
     request.stage = Stage.PREFILL
     request.granted_at = at
-    parts.workload.queue(request.instance).grant(request, at)
+    parts.workload.queue(request.instance).grant(request, at, fold_version=parts.settings.fold_version)
     if parts.tenants.policies is not None:
         parts.tenants.granted(request)
     for tracker in parts.trackers:
@@ -366,7 +368,7 @@ def finish_prefill(parts: StateParts, event: PrefillFinished) -> None:
         queue.finish_prefill(request, event.at)
         queue.aborted_at = queue.aborted_at if event.stamp else 0.0
         _expect_nowhere(parts, request)
-    if learnable and request.placed_at:
+    if learnable and _was_predicted(parts, request):
         if not request.best_effort:
             late = event.at - request.placed_at - request.predicted_ttft
             parts.latency.margin.learn(late, request.step_seconds)
@@ -383,6 +385,12 @@ def finish_prefill(parts: StateParts, event: PrefillFinished) -> None:
         parts.decode_load.first_token(request, event.at)
     for tracker in parts.trackers:
         tracker.first_token(request, event.at)
+
+
+def _was_predicted(parts: StateParts, request: Request) -> bool:
+    if parts.settings.fold_version < fold_versions.NO_PREDICTION:
+        return bool(request.placed_at)
+    return request.predicted_ttft > 0
 
 
 def _keep_at_source(parts: StateParts, request: Request, event: PrefillFinished) -> None:
@@ -450,10 +458,10 @@ def hand_over(parts: StateParts, event: RequestHandedOver | HandOverRefused, to:
     else:
         return
     _transfer_in(parts, request, event, to)
-    parts.drop_idle_queue(event.source)
     if is_news and event.prefill > 0:
         for tracker in parts.trackers:
             tracker.handed_over(request, event.at)
+    parts.drop_idle_queue(event.source)
 
 
 def _is_handed_over(request: Request, to: InstanceId) -> bool:
@@ -497,7 +505,18 @@ def end(parts: StateParts, event: RequestEnd) -> None:
     if request is None:
         return
     _expect_nowhere(parts, request)
+    if parts.settings.fold_version < fold_versions.LEFT_FORGOTTEN:
+        parts.drop_idle_queue(request.instance)
+        _note_end(parts, request, event)
+        return
+    request.refused = isinstance(event, RequestRejected)
+    _note_end(parts, request, event)
     parts.drop_idle_queue(request.instance)
+    parts.drop_idle_queue(request.prefilled_by)
+
+
+def _note_end(parts: StateParts, request: Request, event: RequestEnd) -> None:
+    """Behind its removal from its queue."""
     if isinstance(parts.index, NoIndex):
         parts.index.forget(request.id)
     _stop_fetching(parts, request)

@@ -86,8 +86,10 @@ class Record:
 
 
 class Outliers:
-    def __init__(self, speed: float) -> None:
+    def __init__(self, speed: float, *, known_only: bool = True) -> None:
+        """`known_only`: False before fold version 9; failures of an instance that left began a record of it."""
         self._speed = speed
+        self._known_only = known_only
         self._records: dict[InstanceId, Record] = {}
         self._open: dict[RequestId, list[Failure]] = {}
         self._given_up: dict[RequestId, _GivenUp] = {}
@@ -195,6 +197,8 @@ class Outliers:
         return self._records.setdefault(instance, Record())
 
     def _convict(self, failure: Failure) -> None:
+        if self._known_only and failure.instance not in self._records:
+            return
         record = self._of(failure.instance)
         if failure.at < max(record.ejected_at, record.whole_since):
             return  # of an earlier phase

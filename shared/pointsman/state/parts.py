@@ -107,7 +107,7 @@ class StateParts:
         self.ttft_intervals = TtftIntervals()
         self.decode_load = DecodeLoad()
         self.outages = Outages(settings.speed)
-        self.outliers = Outliers(settings.speed)
+        self.outliers = Outliers(settings.speed, known_only=version >= fold_versions.LEFT_FORGOTTEN)
         self.scaling = Scaling()
         self.transfers = Transfers()
         self.copies = CopiesUnderWay()
@@ -129,6 +129,8 @@ class StateParts:
 
     def use_trackers(self, trackers: Iterable[Tracker]) -> None:
         self.trackers: tuple[Tracker, ...] = (*trackers, self.pending, self.best_effort)
+        for tracker in self.trackers:
+            tracker.fold_version = self.settings.fold_version
 
     def drop_index(self) -> None:
         """Keeps what loads and queues need: from here on hits are those recorded with decisions or promised, and caches
@@ -209,12 +211,21 @@ class StateParts:
 
     def drop_idle_queue(self, instance: InstanceId) -> None:
         """If the instance has left: names may never come back."""
-        if (
-            self.settings.fold_version >= fold_versions.IDLE_QUEUES
-            and instance not in self.fleet
-            and self.workload.drop_idle_queue(instance)
-        ):
-            self.latency.changed.discard(instance)
+        version = self.settings.fold_version
+        if version < fold_versions.IDLE_QUEUES or instance in self.fleet or not self.workload.drop_idle_queue(instance):
+            return
+        if version >= fold_versions.LEFT_FORGOTTEN and instance:
+            self._forget_departed(instance)
+        self.latency.changed.discard(instance)
+
+    def _forget_departed(self, instance: InstanceId) -> None:
+        """Also what events taught that came after it had left."""
+        self.latency.forget(instance)
+        self.ttft_intervals.forget(instance)
+        self.outliers.left(instance)
+        self.decode_load.left(instance, self.last_at)
+        for tracker in self.trackers:
+            tracker.left(instance, self.last_at)
 
     def step_seconds(self, instance: Instance) -> EngineSeconds:
         """For a prompt of which all but one token is cached."""
@@ -235,9 +246,21 @@ class StateParts:
         return cached, loaded
 
     def waits_for_kv(self, request: Request) -> bool:
-        """Whether it has to wait until its tenant has less in flight."""
-        tenants = self.tenants
-        return tenants.limits_kv and tenants.must_wait_for_kv(request, self.fleet.kv_capacity_tokens)
+        """Whether it has to wait until its tenant has less in flight, or behind one of its tenant that goes before it and has to."""
+        tenants, capacity = self.tenants, self.fleet.kv_capacity_tokens
+        if not tenants.limits_kv:
+            return False
+        if tenants.must_wait_for_kv(request, capacity):
+            return True
+        if self.settings.fold_version < fold_versions.KV_ORDER:
+            return False
+        earlier = self.pending.oldest(request.tenant, request.queue_class)
+        return any(tenants.must_wait_for_kv(other, capacity) for other in earlier if other is not request)
+
+    def best_effort_turn(self, now: EngineSeconds) -> tuple[Request, EngineSeconds] | None:
+        """See `BestEffort.turn`."""
+        skips = self.tenants.limits_kv and self.settings.fold_version >= fold_versions.KV_ORDER
+        return self.best_effort.turn(now, self.waits_for_kv if skips else None)
 
     def ejection_reason(self, instance: Instance) -> str:
         record = self.outliers.record(instance.id)

@@ -1,5 +1,7 @@
 """Pending requests of the pool by class and tenant, the newest last: who fills the queue. And which classes are in use."""
 
+from collections.abc import Iterator
+
 from typing_extensions import override
 
 from pointsman.contracts.requests import RequestFinished
@@ -26,6 +28,13 @@ class PendingRequests(Tracker):
             return False
         rank = RANK[priority]
         return any(RANK[name] > rank and now - at < CLASS_REMEMBERED_SECONDS for name, at in self._seen.items())
+
+    def oldest(self, tenant: Tenant, priority: QueueClass) -> Iterator[Request]:
+        """The tenant's first in this class, and in each above it."""
+        rank = RANK[priority]
+        for name, tenants in self.classes.items():
+            if tenant in tenants and RANK[name] >= rank:
+                yield next(iter(tenants[tenant].values()))
 
     @override
     def arrived(self, request: Request, at: EngineSeconds) -> None:

@@ -16,6 +16,8 @@ BEST_EFFORT: QueueClass = "best_effort"
 RANK: dict[QueueClass, int] = {"best_effort": 0, "batch": 1, "standard": 2, "interactive": 3}
 LOWEST = BEST_EFFORT
 LOWER_SHARE = 0.05
+CREDIT_SECONDS_MAX: EngineSeconds = 1.0
+"""What a class that cannot be granted may save up."""
 LOWER_WINDOW_SHARE = 0.25
 """Of an engine's prefill window that a class may fill while a higher one is in use: what is granted is not overtaken."""
 CLASS_REMEMBERED_SECONDS: EngineSeconds = 60.0
@@ -54,10 +56,16 @@ def next_class(classes: Mapping[QueueClass, PendingClass]) -> QueueClass:
     return next((name for name in ordered[:-1] if classes[name].credit > 0), ordered[-1])
 
 
-def note_grant(classes: Mapping[QueueClass, PendingClass], granted: QueueClass, seconds: EngineSeconds) -> None:
-    """Before the grant is taken out of its class."""
+def note_grant(
+    classes: Mapping[QueueClass, PendingClass],
+    granted: QueueClass,
+    seconds: EngineSeconds,
+    *,
+    credit_max: EngineSeconds = CREDIT_SECONDS_MAX,
+) -> None:
+    """Before the grant is taken out of its class. `credit_max`: infinite before fold version 9."""
     if any(known.requests and RANK[name] > RANK[granted] for name, known in classes.items()):
         classes[granted].credit -= seconds
     for name, known in classes.items():
         if known.requests and RANK[name] < RANK[granted]:
-            known.credit += LOWER_SHARE * seconds
+            known.credit = min(credit_max, known.credit + LOWER_SHARE * seconds)

@@ -6,6 +6,7 @@ priority classes counts the work of each (`priority_classes`)."""
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 from typing import ClassVar
 
 from pointsman.contracts.decisions import TierTokens
@@ -23,7 +24,16 @@ from pointsman.primitives import (
     Tokens,
 )
 from pointsman.state.derived import Derived
-from pointsman.state.priority_classes import BEST_EFFORT, LOWEST, PendingClass, QueueClass, note_grant, work_from
+from pointsman.state.fold_versions import CLASS_CREDIT, FETCHES_OUTSIDE, FOLD_VERSION
+from pointsman.state.priority_classes import (
+    BEST_EFFORT,
+    CREDIT_SECONDS_MAX,
+    LOWEST,
+    PendingClass,
+    QueueClass,
+    note_grant,
+    work_from,
+)
 
 ENDED_REMEMBERED_MAX = 10_000
 
@@ -114,6 +124,8 @@ class Request:
     copy_blocks: int = 0
     copy_seconds: EngineSeconds = 0.0
     """Predicted."""
+    refused: bool = False
+    """It ends by a rejection."""
     over_limit: OverLimit | None = None
     charged_tokens: float = 0.0
     """Weighted tokens charged to its tenant so far."""
@@ -166,6 +178,11 @@ class InstanceQueue:
     def has_best_effort(self) -> bool:
         known = self.classes.get(BEST_EFFORT)
         return known is not None and known.requests > 0
+
+    @property
+    def _only_fetches(self) -> bool:
+        """Whether no prompt is inside the engine."""
+        return all(request.fetching for request in self.prefill.values())
 
     @property
     def queued_tokens(self) -> Tokens:
@@ -240,11 +257,12 @@ class InstanceQueue:
         known.seconds += request.prefill_seconds
         known.tokens += request.uncached_tokens
 
-    def grant(self, request: Request, now: EngineSeconds) -> None:
+    def grant(self, request: Request, now: EngineSeconds, *, fold_version: int = FOLD_VERSION) -> None:
         if self.classes_pending > 1:
-            note_grant(self.classes, request.queue_class, request.prefill_seconds)
+            credit_max = CREDIT_SECONDS_MAX if fold_version >= CLASS_CREDIT else inf
+            note_grant(self.classes, request.queue_class, request.prefill_seconds, credit_max=credit_max)
         self._take_pending(request)
-        if not self.prefill:
+        if not self.prefill or (fold_version >= FETCHES_OUTSIDE and self._only_fetches):
             self.working_since = now
         seconds, tokens = self.engine_left(now)
         request.engine_seconds = seconds + request.prefill_seconds
@@ -272,7 +290,7 @@ class InstanceQueue:
     def enter_after_fetch(self, request: Request, now: EngineSeconds) -> None:
         """It enters the engine behind what was granted meanwhile."""
         del self.prefill[request.id]
-        if all(other.fetching for other in self.prefill.values()):
+        if self._only_fetches:
             self.working_since = now
         self.prefill[request.id] = request
         self._step = None

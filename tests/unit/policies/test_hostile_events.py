@@ -1,5 +1,6 @@
 """Decisions on a State that lying or odd events have shaped: nothing raises, nothing stays for ever, all can be written."""
 
+from collections.abc import Container
 from typing import Any
 
 import pytest
@@ -14,13 +15,16 @@ from pointsman.contracts.decisions import (
     RequestRejected,
 )
 from pointsman.contracts.fleet import DecodeCost, InstanceLeft
-from pointsman.contracts.requests import PrefixFetchEnded, RequestFinished
+from pointsman.contracts.requests import PrefixFetchEnded, RequestAttemptFailed, RequestFailed, RequestFinished
 from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.primitives import Epoch, InstanceId, RequestId, Term
-from pointsman.state.state import PoolSettings, State
+from pointsman.state.state import FOLD_VERSION, PoolSettings, State
+from pointsman.state.trackers.late_turns import LateCredit
+from pointsman.state.trackers.service_window import ServiceWindow
+from pointsman.state.trackers.tenant_accounts import TenantAccounts
 from pointsman.state.workload import Stage
 from tests.support.events import finished, first_token, joined, route, stored
 
@@ -28,9 +32,9 @@ A, B, D, P = (InstanceId(name) for name in "abdp")
 PATIENT = 1000.0
 
 
-def leader(*instances: dict[str, Any], **policies: Any) -> Dispatcher:
+def leader(*instances: dict[str, Any], fold_version: int = FOLD_VERSION, **policies: Any) -> Dispatcher:
     chosen = policy_set(**{"admission": "none"} | policies)
-    state = State(PoolSettings(), chosen.trackers())
+    state = State(PoolSettings(fold_version=fold_version), chosen.trackers())
     for fields in instances:
         state.apply(joined(**fields))
     return Dispatcher(state, chosen, term=Term(1))
@@ -53,6 +57,84 @@ def test_a_prompt_of_no_tokens_stops_no_pool() -> None:
 
     assert "RequestPlaced" in kinds(events)
     assert dispatcher.state.workload.requests[RequestId("w1")].instance == B
+
+
+@pytest.mark.parametrize(("version", "failed"), [(9, 0), (8, 1)])
+def test_the_end_of_a_prompt_of_no_tokens_is_told_to_everybody(version: int, failed: int) -> None:
+    dispatcher = leader({"instance": "a"}, admission="predicted_ttft_fair", fold_version=version)
+    state = dispatcher.state
+    for number in range(60):
+        dispatcher.route(route(f"w{number}", [number], tenant=f"t{number % 2}", slo_ttft=PATIENT), 0.0)
+        state.apply(first_token(f"w{number}", "a", at=0.1, prefill=0.1))
+    dispatcher.route(route("none", [], tenant="empty", prompt_tokens=0, slo_ttft=PATIENT), 0.0)
+    state.apply(first_token("none", "a", at=0.1, prefill=0.1))
+
+    assert state.dead_letters.count == failed
+
+
+@pytest.mark.parametrize(("version", "outcomes"), [(9, 1), (8, 2)])
+def test_a_refused_request_that_waited_too_long_is_one_outcome(version: int, outcomes: int) -> None:
+    dispatcher = leader({"instance": "a"}, prefill_window_tokens=1, fold_version=version)
+    state, window = dispatcher.state, ServiceWindow(1000.0)
+    state.use_trackers((*state.trackers[:-2], window))
+    for name in ("first", "late"):
+        dispatcher.route(route(name, [1, 2, 3], slo_ttft=1.0), 0.0)
+    refusal = RequestRejected(
+        at=5.0, request=RequestId("late"), reason="queue_full", detail="", retry_after=1.0, policy="p", settings={},
+        candidates=[],
+    )  # fmt: skip
+    state.apply(refusal)
+
+    assert (window.outcomes(0.0).total, state.dead_letters.count) == (outcomes, 0)
+
+
+@pytest.mark.parametrize(("version", "outcomes"), [(9, 0), (8, 1)])
+def test_best_effort_that_is_refused_is_no_outcome(version: int, outcomes: int) -> None:
+    dispatcher = leader({"instance": "a"}, admission="predicted_ttft", fold_version=version)
+    state, window = dispatcher.state, ServiceWindow(1000.0)
+    state.use_trackers((*state.trackers[:-2], window))
+    for name in ("first", "second"):
+        dispatcher.route(route(name, [], prompt_tokens=9_000), 0.0)
+    request = state.workload.requests[RequestId("second")]
+    assert (request.best_effort, request.stage) == (True, Stage.PENDING)
+    state.apply(
+        RequestRejected(
+            at=1.0, request=request.id, reason="queue_full", detail="", retry_after=1.0, policy="p", settings={},
+            candidates=[],
+        )
+    )  # fmt: skip
+
+    assert (window.outcomes(0.0).total, state.dead_letters.count) == (outcomes, 0)
+
+
+@pytest.mark.parametrize("version", [9, 8])
+def test_nothing_stays_of_who_left_when_its_last_requests_end(version: int) -> None:
+    """Its first tokens, answers and failures come after its departure."""
+    dispatcher = leader({"instance": "a"}, {"instance": "b"}, ordering="vtc", fold_version=version)
+    state = dispatcher.state
+    late = LateCredit(late_share=0.1)
+    state.use_trackers((*state.trackers[:-2], late))
+    names = ("one", "two", "three")
+    for name in names:
+        dispatcher.route(route(name, [1, 2, 3], excluded=[B], slo_ttft=PATIENT), 0.01)
+    state.apply(
+        RequestAttemptFailed(at=0.05, request=RequestId("three"), instance=A, attempt=1, failure="http_5xx", status=500)
+    )
+    state.apply(InstanceLeft(at=0.1, instance=A, epoch=Epoch(1), reason="x"))
+    for name in names[:2]:
+        state.apply(first_token(name, "a", at=0.2, prefill=0.2))
+        state.apply(finished(name, "a", at=0.3))
+    state.apply(RequestFailed(at=0.4, request=RequestId("three"), reason="engine_failed", status=502))
+
+    counter = next(tracker for tracker in state.trackers if isinstance(tracker, TenantAccounts))
+    kept: dict[str, Container[InstanceId]] = {
+        "queues": state.workload.queues, "corrections": state.latency.corrections, "rates": state.latency.rates,
+        "intervals": state.ttft_intervals.by_instance, "records": state.outliers._records,
+        "credits": late._credits, "paces": late._corrections, "accounts": counter._accounts,
+    }  # fmt: skip
+    found = {name for name, known in kept.items() if A in known}
+    assert found == (set() if version == 9 else {"corrections", "rates", "intervals", "records", "paces"})
+    assert state.dead_letters.count == 0
 
 
 @pytest.mark.parametrize("blocks", [0, 2**40])

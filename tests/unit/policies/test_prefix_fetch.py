@@ -14,7 +14,7 @@ from pointsman.policies.ordering.first_come_first_served import FirstComeFirstSe
 from pointsman.policies.policy_set import PolicySet, UnknownPolicyError, policy_set, recorded_policy_set
 from pointsman.policies.routing.min_ttft import MinTtft
 from pointsman.primitives import InstanceId, RequestId, Term
-from pointsman.state.state import PoolSettings, State
+from pointsman.state.state import FOLD_VERSION, PoolSettings, State
 from pointsman.state.workload import Stage
 from tests.support.events import BLOCK, first_token, joined, removed, route, stored
 from tests.support.leading import place, prompt
@@ -26,10 +26,10 @@ TRANSFER_SECONDS = 0.001 + 20 * BLOCK / RATE + 0.001
 """A step at the source, the tokens, a step at the target."""
 
 
-def pool(rate: float = RATE, **fields: Any) -> Dispatcher:
+def pool(rate: float = RATE, *, fold_version: int = FOLD_VERSION, **fields: Any) -> Dispatcher:
     """Two instances that fetch from each other; `a` holds the prefix."""
     policies = PolicySet(routing=MinTtft(), admission=AdmitAll(), ordering=FirstComeFirstServed())
-    state = State(PoolSettings(), policies.trackers())
+    state = State(PoolSettings(fold_version=fold_version), policies.trackers())
     for name in ("a", "b"):
         state.apply(joined(name, **{"fetches": True, "transfer_tokens_per_s": rate} | fields))
     state.apply(stored("a", 1, PREFIX))
@@ -115,6 +115,18 @@ def test_the_request_is_in_the_engine_when_the_fetch_has_ended() -> None:
     assert queue.engine_seconds_left(5.0) == pytest.approx(0.065)
     assert queue.engine_seconds_left(5.05) == pytest.approx(0.015)
     assert state.transfers.under_way == {}
+
+
+@pytest.mark.parametrize(("version", "left"), [(9, 0.193), (8, 0.0)])
+def test_who_is_granted_while_another_fetches_begins_then(version: int, left: float) -> None:
+    """The fetch began 5 s before and keeps no engine at work."""
+    dispatcher = pool(fold_version=version)
+    at_b(dispatcher, "fetches", [*PREFIX, 900])
+    at_b(dispatcher, "other", prompt(5000, 3), now=5.0)
+    queue = dispatcher.state.workload.queues[B]
+
+    assert [request.fetching for request in queue.prefill.values()] == [True, False]
+    assert queue.engine_seconds_left(5.0) == pytest.approx(0.065 + left)
 
 
 def test_after_a_failure_the_request_computes_its_prompt_and_the_pair_rests() -> None:

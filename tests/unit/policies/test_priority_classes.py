@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted, RequestPlaced, RequestRejected
-from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
+from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet, TenantPolicy
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.dispatch.queue_bound import CLASS_SHARE
 from pointsman.policies.ordering import ORDERING_POLICIES
@@ -146,6 +146,30 @@ def test_a_class_does_not_see_the_pending_work_of_lower_ones_but_they_see_it() -
     assert rejected(pool.ask("later", priority="batch", slo_ttft=1.5))
     (placed,) = [e for e in pool.ask("between", priority="standard", slo_ttft=1.5) if isinstance(e, RequestPlaced)]
     assert 0.1 < placed.queue_seconds < 0.4
+
+
+@pytest.mark.parametrize("version", [9, 8])
+def test_a_class_that_cannot_be_granted_does_not_save_up_more_than_a_second(version: int) -> None:
+    """Its only tenant has no share of the KV capacity left while 1,200 s of other work are granted."""
+    pool = Pool(fold_version=version)
+    pool.state.apply(
+        TenantPoliciesSet(
+            at=0.0, policies=TenantPolicies(tenants={Tenant("limited"): TenantPolicy(kv_share=1e-6)}), by="alice"
+        )
+    )
+    for _ in range(5):
+        pool.ask("limited", priority="batch", blocks=20)
+    held = pool.state.tenants.named[Tenant("limited")]
+    held.kv_tokens += 1
+    pool.serve()
+    for _ in range(600):
+        pool.ask("other", priority="interactive", blocks=31)
+        pool.serve()
+    credit = pool.state.workload.queues[ENGINE].classes["batch"].credit
+
+    held.kv_tokens -= 1
+    assert (credit <= 1.0) is (version == 9)
+    assert credit > 0.0
 
 
 def test_what_late_batch_requests_are_owed_is_no_price_for_other_classes() -> None:

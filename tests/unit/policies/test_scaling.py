@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pointsman.contracts.decisions import RequestRejected, ScaleApplied, ScaleDecided
+from pointsman.contracts.decisions import RequestRejected, ScaleApplied, ScaleDecided, Settings
 from pointsman.contracts.fleet import InstanceDraining, InstanceLeft, Role
 from pointsman.policies.admission.admit_all import AdmitAll
 from pointsman.policies.dispatch import Dispatcher
@@ -98,6 +98,43 @@ def test_refusals_make_a_pool_grow_however_quick_the_others_are() -> None:
 
     assert pool.target().wanted == 3
     assert "refused" in pool.target().reason
+
+
+@pytest.mark.parametrize("best_effort", [True, False])
+def test_prompts_that_are_late_even_alone_do_not_make_a_pool_grow(best_effort: bool) -> None:
+    pool = Pool(SloAttainment(), engines=2)
+    pool.serve(40, every=1.0)
+    for number in range(30):
+        pool.dispatcher.route(
+            route(f"long-{number}", [], arrived_at=pool.now, prompt_tokens=20_000, priority="interactive"), pool.now
+        )
+    waiting = list(pool.state.workload.requests.values())
+    for request in waiting:
+        request.best_effort = best_effort
+
+    assert (pool.target().wanted > 2) is not best_effort
+    assert len(waiting) == 30
+
+
+def test_the_queue_of_a_request_is_the_work_of_its_class_and_of_those_above() -> None:
+    """Batch work that a standard request overtakes makes nobody late."""
+    pool = Pool(SloAttainment(), engines=1)
+    pool.serve(40, every=1.2)
+    for number in range(8):
+        command = route(
+            f"batch-{number}", [], arrived_at=pool.now, prompt_tokens=1_000, priority="batch", slo_ttft=60.0
+        )
+        pool.dispatcher.route(command, pool.now)
+    batch_is_last = pool.target()
+    pool.dispatcher.route(route("last", [1], arrived_at=pool.now), pool.now)
+
+    assert (batch_is_last.wanted, pool.target().wanted) == (1, 1)
+
+
+@pytest.mark.parametrize("settings", [{"busy_max": 0}, {"window_s": 0}])
+def test_settings_that_would_divide_by_zero_are_refused(settings: Settings) -> None:
+    with pytest.raises(UnknownPolicyError, match=f"slo_attainment: {next(iter(settings))}"):
+        scaling_policy("slo_attainment", settings)
 
 
 def test_a_pool_shrinks_where_the_last_while_would_have_been_on_time_without_one() -> None:

@@ -12,6 +12,7 @@ from pointsman.contracts.decisions import RequestGranted, RequestPlaced, Request
 from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
 from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet, TenantPolicy
 from pointsman.primitives import InstanceId, RequestId, Tenant, Tokens
+from pointsman.state.workload import Stage
 from pointsman_lab.torture.limits_model import LIMIT_REASONS, LimitsModel
 from tests.support.events import first_token
 from tests.support.limited_pool import DAY, TENANTS, LimitedPool
@@ -261,6 +262,52 @@ def test_over_its_kv_share_a_tenant_waits_while_others_pass_and_goes_on_when_the
     pool.log.clear()
     pool.finish(pool.state.workload.requests[granted[0].request])
     assert [event.request for event in pool.log if isinstance(event, RequestGranted)] == ["r8"]
+
+
+@pytest.mark.parametrize("fold_version", [9, 8])
+def test_a_large_request_over_the_share_is_not_overtaken_by_small_ones_of_its_tenant(fold_version: int) -> None:
+    """Of 40,000 tokens `a` may have 2,000: a request of 1,600 waits until the small ones in flight have ended."""
+    pool = LimitedPool(1, fold_version=fold_version)
+    pool.set_policies(named(a=TenantPolicy(kv_share=0.05)))
+
+    def small() -> None:
+        pool.arrive("a", max_output_tokens=1)
+        for request in list(pool.state.workload.requests.values()):
+            if request.stage is Stage.PREFILL and request.prompt_tokens < 1_000:
+                pool.seen(first_token(request.id, request.instance, at=pool.now))
+
+    for _ in range(3):
+        small()
+    pool.arrive("a", blocks=25, max_output_tokens=1)
+
+    def large_waits() -> bool:
+        return pool.state.workload.requests[RequestId("r4")].stage is Stage.PENDING
+
+    assert large_waits()
+    for _ in range(30):
+        small()
+        oldest = next(r for r in pool.state.workload.requests.values() if r.stage is Stage.DECODING)
+        pool.finish(oldest)
+        if not large_waits():
+            break
+
+    assert large_waits() is (fold_version < 9)
+
+
+@pytest.mark.parametrize("turn_of", ["b", None])
+def test_best_effort_that_waits_for_its_share_does_not_hold_up_the_turn_of_others(turn_of: str | None) -> None:
+    pool = LimitedPool(1)
+    pool.set_policies(named(a=TenantPolicy(kv_share=0.001)))
+    pool.arrive("a", max_output_tokens=1)
+    for tenant in filter(None, ("a", turn_of)):
+        pool.arrive(tenant, blocks=100)
+        request = pool.state.workload.requests[RequestId(f"r{pool.numbers}")]
+        request.best_effort, request.stage = True, Stage.PENDING
+        pool.state.best_effort.placed(request, pool.now)
+
+    turn = pool.state.best_effort_turn(pool.now)
+
+    assert (turn[0].tenant if turn else None) == turn_of
 
 
 def test_a_request_larger_than_its_tenants_share_runs_alone() -> None:

@@ -90,3 +90,17 @@ def test_an_illegal_transition_changes_nothing_of_request_and_queues(steps: int,
         name: (*q.pending, *q.prefill, *q.decoding, q.queued_tokens) for name, q in state.workload.queues.items()
     }
     assert state.dead_letters.count == 0
+
+
+@pytest.mark.parametrize(("version", "learned"), [(9, 0.0), (8, 1.0)])
+def test_a_place_that_an_ingress_chose_teaches_nothing_of_predictions(version: int, learned: float) -> None:
+    """What was predicted was of another instance."""
+    state = State(PoolSettings(fold_version=version))
+    alone = RequestGranted(at=1.0, request=R, instance=B)
+    events = [joined("a"), joined("b"), *to_decoding()[:2], alone, first_token("r", "b", at=5.0, prefill=4.0)]
+    for sequence, event in enumerate(events, 1):
+        state.apply(event, sequence)
+
+    request = state.workload.requests[R]
+    assert (request.stage, request.instance) == (Stage.DECODING, B)
+    assert state.ttft_intervals.counted == learned

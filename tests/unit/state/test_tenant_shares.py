@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pointsman.contracts.reasons import RejectReason
 from pointsman.primitives import InstanceId, RequestId, Tenant
 from pointsman.state.trackers.tenant_shares import COMPARED_AFTER, HALF_LIFE_SECONDS, TenantShares
-from pointsman.state.workload import Request, Stage
+from pointsman.state.workload import NO_INSTANCE, Request, Stage
 from tests.support.events import route
 
 
@@ -18,6 +18,12 @@ def asked(tenant: str, tokens: int, at: float = 0.0) -> Request:
         max_output_tokens=1, slo_ttft=5.0, slo_tpot=0.1, arrived_at=at, exact=False, streaming=False,
         stage=Stage.PENDING, instance=InstanceId("a"), uncached_tokens=tokens, placed_at=at,
     )  # fmt: skip
+
+
+def unplaced(tenant: str, tokens: int) -> Request:
+    request = asked(tenant, tokens)
+    request.stage, request.instance = Stage.ARRIVED, NO_INSTANCE
+    return request
 
 
 def shares(demands: dict[str, int], served: dict[str, int], at: float = 0.0) -> TenantShares:
@@ -117,7 +123,7 @@ def test_a_refused_prompt_counts_for_the_part_that_its_tenant_usually_lacks_in_c
     placed.uncached_tokens = 250
     for _ in range(2):
         found.placed(placed, 0.0)
-    found.refused(asked("a", 4000), 0.0, RejectReason.SLO_TTFT)
+    found.refused(unplaced("a", 4000), 0.0, RejectReason.SLO_TTFT)
     found.placed(asked("b", 5000), 0.0)
     for tokens, tenant in ((500, "a"), (4000, "b"), *((0, "b"),) * COMPARED_AFTER):
         found.granted(asked(tenant, tokens), 0.0)
@@ -125,13 +131,33 @@ def test_a_refused_prompt_counts_for_the_part_that_its_tenant_usually_lacks_in_c
     assert found.lack(Tenant("a")) == pytest.approx(1 - 500 / 1500)
 
 
+@pytest.mark.parametrize(("version", "tokens"), [(9, 1000), (8, 2000)])
+def test_a_request_that_loses_its_place_has_asked_once(version: int, tokens: int) -> None:
+    found = TenantShares()
+    found.fold_version = version
+    found.placed(asked("a", 1000), 0.0)
+    found.refused(asked("a", 1000), 0.0, RejectReason.QUEUE_FULL)
+
+    assert found._demands == {"a": tokens}
+    assert found._refused == 1.0
+
+
+def test_best_effort_is_no_part_of_what_is_refused() -> None:
+    found = TenantShares()
+    late = unplaced("a", 1000)
+    late.best_effort = True
+    found.refused(late, 0.0, RejectReason.QUEUE_FULL)
+
+    assert (found._demands, found._refused) == ({}, 0.0)
+
+
 def test_the_share_refused_is_of_the_latest_requests_and_late_alone_does_not_count() -> None:
     found = TenantShares()
     for number in range(200):
         found.placed(asked("a", 100), 0.0)
         if number % 4 == 0:
-            found.refused(asked("b", 100), 0.0, RejectReason.SLO_TTFT)
-            found.refused(asked("b", 100), 0.0, RejectReason.SLO_UNREACHABLE)
+            found.refused(unplaced("b", 100), 0.0, RejectReason.SLO_TTFT)
+            found.refused(unplaced("b", 100), 0.0, RejectReason.SLO_UNREACHABLE)
 
     assert found.refused_share == pytest.approx(0.2, abs=0.01)
     for _ in range(5000):

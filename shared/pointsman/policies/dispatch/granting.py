@@ -101,7 +101,7 @@ def _may_start(turn: Turn, queue: InstanceQueue, request: Request, others: list[
     best_effort, now = turn.state.best_effort, turn.now
     if not others and best_effort.may_start():
         return True
-    due = best_effort.turn(now)
+    due = turn.state.best_effort_turn(now)
     if due is None or due[0] is not request:
         return False
     factor = turn.state.latency.correction(request.instance)

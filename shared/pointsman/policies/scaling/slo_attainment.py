@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.bounds import POSITIVE, SHARE, bounded
+from pointsman.bounds import POSITIVE, POSITIVE_SHARE, SHARE, bounded
 from pointsman.policies.scaling.base import PoolSize, ScaleTarget, ScalingPolicy
 from pointsman.policies.scaling.demand import attainment_without, least_worked, prefill_demand
 from pointsman.policies.scaling.roles import RoleDemand, best_split, better_split, role_demand
@@ -39,7 +39,7 @@ class SloAttainment(ScalingPolicy):
     window_s: EngineSeconds = bounded(30.0, POSITIVE)
     calm_s: EngineSeconds = 60.0
     outcomes_min: int = 20
-    busy_max: float = bounded(0.7, SHARE)
+    busy_max: float = bounded(0.7, POSITIVE_SHARE)
     idle_s: EngineSeconds = 300.0
     refused_max: float = bounded(0.03, SHARE)
 
@@ -110,7 +110,7 @@ class SloAttainment(ScalingPolicy):
 
     def _trouble(self, state: State, window: ServiceWindow, now: EngineSeconds) -> str:
         """Empty if the pool is large enough."""
-        waiting = [r for r in state.workload.requests.values() if r.stage is not Stage.DECODING]
+        waiting = [r for r in state.workload.requests.values() if r.stage is not Stage.DECODING and not r.best_effort]
         done = window.outcomes(self._since(state, now))
         in_time = sum(_expected_in_time(request, now) for request in waiting)
         both = Outcomes(done.total + len(waiting), done.on_time + in_time, done.refused)
@@ -126,10 +126,12 @@ class SloAttainment(ScalingPolicy):
         queues, ready = state.workload.queues, state.fleet.ready
         if not waiting or not ready or not all(instance in queues for instance in ready):
             return ""
+        newest = waiting[-1]
         shortest = min(
-            state.latency.expected_seconds(instance, *queues[instance].work_ahead(now)) for instance in ready
+            state.latency.expected_seconds(instance, *queues[instance].work_ahead(now, newest.priority))
+            for instance in ready
         )
-        slo = waiting[-1].slo_ttft
+        slo = newest.slo_ttft
         return f"even the shortest queue takes {shortest:.1f} s of {slo:g} s" if shortest > slo else ""
 
     def _needed(self, state: State, window: ServiceWindow, now: EngineSeconds) -> int:

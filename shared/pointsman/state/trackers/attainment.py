@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from pointsman.contracts.tenants import Priority
 from pointsman.primitives import EngineSeconds, Tenant, Tokens
+from pointsman.state.fold_versions import EMPTY_PROMPTS
 from pointsman.state.trackers.base import OutcomeTracker
 from pointsman.state.workload import Request
 
@@ -73,7 +74,8 @@ class Attainment(OutcomeTracker):
 
     @override
     def outcome(self, request: Request, at: EngineSeconds, *, on_time: bool, refused: bool = False) -> None:
-        self._kept(request.priority).outcome(request, on_time=on_time)
+        least = 1 if self.fold_version >= EMPTY_PROMPTS else 0
+        self._kept(request.priority).outcome(request, on_time=on_time, tokens_min=least)
 
     def _kept(self, priority: Priority) -> "ClassAttainment":
         known = self._classes.get(priority)
@@ -106,14 +108,15 @@ class ClassAttainment:
         if len(self._lengths) > LENGTHS_WINDOW:
             del self._sorted_lengths[bisect_left(self._sorted_lengths, self._lengths.popleft())]
 
-    def outcome(self, request: Request, *, on_time: bool) -> None:
+    def outcome(self, request: Request, *, on_time: bool, tokens_min: Tokens = 1) -> None:
+        """`tokens_min`: of a tenant, where its fair part is compared with them; 0 before fold version 9."""
         outcome = Outcome(self.decile(request.prompt_tokens), request.tenant, request.prompt_tokens, on_time)
         self._outcomes.append(outcome)
         self._count(outcome, 1)
         if len(self._outcomes) > OUTCOMES_WINDOW:
             self._count(self._outcomes.popleft(), -1)
         if self.overall.requests >= OUTCOMES_TO_BEGIN:
-            self._owe(outcome)
+            self._owe(outcome, tokens_min)
 
     def _count(self, outcome: Outcome, sign: int) -> None:
         tenant = self.tenants.setdefault(outcome.tenant, Tally())
@@ -122,11 +125,11 @@ class ClassAttainment:
         if not tenant.requests:
             del self.tenants[outcome.tenant]
 
-    def _owe(self, outcome: Outcome) -> None:
+    def _owe(self, outcome: Outcome, tokens_min: Tokens) -> None:
         self.deciles[outcome.decile].owe(self._decile_share * self.overall.attainment - outcome.on_time)
         if len(self.tenants) > 1:
             tenant = self.tenants[outcome.tenant]
-            due = self._tenant_share * min(1.0, self._fair_level() / tenant.tokens)
+            due = self._tenant_share * min(1.0, self._fair_level() / max(tokens_min, tenant.tokens))
             tenant.owe(due - outcome.on_time)
 
     def _fair_level(self) -> float:

@@ -7,6 +7,7 @@ from typing_extensions import override
 from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import EngineSeconds, InstanceId
+from pointsman.state.fold_versions import FOLD_VERSION, REFUSED_ONCE
 from pointsman.state.workload import Request, Stage
 
 LATE_ALONE = (RejectReason.SLO_UNREACHABLE, RejectReason.BEST_EFFORT_FULL)
@@ -16,6 +17,9 @@ class Tracker:
     """Override as needed. Called only by State, with the event's time `at`. Order: `arrived`, `placed` (again after
     each `unplaced`), `granted`, `handed_over` if split, `first_token`, `ended`; a request may end or be unplaced at any
     point."""
+
+    fold_version = FOLD_VERSION
+    """Set by State."""
 
     @property
     def history_s(self) -> EngineSeconds:
@@ -61,11 +65,13 @@ class OutcomeTracker(Tracker):
 
     @override
     def refused(self, request: Request, at: EngineSeconds, reason: str) -> None:
-        if reason not in LATE_ALONE:
+        if reason not in LATE_ALONE and not (request.best_effort and self.fold_version >= REFUSED_ONCE):
             self.outcome(request, at, on_time=False, refused=True)
 
     @override
     def ended(self, request: Request, at: EngineSeconds, finished: RequestFinished | None) -> None:
+        if request.refused:
+            return
         waited = request.stage in (Stage.PENDING, Stage.PREFILL, Stage.HANDED_OVER)
         if waited and finished is None and at > request.deadline and not request.best_effort:
             self.outcome(request, at, on_time=False)

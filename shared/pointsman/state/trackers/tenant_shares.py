@@ -9,6 +9,7 @@ from math import inf
 from typing_extensions import override
 
 from pointsman.primitives import EngineSeconds, Tenant
+from pointsman.state.fold_versions import REFUSED_ONCE
 from pointsman.state.trackers.attainment import fair_level
 from pointsman.state.trackers.base import LATE_ALONE, Tracker
 from pointsman.state.workload import Request, Stage
@@ -62,13 +63,18 @@ class TenantShares(Tracker):
 
     @override
     def refused(self, request: Request, at: EngineSeconds, reason: str) -> None:
-        if reason in LATE_ALONE:
+        once = self.fold_version >= REFUSED_ONCE
+        if reason in LATE_ALONE or (once and request.best_effort):
             return
         self._rescale(at)
+        if not (once and request.instance):  # a placement has asked
+            self._ask_as_usual(request, at)
+        self._refused += 1
+
+    def _ask_as_usual(self, request: Request, at: EngineSeconds) -> None:
         asked = self._prompts.get(request.tenant, 0.0)
         uncached = self._demands.get(request.tenant, 0.0) / asked if asked else 1.0
         self._ask(request, at, uncached * request.prompt_tokens)
-        self._refused += 1
 
     @override
     def unplaced(self, request: Request, at: EngineSeconds) -> None:
