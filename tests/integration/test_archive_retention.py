@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 import structlog
 from click.testing import CliRunner
+from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import encode
@@ -216,6 +217,7 @@ async def test_a_new_sqlite_file_shrinks_and_an_old_one_uses_its_space_again(tmp
 class RestsCounted(ScaledClock):
     rests: int = 0
 
+    @override
     async def sleep_wall(self, seconds: WallSeconds) -> None:
         self.rests += 1
         await super().sleep_wall(seconds)
