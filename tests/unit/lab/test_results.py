@@ -469,6 +469,16 @@ def test_the_best_other_is_one_that_ran_with_all_seeds() -> None:
     assert {duel.theirs for duel in duels([one], only(one, numbers))} == {0.8}
 
 
+def test_where_all_others_are_far_behind_with_the_first_seed_it_is_compared_with_the_best_of_them() -> None:
+    one = study("default-chat")
+    numbers = numbers_of(one, ours=0.9, others=0.5, preble=0.6)
+    for point in numbers.points:
+        if point.row != OURS:
+            point.capacity = point.capacity[:1]
+
+    assert {(duel.theirs, duel.error) for duel in duels([one], only(one, numbers))} == {(0.6, None)}
+
+
 def test_a_part_is_added_to_the_numbers_that_are_there(tmp_path: Path) -> None:
     numbers = planted(ours=0.9, others=0.8)
     numbers.measurements = {key: dict.fromkeys(["planted"], 0.5) for key in numbers.measurements}

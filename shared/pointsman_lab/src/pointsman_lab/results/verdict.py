@@ -65,8 +65,9 @@ def _duels(study: Study, judged: Judged, numbers: StudyNumbers) -> Iterator[Duel
         for rate in numbers.rates():
             mine = numbers.point(study.name(ours), rate)
             points = [numbers.point(row, rate) for row in others]
-            # A row that is far behind with its first seeds has no others.
-            theirs = max((p for p in points if len(p.capacity) == len(mine.capacity)), key=lambda p: p.mean)
+            # A row that is far behind with its first seeds has no others; all may be.
+            whole = [point for point in points if len(point.capacity) == len(mine.capacity)]
+            theirs = max(whole or points, key=lambda point: point.mean)
             yield Duel(
                 study=study.key,
                 judged=judged,
@@ -77,7 +78,7 @@ def _duels(study: Study, judged: Judged, numbers: StudyNumbers) -> Iterator[Duel
                 our_row=mine.row,
                 best_row=theirs.row,
                 theirs=theirs.mean,
-                error=_error([own - other for own, other in zip(mine.capacity, theirs.capacity, strict=True)]),
+                error=_error([own - other for own, other in zip(mine.capacity, theirs.capacity, strict=False)]),
             )
 
 
