@@ -162,7 +162,7 @@ class MixedFleet:
 
 @dataclass
 class Load:
-    """So many chats a second, to the ingresses in turn; one that takes no connection is passed over, as by a balancer."""
+    """So many chats a second, to the ingresses in turn; one that stops or takes no connection is passed over, as by a balancer."""
 
     fleet: MixedFleet
     rate: float
@@ -186,8 +186,8 @@ class Load:
     async def _one(self, number: int, phase: str) -> None:
         prompt = [7 + number % 8] * 640 + [1000 + number] * 32  # eight prefixes of ten blocks
         body = {"model": "pointsman-sim", "prompt": prompt, "max_tokens": 24, "stream": True}
-        ports = list(self.fleet.ingress_ports.values())
-        for port in (ports[number % 2], ports[1 - number % 2]):
+        running = [port for name, port in self.fleet.ingress_ports.items() if name in self.fleet.processes]
+        for port in running if number % 2 else reversed(running):
             try:
                 async with self.fleet.session.post(f"http://127.0.0.1:{port}/v1/completions", json=body) as answer:
                     text = (await answer.read()).decode()
