@@ -159,10 +159,7 @@ def _parsed(body: bytes) -> OverlapBody:
 def _request(asked: OverlapBody, pool: Pool, model: Model, salt: str) -> OverlapRequest:
     """Raises ApiError."""
     try:
-        tokens = [token_ids(bytes(prompt.token_ids)) for prompt in asked.prompts]
-        if (count := sum(map(len, tokens))) > TOKENS_MAX:
-            too_many = f"{count} token ids are more than {TOKENS_MAX}"
-            raise ValueError(too_many)  # noqa: TRY301 - told like the others
+        tokens = _tokens(asked)
         keys = [
             _keys(ids, prompt.block_keys, pool, model, salt) for ids, prompt in zip(tokens, asked.prompts, strict=True)
         ]
@@ -170,6 +167,15 @@ def _request(asked: OverlapBody, pool: Pool, model: Model, salt: str) -> Overlap
     except ValueError as error:
         msg = f"The prompts cannot be looked up: {short_reason(error)}."
         raise bad_request(msg, param="prompts") from error
+
+
+def _tokens(asked: OverlapBody) -> list[Sequence[int]]:
+    """Of each prompt. Raises ValueError."""
+    tokens: list[Sequence[int]] = [token_ids(bytes(prompt.token_ids)) for prompt in asked.prompts]
+    if (count := sum(map(len, tokens))) > TOKENS_MAX:
+        too_many = f"{count} token ids are more than {TOKENS_MAX}"
+        raise ValueError(too_many)
+    return tokens
 
 
 def _keys(tokens: Sequence[int], block_keys: bytes, pool: Pool, model: Model, salt: str) -> bytes:

@@ -150,9 +150,8 @@ class SessionState:
         self.last_epoch = Epoch(max(self.last_epoch + 1, int(self.unix_time() * 1000)))
         sequencer = CacheEventSequencer(self.instance, self.last_epoch)
         self.session = session = CacheSession(sequencer, facts, cache, translator, detail, distrusted)
-        session.snapshot_due = (
-            translator is not None and translator.store is not None
-        )  # the log may have dropped the store
+        # The log may have dropped the store.
+        session.snapshot_due = translator is not None and translator.store is not None
         self.report_now()
         log.info("epoch_started", instance=self.instance, epoch=session.epoch, cache=cache, model=facts.model)
         return session

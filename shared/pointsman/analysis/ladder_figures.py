@@ -26,6 +26,8 @@ class Rung(StrEnum):
 
 
 RUNGS = tuple(Rung)
+RUNG_HEADINGS = ("unbounded", "fleet size", "best engine", "best known", "chosen", "delivered")
+"""Of RUNGS, in a table."""
 
 
 class Tally(msgspec.Struct):

@@ -2,9 +2,7 @@
 report, because the fold would learn from it. In: State, a report, the leader's time. What is passed over changes no
 decision; what the fold keeps of load is refreshed with a bounded delay. Limit: forgotten with the term."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from zlib import crc32
 
 from pointsman.contracts.fleet import InstanceReported
@@ -38,9 +36,8 @@ class _Heard:
 class HeardReports:
     def __init__(self) -> None:
         self._heard_at: dict[InstanceId, EngineSeconds] = {}
+        """By the leader's clock."""
         self._before: dict[InstanceId, _Heard] = {}
-        self.heard_at: Mapping[InstanceId, EngineSeconds] = MappingProxyType(self._heard_at)
-        """Of each instance, by the leader's clock."""
 
     def note(self, state: State, report: InstanceReported, now: EngineSeconds) -> bool:
         """Whether the report is needed in the log."""

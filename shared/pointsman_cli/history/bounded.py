@@ -12,7 +12,7 @@ from pointsman.primitives import Sequence
 from pointsman.simulation.replay import BaseState
 from pointsman.state.state import PoolSettings
 from pointsman_cli.history.entries import History
-from pointsman_cli.history.time_options import Moment
+from pointsman_cli.history.time_options import Moment, UpTo
 
 
 class BoundedHistory(History):
@@ -47,10 +47,7 @@ class BoundedHistory(History):
     @override
     def entries(self, start: Sequence = 1) -> Generator[LogEntry, None, None]:
         with closing(self._history.entries(start)) as entries:
-            for entry in entries:
-                if self._until.is_before(entry):
-                    return
-                yield entry
+            yield from UpTo(entries, self._until)
 
     def _unless_behind(self, known: BaseState | None) -> BaseState | None:
         return None if known is not None and self._until.is_behind(known.state) else known

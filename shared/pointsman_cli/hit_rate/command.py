@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pointsman.analysis.ladder import HitRateLadder
-from pointsman.analysis.ladder_figures import RUNGS, Tally
+from pointsman.analysis.ladder_figures import RUNG_HEADINGS, RUNGS, Tally
 from pointsman.analysis.ladder_verdict import Gap, Verdict, loaded_note, verdict
 from pointsman.simulation.replay.folding import copy_state
 from pointsman.state.fleet import Knowledge
@@ -25,8 +25,6 @@ from pointsman_cli.terminal import output_console, say, table, wall_time
 
 TENANTS_SHOWN = 20
 HOURS_SHOWN = 48
-HEADINGS = ("unbounded", "fleet size", "best engine", "best known", "chosen", "delivered")
-"""Of RUNGS, in a table."""
 
 
 @click.command("hit-rate", context_settings=CONTEXT)
@@ -140,7 +138,7 @@ def _show(
 
 
 def _ladder_table(heading: str, rows: list[tuple[str, Tally]]) -> Table:
-    made = table(heading, ">requests", ">prompt tokens", *(f">{name}" for name in HEADINGS))
+    made = table(heading, ">requests", ">prompt tokens", *(f">{name}" for name in RUNG_HEADINGS))
     for name, tally in rows:
         made.add_row(name, f"{tally.requests:,}", f"{tally.prompt_tokens:,}", *(f"{tally.share(r):.1%}" for r in RUNGS))
     return made

@@ -82,8 +82,8 @@ def usage_command(
         if as_json:
             print_json(_as_json(account, origin=history.origin, beginning=beginning.note))
         elif as_csv:
-            for caveat in (beginning.note, *_left_out(account)):
-                print_line(caveat, error=True) if caveat else None
+            for caveat in filter(None, (beginning.note, *_left_out(account))):
+                print_line(caveat, error=True)
             sys.stdout.write(_as_csv(account))
         else:
             _show(output_console(), account, history.origin, beginning.note)

@@ -144,11 +144,11 @@ def test_a_draining_instance_that_has_become_idle_is_known_at_once() -> None:
 def test_what_instances_were_heard_of_is_forgotten_with_them() -> None:
     state, heard = state_with(), HeardReports()
     heard.note(state, report(1.0), 7.0)
-    assert heard.heard_at == {"a": 7.0}
+    assert heard.silent_since(state, 7.0) == {"a": 7.0}
 
     heard.forget_absent(State(PoolSettings()))
 
-    assert not heard.heard_at
+    assert not heard.silent_since(state, 7.0)
 
 
 class Follower:

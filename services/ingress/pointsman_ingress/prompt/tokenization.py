@@ -44,9 +44,8 @@ Prompts = Sequence[Sequence[int]]
 
 TOKENIZE_PATH = "/tokenize"
 INLINE_CHARACTERS_MAX = 512  # longer prompts go to a thread
-ENGINE_WALL_SECONDS_MAX: WallSeconds = WallSeconds(
-    10.0
-)  # for an answer, and for those to further prompts; then all are guessed
+ENGINE_WALL_SECONDS_MAX: WallSeconds = WallSeconds(10.0)
+"""For an answer, and for those to further prompts; then all are guessed."""
 PROMPTS_AT_ONCE_MAX = 8
 TOKENS_BYTES_MAX = 16 * 1024 * 1024  # two million tokens
 PLACEHOLDERS = ("x", "\n\n.")

@@ -6,7 +6,7 @@ from urllib.parse import quote, urlencode
 
 from markupsafe import Markup
 
-from pointsman.analysis.ladder_figures import RUNGS
+from pointsman.analysis.ladder_figures import RUNG_HEADINGS, RUNGS
 from pointsman.analysis.ladder_verdict import LITTLE, Loss
 from pointsman_cli.console.jobs.views import DoctorView, RequestPageView, WhatIfRun
 from pointsman_cli.console.log.recent_requests import STAGES
@@ -24,7 +24,6 @@ from pointsman_cli.console.views import (
     TenantsView,
 )
 from pointsman_cli.formatting import plural
-from pointsman_cli.hit_rate.command import HEADINGS
 
 Query = Mapping[str, str]
 Values = dict[str, Any]
@@ -172,7 +171,7 @@ def _hit_rate(view: LadderView) -> Values:
             level if rungs else "note", sentence or "No request has ended yet.", [], "Good" if little else ""
         ),
         "ladder_worst": place if most >= LITTLE else -1,
-        "headings": dict(zip(map(str, RUNGS), HEADINGS, strict=True)),
+        "headings": dict(zip(map(str, RUNGS), RUNG_HEADINGS, strict=True)),
         "hours_chart": charts.hours(view.hours),
     }
 
