@@ -186,7 +186,7 @@ class SimulatedFleet:
         )
 
     def run(self, scenario: Scenario) -> Generator[float, None, Outcome]:
-        like = FleetMirror(
+        mirror = FleetMirror(
             name_of=self._name_of,
             keys_of=recorded_keys,
             speed=self.record.settings.speed,
@@ -194,7 +194,7 @@ class SimulatedFleet:
             way_of=self._way_of if self._calibration else None,
         )
         requests = [_within(request, self.profile.kv_capacity_tokens) for request in self.record.requests]
-        return (yield from simulate_in_slices(self._paced(scenario), requests, mirror=like, events=EVENTS_A_SLICE))
+        return (yield from simulate_in_slices(self._paced(scenario), requests, mirror=mirror, events=EVENTS_A_SLICE))
 
     def _paced(self, scenario: Scenario) -> Scenario:
         if self._calibration is None:

@@ -119,11 +119,11 @@ def _facts(pool: Pool, requests: Sequence[WorkloadRequest], speed: float) -> Run
 def run_simulated(
     pool: Pool, requests: Sequence[WorkloadRequest], *, speed: float, warmup: int, simulations: int = SIMULATIONS
 ) -> list[Figures]:
-    scenario, like = _scenario(pool), _mirror(pool, speed)
+    scenario, mirror = _scenario(pool), _mirror(pool, speed)
     found = []
     for number in range(simulations):
         arrivals = _jittered(requests, WAY_WALL_SECONDS * speed, random.Random(number)) if number else requests
-        found.append(_simulated_figures(metrics.summarise(simulate(scenario, arrivals, mirror=like), warmup=warmup)))
+        found.append(_simulated_figures(metrics.summarise(simulate(scenario, arrivals, mirror=mirror), warmup=warmup)))
     return found
 
 

@@ -31,7 +31,7 @@ from pointsman_lab.hosts.faults import CLIENTS, DEFAULT_FAULTS, HOSTS, HostInjec
 from pointsman_lab.hosts.fleet import HostsShape, start_hosts
 from pointsman_lab.hosts.namespaces import Hosts, enter, made_hosts
 from pointsman_lab.hosts.phases import Phase, measure, shown
-from pointsman_lab.hosts.switch import Counts, Weather
+from pointsman_lab.hosts.switch import Counts, LinkConditions
 
 STREAMS, RATE = 12, 5.0
 NEAR_SECONDS, RISE_SECONDS = 20.0, 5.0
@@ -64,8 +64,8 @@ class HostsOptions:
         return HostsShape(servers=int(self.nats_servers), engines_each=self.engines, variables=variables)
 
     @property
-    def weather(self) -> Weather:
-        return Weather(delay=WallSeconds(self.delay_ms / 1000), loss=self.loss)
+    def conditions(self) -> LinkConditions:
+        return LinkConditions(delay=WallSeconds(self.delay_ms / 1000), loss=self.loss)
 
 
 def _faults(_context: click.Context, _parameter: click.Parameter, value: str) -> list[Fault]:
@@ -147,22 +147,22 @@ async def _run(options: HostsOptions, seed: int, hosts: Hosts, directory: Path, 
         injector = HostInjector(fleet, hosts, trial.link, seed=seed, watch=trial.watch, balancer=balancer)
         clients = SteadyClients(fleet.file, url=balancer.url, seed=seed, streams=STREAMS, rate=options.rate)
         near, offset = Phase(name="0 ms, no loss", begin=0.0, end=0.0), time.time() - time.monotonic()
-        rise = _rise(near, hosts, options.weather)
+        rise = _rise(near, hosts, options.conditions)
         result = await trial.judged(
             injector, clients, struck_in_turn(clients, injector, options.faults, console, rise=rise)
         )
     checked = result.report(seed=seed, workload="steady")
     phases = [near, *_phases(result.evidence.injections, offset)]
     measure(phases, result.evidence.entries, fleet.data / "logs")
-    return HostsReport(faults=checked, phases=phases, network=hosts.change(hosts.weather))
+    return HostsReport(faults=checked, phases=phases, network=hosts.change(hosts.conditions))
 
 
-async def _rise(near: Phase, hosts: Hosts, weather: Weather) -> None:
+async def _rise(near: Phase, hosts: Hosts, conditions: LinkConditions) -> None:
     """Notes when the phase without delay and loss began and ended."""
     await asyncio.sleep(RISE_SECONDS)
     near.begin, near.end = time.time(), time.time() + NEAR_SECONDS
     await asyncio.sleep(NEAR_SECONDS)
-    hosts.change(weather)
+    hosts.change(conditions)
 
 
 def _phases(injections: Sequence[Injection], offset: float) -> list[Phase]:
