@@ -117,7 +117,7 @@ class WhatIf:
         """Raises UnknownPolicyError, SettingTextError and errors of `Change.limits`."""
         self.record = record
         self.changes = changes
-        self._fleet = SimulatedFleet(record)
+        self._fleet = ReplayedFleet(record)
         self._scenarios = [self._fleet.changed(change) for change in changes]
         self.calibration = Calibration({}, {}, 0.0)
         self.recorded: Side
@@ -154,7 +154,9 @@ def _told(what: str, run: int, runs: int, shares: Generator[float, None, T]) -> 
         yield Progress(what, run, runs, share)
 
 
-class SimulatedFleet:
+class ReplayedFleet:
+    """The fleet of a record, as the simulator runs it again."""
+
     def __init__(self, record: Record) -> None:
         """Raises UnknownPolicyError if the recorded policies are unknown here."""
         self.record = record
