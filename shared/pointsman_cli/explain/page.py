@@ -214,8 +214,8 @@ def _admission(decision: DecisionRecord) -> str:
         return f"{left}; what was admitted once is not asked again"
     assert decision.predicted_ttft is not None
     predicted = decision.predicted_ttft - decision.after_seconds
-    verdict = "in time" if predicted <= decision.budget_seconds else "too late"
-    return f"admission {name} let it in: predicted {seconds(predicted)}, with {left}: {verdict}"
+    outcome = "in time" if predicted <= decision.budget_seconds else "too late"
+    return f"admission {name} let it in: predicted {seconds(predicted)}, with {left}: {outcome}"
 
 
 def _candidate(weighed: WeighedCandidate) -> Iterable[str]:

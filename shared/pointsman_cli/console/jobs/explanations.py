@@ -14,6 +14,7 @@ from pointsman_cli.explain.lookup import request_named
 from pointsman_cli.explain.page import timeline_as_json
 from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.explain.values import RequestTimeline
+from pointsman_cli.explain.wait import instance_of
 from pointsman_cli.history.sources import History
 from pointsman_cli.history.start_point import beginning_of
 from pointsman_cli.history.time_options import Moment
@@ -82,7 +83,7 @@ def _view(timeline: RequestTimeline, origin: str, note: str) -> TimelineView:
         slo_ttft=slo,
         late=slo is not None and timeline.ttft is not None and timeline.ttft > slo,
         tenant=arrival.tenant if arrival else "",
-        instance=str(getattr(timeline.end, "instance", "")) or (placement.instance if placement else ""),
+        instance=instance_of(timeline),
         prompt_tokens=arrival.prompt_tokens if arrival else -1,
         cached_tokens=end.cached_tokens if end else -1,
         predicted_cached_tokens=placement.predicted_cached_tokens if placement else -1,
