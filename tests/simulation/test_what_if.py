@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pointsman.analysis.recorded_traffic import read_record
-from pointsman.analysis.what_if import SimulatedFleet
+from pointsman.analysis.what_if import ReplayedFleet
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestMigrated, RequestPlaced
 from pointsman.contracts.fleet import InstanceJoined
@@ -155,7 +155,7 @@ def test_engines_that_fetch_prefixes_do_so_in_the_simulation(entries: list[LogEn
             else entry
             for entry in entries
         ]
-        fleet = SimulatedFleet(read_record(told, origin="a log", settings=SETTINGS))
+        fleet = ReplayedFleet(read_record(told, origin="a log", settings=SETTINGS))
         return outcome_of(fleet.run(fleet.scenario))
 
     without, fetching = simulated(), simulated(fetches=True, transfer_tokens_per_s=100_000.0)
@@ -167,11 +167,11 @@ def test_engines_that_fetch_prefixes_do_so_in_the_simulation(entries: list[LogEn
 
 def test_the_simulated_pool_has_the_limits_of_the_recorded_one(entries: list[LogEntry]) -> None:
     settings = replace(SETTINGS, affinity_level_tokens=2 * BLOCK, hot_share=2.0)
-    scenario = SimulatedFleet(read_record(entries, origin="a log", settings=settings)).scenario
+    scenario = ReplayedFleet(read_record(entries, origin="a log", settings=settings)).scenario
 
     assert (scenario.running_max, scenario.affinity_level_tokens, scenario.hot_share) == (7, 2 * BLOCK, 2.0)
     slow = replace(scenario, running_max=1)
-    outcome = outcome_of(SimulatedFleet(read_record(entries, origin="a log", settings=settings)).run(slow))
+    outcome = outcome_of(ReplayedFleet(read_record(entries, origin="a log", settings=settings)).run(slow))
     assert max(running for sample in outcome.samples for running in sample.running) <= 1
 
 

@@ -83,7 +83,9 @@ class Generation:
             self._waiter.set_result(None)
 
 
-class SimulatedEngine:
+class LiveEngine:
+    """Answers over the time of a clock; the simulator's engines answer in events."""
+
     def __init__(
         self,
         model: EngineModel,

@@ -46,10 +46,6 @@ class Tally(msgspec.Struct):
     def share(self, rung: Rung) -> float:
         return self.tokens[RUNGS.index(rung)] / self.prompt_tokens if self.prompt_tokens else 0.0
 
-    @property
-    def missed_share(self) -> float:
-        return self.missed_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
-
     def count(self, prompt_tokens: Tokens, tokens: list[Tokens]) -> None:
         self.requests += 1
         self.prompt_tokens += prompt_tokens
