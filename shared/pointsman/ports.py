@@ -10,7 +10,7 @@ import msgspec
 
 from pointsman.contracts.codec import AnyCommand, LogEvent, UndecodableError, decode_event
 from pointsman.contracts.decisions import LeaderElected
-from pointsman.primitives import EngineSeconds, InstanceId, Seconds, Sequence, Term, WallSeconds
+from pointsman.primitives import EngineSeconds, InstanceId, Seconds, Sequence, Term, WallSeconds, wall_time_of
 
 
 class LogUnavailableError(Exception):
@@ -248,6 +248,10 @@ class Clock(Protocol):
     async def sleep(self, seconds: EngineSeconds) -> None: ...
 
     async def sleep_wall(self, seconds: WallSeconds) -> None: ...
+
+
+def unix_now(clock: Clock) -> Seconds:
+    return wall_time_of(clock.now(), clock.speed)
 
 
 @dataclass(frozen=True, slots=True)

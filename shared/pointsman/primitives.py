@@ -10,6 +10,8 @@ WHOLE_MAX = 2**53
 KEYS_MAX = 2**64 - 1
 BLOCK_TOKENS_MAX = 2**16
 SPEED_MIN = 1e-3
+ANCHOR_UNIX_SECONDS = 1_767_225_600.0
+"""2026-01-01T00:00:00Z: there, engine time and Unix time are equal."""
 
 InstanceId = NewType("InstanceId", Annotated[str, Meta(max_length=63)])
 """One engine. Made of `[a-z0-9-]`, so that it can be a subject token."""
@@ -77,6 +79,14 @@ else:
 
 def engine_seconds(wall: WallSeconds, speed: float) -> EngineSeconds:
     return float(wall) * speed
+
+
+def engine_time_of(unix_seconds: Seconds, speed: float) -> EngineSeconds:
+    return ANCHOR_UNIX_SECONDS + (unix_seconds - ANCHOR_UNIX_SECONDS) * speed
+
+
+def wall_time_of(now: EngineSeconds, speed: float) -> Seconds:
+    return ANCHOR_UNIX_SECONDS + (now - ANCHOR_UNIX_SECONDS) / speed
 
 
 Moment = Annotated[float, Meta(ge=0.0, le=1e13)]

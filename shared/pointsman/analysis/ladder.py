@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pointsman.adapters.clocks import wall_time_of
 from pointsman.analysis.hindsight import WATCHED_MAX, Hindsight, Holding, PromptsInFlight
 from pointsman.analysis.ladder_figures import LadderFigures
 from pointsman.analysis.recent_blocks import RecentBlocks, SeenBlocks
@@ -26,7 +25,7 @@ from pointsman.contracts.decisions import (
 )
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft
 from pointsman.contracts.requests import PrefillFinished, RequestCancelled, RequestFailed, RequestFinished
-from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, RequestId, Sequence, Tenant, Tokens
+from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, RequestId, Sequence, Tenant, Tokens, wall_time_of
 from pointsman.state.holdings import CONFIRMATION_WALL_SECONDS
 from pointsman.state.state import PoolSettings, State
 
