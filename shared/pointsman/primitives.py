@@ -1,6 +1,9 @@
 """Ids and units as types, with their bounds on the wire. `contracts.codec` alone checks the bounds (`Meta`), when it
 reads or writes a message. They are wide: values within them can be added, squared and counted up without overflow."""
 
+from array import array
+from collections.abc import Iterable
+from sys import byteorder
 from typing import TYPE_CHECKING, Annotated, NewType
 
 from msgspec import Meta
@@ -87,6 +90,22 @@ def engine_time_of(unix_seconds: Seconds, speed: float) -> EngineSeconds:
 
 def wall_time_of(now: EngineSeconds, speed: float) -> Seconds:
     return ANCHOR_UNIX_SECONDS + (now - ANCHOR_UNIX_SECONDS) / speed
+
+
+def little_endian(kind: str, values: Iterable[int]) -> bytes:
+    """Packs unsigned integers. `kind`: type code of `array`. Raises OverflowError."""
+    packed = array(kind, values)
+    if byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def from_little_endian(kind: str, packed: bytes) -> "array[int]":
+    """Raises ValueError if the length is no multiple of the size of a value."""
+    values: array[int] = array(kind, packed)
+    if byteorder == "big":
+        values.byteswap()
+    return values
 
 
 Moment = Annotated[float, Meta(ge=0.0, le=1e13)]
