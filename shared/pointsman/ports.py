@@ -376,8 +376,7 @@ class ProvidedInstance:
 class InstanceProvider(Protocol):
     """Starts and stops engines. Calls are idempotent and may be concurrent. All raise ProviderError."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
 
     @property
     def manages(self) -> bool:
@@ -392,7 +391,9 @@ class InstanceProvider(Protocol):
 
     async def stop(self, instance: InstanceId) -> None: ...
 
-    def stoppable(self, running: list[InstanceId]) -> list[InstanceId]: ...
+    def stoppable(self, running: list[InstanceId]) -> list[InstanceId]:
+        """Those that `stop` can take away now."""
+        return running
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

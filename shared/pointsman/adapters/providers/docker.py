@@ -42,6 +42,8 @@ class ContainerTemplate:
 
 
 class DockerProvider(InstanceProvider):
+    name = "docker"
+
     def __init__(self, pool: PoolName, template: ContainerTemplate, *, url: str = "") -> None:
         """`url`: of the daemon; empty: from the environment. Raises ProviderError, ProviderUnreachableError."""
         self._pool = pool
@@ -62,11 +64,6 @@ class DockerProvider(InstanceProvider):
             unreachable = f"Docker does not answer; start it, or say where it is by DOCKER_HOST: {error}"
             raise ProviderUnreachableError(unreachable) from error
 
-    @property
-    @override
-    def name(self) -> str:
-        return "docker"
-
     @override
     async def running(self) -> list[ProvidedInstance]:
         return await self._call(self._running)
@@ -78,10 +75,6 @@ class DockerProvider(InstanceProvider):
     @override
     async def stop(self, instance: InstanceId) -> None:
         await self._call(lambda: self._stop(instance))
-
-    @override
-    def stoppable(self, running: list[InstanceId]) -> list[InstanceId]:
-        return running
 
     def _running(self) -> list[ProvidedInstance]:
         return [
