@@ -13,6 +13,7 @@ import structlog
 from jwt import PyJWTError
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
+from pointsman.adapters.http_bodies import bounded_body
 from pointsman.adapters.tcp_ports import is_loopback
 from pointsman.adapters.waiting import wait_at_most
 from pointsman.contracts.codec import short_reason
@@ -154,19 +155,17 @@ def is_trustworthy(url: str) -> bool:
 
 async def _document(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
     """Raises IssuerUnreachableError."""
-    body = bytearray()
     try:
         headers = {"accept": "application/json", "accept-encoding": "identity"}
         async with session.get(url, allow_redirects=False, headers=headers) as answer:
             if answer.status != 200:
                 refused = f"{url} answers {answer.status}"
                 raise IssuerUnreachableError(refused)
-            async for chunk in answer.content.iter_any():
-                body += chunk
-                if len(body) > DOCUMENT_BYTES_MAX:
-                    large = f"{url} is larger than {DOCUMENT_BYTES_MAX} bytes"
-                    raise IssuerUnreachableError(large)
-        document = msgspec.json.decode(bytes(body))
+            body = await bounded_body(answer, DOCUMENT_BYTES_MAX)
+        if body is None:
+            large = f"{url} is larger than {DOCUMENT_BYTES_MAX} bytes"
+            raise IssuerUnreachableError(large)
+        document = msgspec.json.decode(body)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RecursionError) as error:
         unread = f"{url}: {type(error).__name__} {error}"
         raise IssuerUnreachableError(unread) from error
