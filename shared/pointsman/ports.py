@@ -10,7 +10,8 @@ import msgspec
 
 from pointsman.contracts.codec import AnyCommand, LogEvent, UndecodableError, decode_event
 from pointsman.contracts.decisions import LeaderElected
-from pointsman.primitives import EngineSeconds, InstanceId, Seconds, Sequence, Term, WallSeconds, wall_time_of
+from pointsman.contracts.fleet import ANY_RANK
+from pointsman.primitives import EngineSeconds, InstanceId, Rank, Seconds, Sequence, Term, WallSeconds, wall_time_of
 
 
 class LogUnavailableError(Exception):
@@ -414,6 +415,11 @@ class EngineTarget:
     engine_model: str = ""
     identity: str = ""
     ready: bool = True
+
+    @property
+    def rank(self) -> Rank:
+        """ANY_RANK if it is all there is of the engine."""
+        return ANY_RANK if self.dp_rank is None else self.dp_rank
 
 
 class EngineDiscovery(Protocol):
