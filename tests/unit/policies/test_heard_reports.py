@@ -52,9 +52,9 @@ def report(at: float, **fields: Any) -> InstanceReported:
 
 def test_an_instance_that_does_nothing_is_logged_at_its_pulse_only_and_pulses_spread() -> None:
     names = [InstanceId(f"engine-{number}") for number in range(200)]
-    periods = [pulse_seconds(name) for name in names]
-    assert min(periods) >= 2 / 3 * PULSE_WALL_SECONDS
-    assert max(periods) <= PULSE_WALL_SECONDS
+    periods = [float(pulse_seconds(name)) for name in names]
+    assert min(periods) >= 2 / 3 * float(PULSE_WALL_SECONDS)
+    assert max(periods) <= float(PULSE_WALL_SECONDS)
     assert len({round(period) for period in periods}) > 8
 
     state, heard = state_with(), HeardReports()
