@@ -15,7 +15,7 @@ from pointsman.contracts.commands import PrefixFetch, RouteGranted, RouteRejecte
 from pointsman.contracts.reasons import TENANT_LIMITS, FailReason, RejectReason
 from pointsman.contracts.tenants import RateLimits
 from pointsman.ports import Clock, CommandTooLargeError
-from pointsman.primitives import EngineSeconds, Seconds, WallSeconds
+from pointsman.primitives import EngineSeconds, Seconds, WallSeconds, engine_seconds
 from pointsman.runtime.telemetry import REQUEST_RETRIES
 from pointsman.runtime.tracing import NO_SPAN, Span
 from pointsman.state.fleet import Knowledge
@@ -143,7 +143,7 @@ class Delivery:
 
     def _may_hold(self) -> bool:
         waited = self.clock.now() - self._command.arrived_at
-        return waited < self.settings.hold_seconds * self.clock.speed
+        return waited < engine_seconds(self.settings.hold_seconds, self.clock.speed)
 
     def _rejected(self, answer: RouteRejected) -> ApiError:
         self._limits = answer.limits or self._limits

@@ -14,6 +14,7 @@ import aiohttp
 import msgspec
 import structlog
 
+from pointsman.adapters.http_bodies import bounded_body
 from pointsman.contracts.fleet import ANY_RANK
 from pointsman.primitives import BLOCK_TOKENS_MAX, Seconds, Tokens
 
@@ -182,17 +183,11 @@ class HttpEngine:
     async def _body(self, response: aiohttp.ClientResponse, path: str, bytes_max: int) -> bytes:
         if not bytes_max or response.status != HTTPStatus.OK:
             return b""
-        pieces, size = list[bytes](), 0
-        while piece := await response.content.readany():
-            pieces.append(piece)
-            size += len(piece)
-            if size > bytes_max:
-                response.close()
-                if path not in self._too_large:
-                    self._too_large.add(path)
-                    log.warning("engine_answer_too_large", path=path, bytes_max=bytes_max)
-                return b""
-        return b"".join(pieces)
+        body = await bounded_body(response, bytes_max)
+        if body is None and path not in self._too_large:
+            self._too_large.add(path)
+            log.warning("engine_answer_too_large", path=path, bytes_max=bytes_max)
+        return body or b""
 
 
 def served_model(body: bytes) -> tuple[str, Tokens]:

@@ -16,7 +16,7 @@ from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.fleet import InstanceLeft, InstanceReported, InstanceSuspected
 from pointsman.ports import EventLog
-from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Term
+from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_ingress.http.errors import ApiError
 from pointsman_ingress.placement.fleet_view import FleetView, Model
@@ -81,7 +81,7 @@ async def rig(*names: PoolName) -> AsyncIterator[Rig]:
         )
         for name in names
     ]
-    yield Rig(Pools(pools, HoldQueue(30.0, clock)), fleets, logs)
+    yield Rig(Pools(pools, HoldQueue(WallSeconds(30.0), clock)), fleets, logs)
     for task in following:
         task.cancel()
     await asyncio.gather(*following, return_exceptions=True)

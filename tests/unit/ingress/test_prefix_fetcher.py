@@ -58,7 +58,7 @@ async def test_the_source_gets_the_prefix_and_the_target_the_parameters_of_its_a
     bodies = [msgspec.json.decode(request.body) for request in engines.asked]
     common = {"model": "m", "prompt": list(range(129)), "max_tokens": 1, "cache_salt": "s"}
     assert bodies == [common | {"kv_transfer_params": REMOTE_DECODE}, common | {"kv_transfer_params": PARAMETERS}]
-    assert [(r.instance, r.engine, r.path, r.dp_rank, r.request_id) for r in engines.asked] == [
+    assert [(r.instance, r.url, r.path, r.dp_rank, r.request_id) for r in engines.asked] == [
         ("a", "http://a", "/v1/completions", 1, "r-2-give"),
         ("b", "http://b", "/v1/completions", -1, "r-2-take"),
     ]

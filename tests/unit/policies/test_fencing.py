@@ -133,7 +133,7 @@ async def rig() -> AsyncIterator[Rig]:
         liveness=liveness,
         pool=POOL,
         clock=clock,
-        hold=HoldQueue(30.0, clock),
+        hold=HoldQueue(WallSeconds(30.0), clock),
     )
     asked: list[tuple[RouteRequest, Reply]] = []
 

@@ -284,7 +284,7 @@ def test_what_the_engine_did_not_find_is_no_hit_for_some_minutes() -> None:
     state.apply(report)
     loads = [state.slower.loads(keys, {}).get(A)]
 
-    state.slower.settle(4.0 + REFUTED_WALL_SECONDS)
+    state.slower.settle(4.0 + float(REFUTED_WALL_SECONDS))
     loads.append(state.slower.loads(keys, {}).get(A))
     state.slower.refute(A, keys, 1e9)
     state.apply(tier_stored("a", 2, [1, 2]))

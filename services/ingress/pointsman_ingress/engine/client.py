@@ -65,7 +65,7 @@ class AnswerTooLargeError(EngineFailedError):
 @dataclass(slots=True)
 class EngineRequest:
     instance: InstanceId
-    engine: str
+    url: str
     path: str
     body: bytes
     headers: Headers
@@ -100,9 +100,9 @@ class EngineClient:
 
     async def send(self, request: EngineRequest) -> "EngineAnswer":
         """Returns after the response head. Raises EngineFailedError unless the status is 200, 4xx or 501."""
-        if not self._urls.cover(request.instance, request.engine):
+        if not self._urls.cover(request.instance, request.url):
             ENGINE_URLS_REFUSED.inc()
-            reason = self._urls.refusal(request.instance, request.engine)
+            reason = self._urls.refusal(request.instance, request.url)
             raise EngineFailedError(reason, failure="connect_failure", public_reason="it cannot be reached")
         try:
             response = await self._post(request)
@@ -118,7 +118,7 @@ class EngineClient:
         return EngineAnswer(response, request.shape, self._timers, chunk_timeout_seconds=self._chunk_timeout_seconds)
 
     async def _post(self, request: EngineRequest) -> Answer:
-        url, headers = _url(request.engine, request.path), self._headers(request)
+        url, headers = _url(request.url, request.path), self._headers(request)
         large = len(request.body) > PIECE_BYTES
         if self._direct is not None and not large:
             return await self._direct.post(url, request.body, headers)

@@ -37,6 +37,10 @@ def capped(count: Tokens, most: Tokens) -> Tokens:
     return count if most < 0 else min(count, most)
 
 
+def known(tokens: Tokens) -> Tokens | None:
+    return tokens if tokens >= 0 else None
+
+
 _Count = Annotated[int, msgspec.Meta(ge=-1, le=COUNT_MAX)]
 
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from pointsman.adapters.backoff import Backoff
 from pointsman.ports import Clock
-from pointsman.primitives import Seconds, WallSeconds
+from pointsman.primitives import WallSeconds
 from pointsman.runtime.telemetry import INGRESS_HELD_REQUESTS
 
 T = TypeVar("T")
@@ -17,7 +17,7 @@ POLL_WALL_SECONDS_MAX: WallSeconds = WallSeconds(0.5)
 
 
 class HoldQueue:
-    def __init__(self, wall_seconds: Seconds, clock: Clock) -> None:
+    def __init__(self, wall_seconds: WallSeconds, clock: Clock) -> None:
         self._wall_seconds = wall_seconds
         self._clock = clock
         self._waiting = 0
@@ -32,7 +32,7 @@ class HoldQueue:
         INGRESS_HELD_REQUESTS.inc()
         backoff = Backoff(POLL_WALL_SECONDS, POLL_WALL_SECONDS_MAX)
         try:
-            async with asyncio.timeout(self._wall_seconds):
+            async with asyncio.timeout(float(self._wall_seconds)):
                 while (found := find()) is None:
                     await self._clock.sleep_wall(backoff.next_wait())
                 return found

@@ -258,7 +258,7 @@ class SchedulerClient:
         return grant
 
     async def hand_over(self, grant: RouteGranted, prefill: EngineSeconds) -> RouteGranted | RouteRejected:
-        """The planned decode grant if no leader answers. `prefill`: engine seconds."""
+        """The planned decode grant if no leader answers."""
         with self.in_flight.waiting_for_place(grant.request):
             answer = await self._request_hand_over(grant, prefill)
             if answer is not None:

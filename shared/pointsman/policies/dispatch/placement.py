@@ -301,7 +301,7 @@ def _is_servable(turn: Turn, request: Request) -> bool:
 
 
 def _retry_after(turn: Turn) -> EngineSeconds:
-    """Engine seconds. An instance that is being started is assumed to need as long again as it has taken so far."""
+    """An instance that is being started is assumed to need as long again as it has taken so far."""
     settings, hold = turn.state.settings, turn.policies.hold_seconds
     if not hold or settings.fold_version < fold_versions.HOLDING:
         return 1.0
