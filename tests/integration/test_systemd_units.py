@@ -34,6 +34,7 @@ OWN_SEEDS = {"worker": "workers/default"}
 HAVE_THE_SECRET = {"pointsman-ingress", "pointsman-scheduler", "pointsman-worker"}
 """Who computes keys of blocks, salts or digests of API keys."""
 OPERATIONS = (ROOT / "docs/operations.md").read_text()
+OF_ONE_POOL = re.compile(r"StateDirectory=|STATE_DIRECTORY=|ARCHIVE_URL=|/workers/|engines\.toml")
 NOT_CALLED_A_SETTING = {"POINTSMAN_CONFIG", f"POINTSMAN_SECRET{FILE_SUFFIX}"}
 
 
@@ -142,6 +143,28 @@ def test_systemd_finds_nothing_wrong(analyze: str, tmp_path: Path) -> None:
     found = subprocess.run([analyze, "verify", f"--root={root}", *names], capture_output=True, text=True, check=False)
 
     assert (found.returncode, found.stderr) == (0, "")
+
+
+def test_the_units_of_a_further_pool_are_those_of_the_first_but_for_names_and_ports(
+    analyze: str, tmp_path: Path
+) -> None:
+    root = make_root(tmp_path)
+    installed = root / "etc/systemd/system"
+    (script,) = [s for s in re.findall(r"```sh\n(.*?)```", OPERATIONS, re.DOTALL) if "-coder.service" in s]
+    script = script.replace("cd /etc/systemd/system", f"cd {installed}").replace("systemctl daemon-reload\n", "")
+
+    subprocess.run(["sh", "-ec", script], check=True)
+    made = sorted(file.name for file in installed.glob("*-coder.service"))
+    found = subprocess.run([analyze, "verify", f"--root={root}", *made], capture_output=True, text=True, check=False)
+
+    assert made == [f"pointsman-{name}-coder.service" for name in ("recorder", "scheduler", "worker")]
+    assert (found.returncode, found.stderr) == (0, "")
+    for name in made:
+        first = (installed / name.replace("-coder", "")).read_text().splitlines()
+        further = [line for line in (installed / name).read_text().splitlines() if "POINTSMAN_POOL=coder" not in line]
+        changed = [(before, line) for before, line in zip(first, further, strict=True) if before != line]
+        assert [before for before, _ in changed] == [line for line in first if OF_ONE_POOL.search(line)]
+        assert all("coder" in line for _, line in changed)
 
 
 @pytest.mark.parametrize("unit", units(), ids=lambda unit: unit.name)

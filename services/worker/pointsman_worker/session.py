@@ -235,8 +235,8 @@ class SessionState:
             )
         except ValueError as error:
             msg = (
-                f"--block-tokens does not fit this engine: {error}; under pointsman up give a pool of --also a number of its "
-                "own with --also-block-tokens"
+                f"--block-tokens does not fit this engine: {error}; under pointsman up give a pool a number of its own with "
+                "#block_tokens=N in --also"
             )
             raise SettingsError(msg) from error
         if self.session is not None and self.session.translator is not None:

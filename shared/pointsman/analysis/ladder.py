@@ -1,6 +1,6 @@
 """The hit-rate ladder: which share of prompt tokens a cache could have had, from an unbounded one down to what engines
 delivered. In: events in log order, each after State has applied it. Out: sums by hour and tenant (`ladder_figures`). What
-each rung means, and what no log can tell, is in docs/operations.md#hit-rate. Costs microseconds a request: nothing here
+each rung means, and what no log can tell, is in docs/data.md#hit-rate. Costs microseconds a request: nothing here
 looks at every engine or at every block of an engine."""
 
 from collections import OrderedDict, deque

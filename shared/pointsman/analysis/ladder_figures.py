@@ -15,7 +15,7 @@ HOUR_SECONDS = 3600
 
 
 class Rung(StrEnum):
-    """From the most that any cache could give to what was given. docs/operations.md#hit-rate defines each."""
+    """From the most that any cache could give to what was given. docs/data.md#hit-rate defines each."""
 
     UNBOUNDED = "unbounded"
     CAPACITY = "capacity"

@@ -1,4 +1,4 @@
-"""Reads the recorder's SQL archive (docs/operations.md). A stream that lost its tail and continued is a log of its own
+"""Reads the recorder's SQL archive (docs/data.md). A stream that lost its tail and continued is a log of its own
 (`...#2`); entries before the fork are read from its predecessor. An SQLite file may be a stranger's: it must have plain
 tables, and its values are bounded."""
 

@@ -1,4 +1,4 @@
-"""Counts requests, tokens and engine seconds per tenant, model and day, in one pass over a log. docs/operations.md#usage
+"""Counts requests, tokens and engine seconds per tenant, model and day, in one pass over a log. docs/data.md#usage
 defines each number. Tokens are the engines' own counts, of streams that broke off the ingress's; seconds are engine time."""
 
 from collections import OrderedDict
