@@ -137,7 +137,7 @@ def with_fill(event: Any) -> bytes:
         STORED | {"extra_keys": "FILL"},
         STORED | {"extra_keys": ["FILL", None]},
         STORED | {"extra_keys": [["FILL"], None]},
-        [*STORED.values()][:8] + ["FILL"],
+        [*[*STORED.values()][:8], "FILL"],
         STORED | {"session_id": "FILL"},
         ["BlockPinned", "FILL"],
         {"type": "BlockPinned", "to": "FILL"},
