@@ -9,7 +9,7 @@ import msgspec
 from pointsman.primitives import Tokens
 from pointsman_ingress.engine.usage import try_decode, usage_in
 from pointsman_ingress.http.errors import ApiError
-from pointsman_ingress.prompt.json_form import check_form
+from pointsman_ingress.http.json_form import check_form
 
 REMOTE_DECODE: dict[str, Any] = {
     "do_remote_decode": True,

@@ -16,8 +16,8 @@ from pointsman.primitives import EngineSeconds, InstanceId, Tokens, WallSeconds
 from pointsman.runtime.tracing import NO_SPAN, Span
 from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest
 from pointsman_ingress.engine.disaggregation import REMOTE_DECODE, TRANSFER_BYTES_MAX, read_prefill
+from pointsman_ingress.http.json_form import LIGHT_BYTES_MAX
 from pointsman_ingress.http.request_headers import Headers
-from pointsman_ingress.prompt.json_form import LIGHT_BYTES_MAX
 from pointsman_ingress.token_ids import SLICE_TOKENS, json_list
 from pointsman_ingress.work_threads import WorkThreads
 

@@ -20,9 +20,9 @@ from pointsman.state.fleet import NO_DEMAND, Demand, Instance
 from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest, lacks_endpoint
 from pointsman_ingress.engine.refusals import reason_in
 from pointsman_ingress.http.errors import bad_request, prompt_too_long
+from pointsman_ingress.http.json_form import LIGHT_BYTES_MAX
 from pointsman_ingress.http.request_headers import Headers
 from pointsman_ingress.prompt.content_parts import Message, text_parts, texts
-from pointsman_ingress.prompt.json_form import LIGHT_BYTES_MAX
 from pointsman_ingress.prompt.openai_requests import (
     Chat,
     Embeddings,
