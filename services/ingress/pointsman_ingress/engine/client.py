@@ -20,6 +20,7 @@ from pointsman.runtime import span_attributes
 from pointsman.runtime.engine_urls import EngineUrls
 from pointsman.runtime.telemetry import ENGINE_URLS_REFUSED
 from pointsman.runtime.tracing import NO_SPAN, Span, trace_headers
+from pointsman_ingress.engine.refusals import REFUSAL_BYTES_MAX
 from pointsman_ingress.engine.session import Answer, DirectSession, EngineConnector
 from pointsman_ingress.engine.streams import CHUNKS, StreamShape, StreamTail
 from pointsman_ingress.http.request_headers import Headers
@@ -142,9 +143,14 @@ class EngineClient:
         return answer, first
 
     async def ask(self, request: EngineRequest, *, bytes_max: int = ANSWER_BYTES_MAX) -> tuple[int, bytes]:
-        """Status and body of the whole answer. Raises EngineFailedError."""
+        """Status and body of the whole answer; of a refusal larger than REFUSAL_BYTES_MAX no body. Raises EngineFailedError."""
         async with await self.send(request) as answer:
-            return answer.status, await answer.whole(bytes_max=bytes_max)
+            if answer.status < 400:
+                return answer.status, await answer.whole(bytes_max=bytes_max)
+            try:
+                return answer.status, await answer.whole(bytes_max=REFUSAL_BYTES_MAX)
+            except AnswerTooLargeError:
+                return answer.status, b""
 
     def is_unfit(self, status: int, headers: Headers) -> bool:
         """Whether another engine may accept the request: this one refused our key, lacks the model or is overloaded."""

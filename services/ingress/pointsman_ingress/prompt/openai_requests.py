@@ -9,10 +9,10 @@ import msgspec
 
 from pointsman.primitives import Tokens
 from pointsman_ingress.http.errors import ApiError, bad_request
+from pointsman_ingress.http.json_form import ENTRIES_MAX, LIGHT_BYTES_MAX, TOKEN_IDS_MAX, check_form
 from pointsman_ingress.prompt.audio_form import read_form
 from pointsman_ingress.prompt.body_fields import NULL
 from pointsman_ingress.prompt.content_parts import ChatForm, Message, first_unsupported
-from pointsman_ingress.prompt.json_form import ENTRIES_MAX, LIGHT_BYTES_MAX, TOKEN_IDS_MAX, check_form
 from pointsman_ingress.token_ids import token_lists
 
 COMPLETION_OUTPUT_TOKENS = 16  # OpenAI's default
