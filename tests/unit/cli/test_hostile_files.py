@@ -138,6 +138,30 @@ def test_a_checkpoint_with_impossible_values_is_no_traceback(entries: list[LogEn
             assert "\x1b" not in ran.output
 
 
+NODES = b"\x81\xa5nodes\xdd"
+SETS = b"\x91\xa3set"
+CHECKPOINTS = {
+    "many nodes": NODES + (400_000).to_bytes(4, "big") + SETS * 400_000,
+    "many nodes behind others": NODES + (1).to_bytes(4, "big") + SETS + NODES[1:] + (10**6).to_bytes(4, "big") + SETS * 10**6,
+    "deep slots": NODES + (1).to_bytes(4, "big") + b"\x93\xa3set\xa0\xdd" + (5 * 10**6).to_bytes(4, "big") + b"\x91\x90" * 5 * 10**6,
+}  # fmt: skip
+
+
+def test_a_checkpoint_that_would_become_far_larger_is_refused_before_it_does(
+    entries: list[LogEntry], tmp_path: Path
+) -> None:
+    files = []
+    for name, content in CHECKPOINTS.items():
+        kept = ExportedCheckpoint(as_of=50, entry=entry_digest(entries[49]), form="", content=content)
+        files.append(tmp_path / f"{name}.pmlog")
+        write_bundle(files[-1], Header(first=50), entries[49:], kept)
+
+    outputs = run(*(["replay", "--from", str(file)] for file in files), rss_max=150 * MEBIBYTE)
+
+    assert_refused(CHECKPOINTS, outputs)
+    assert all("has a checkpoint of more than 1 MiB" in output for output in outputs)
+
+
 # --- Archives ---
 
 
