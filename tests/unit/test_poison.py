@@ -27,6 +27,7 @@ from pointsman.contracts.codec import (
     PAYLOAD_BYTES_MAX,
     REASON_LENGTH_MAX,
     SMALL_BYTES_MAX,
+    TooLargeError,
     UndecodableError,
     UnwritableError,
     decode_command,
@@ -146,6 +147,13 @@ def test_what_workers_and_people_send_is_small(subject: str) -> None:
 
     assert accepted(good[:-1] + b',"x":"' + b" " * (SMALL_BYTES_MAX - len(good) - 7) + b'"}', decode)
     assert not accepted(good[:-1] + b',"x":"' + b" " * (SMALL_BYTES_MAX - len(good) - 6) + b'"}', decode)
+
+
+def test_an_event_about_an_instance_that_readers_would_refuse_is_not_written() -> None:
+    large = joined(ENGINE, adapters=["a" * 1000 + str(number) for number in range(600)])
+
+    with pytest.raises(TooLargeError):
+        encode(large)
 
 
 def test_events_of_caches_and_routed_requests_may_be_large() -> None:

@@ -54,6 +54,7 @@ from pointsman.contracts.decisions import (
 )
 from pointsman.contracts.envelope import Event
 from pointsman.contracts.fleet import (
+    FleetEvent,
     InstanceDraining,
     InstanceEjected,
     InstanceJoined,
@@ -216,7 +217,8 @@ class UnwritableError(ValueError):
 
 
 class TooLargeError(UnwritableError):
-    """The event is larger than PAYLOAD_BYTES_MAX, or the command than that less EVENT_ROOM_BYTES."""
+    """The event is larger than PAYLOAD_BYTES_MAX or, about an instance, SMALL_BYTES_MAX; or the command than the first less
+    EVENT_ROOM_BYTES."""
 
 
 def encode(message: Event | AnyCommand) -> bytes:
@@ -224,6 +226,8 @@ def encode(message: Event | AnyCommand) -> bytes:
     unwritable = f"a {type(message).__name__} cannot be written"
     is_event = isinstance(message, Event)
     most = PAYLOAD_BYTES_MAX if is_event else PAYLOAD_BYTES_MAX - EVENT_ROOM_BYTES
+    if isinstance(message, FleetEvent):
+        most = SMALL_BYTES_MAX
     try:
         payload = _encoder.encode(message)
         if len(payload) <= most:

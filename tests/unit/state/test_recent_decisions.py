@@ -135,3 +135,15 @@ def test_decisions_forged_before_the_election_of_their_term_use_up_no_number_of_
 
     assert state.fleet[ENGINE].status is Status.DRAINING
     assert state.recent_decisions.through == 1
+
+
+def test_a_decision_forged_for_a_later_term_does_not_make_repeats_count_again() -> None:
+    state = State(PoolSettings())
+    drained: LogEvent = InstanceDraining(at=5.0, stamp=_stamp(1), instance=ENGINE, epoch=Epoch(1))
+    forged: LogEvent = InstanceDraining(at=5.0, stamp=_stamp(1, 9), instance=InstanceId("b"), epoch=Epoch(1))
+    undrained: LogEvent = InstanceUndrained(at=6.0, stamp=_stamp(2), instance=ENGINE, epoch=Epoch(1))
+
+    for sequence, event in enumerate([joined("a"), _elected(1), drained, forged, undrained, drained], start=1):
+        state.apply(event, sequence)
+
+    assert state.fleet[ENGINE].status is Status.READY

@@ -323,9 +323,8 @@ def test_nobody_can_hold_more_blocks_than_any_engine_does(tier: Tier, monkeypatc
     monkeypatch.setattr(holdings, "SLOWER_BLOCKS_MAX", 6)
     state = State(PoolSettings())
 
-    for sequence, event in enumerate(
-        [joined("a"), *(tier_stored("a", n, [3 * n, 3 * n + 1, 3 * n + 2], tier) for n in (1, 2))]
-    ):
+    events: list[LogEvent] = [joined("a"), *(tier_stored("a", n, [3 * n, 3 * n + 1, 3 * n + 2], tier) for n in (1, 2))]
+    for sequence, event in enumerate(events):
         state.apply(event, sequence + 1)
     full = state.dead_letters.count
     state.apply(tier_stored("a", 3, [9], tier), 4)
@@ -341,7 +340,8 @@ def test_a_snapshot_of_more_blocks_than_any_engine_holds_replaces_nothing(monkey
     state = State(PoolSettings())
     large = CacheSnapshot(at=1.0, instance=A, epoch=Epoch(1), sequence=2, runs=tier_stored("a", 1, [1, 2, 3]).runs)
 
-    for sequence, event in enumerate([joined("a"), tier_stored("a", 1, [1, 2], "device"), large]):
+    events: list[LogEvent] = [joined("a"), tier_stored("a", 1, [1, 2], "device"), large]
+    for sequence, event in enumerate(events):
         state.apply(event, sequence + 1)
 
     assert (state.index.blocks(A), state.dead_letters.count) == (2, 1)
