@@ -162,3 +162,32 @@ async def test_entries_that_were_read_ahead_are_folded_in_order_with_turns_for_o
 
     assert folded == list(range(1, COMMANDS + 1))
     assert turns[0] >= COMMANDS / ENTRIES_A_TURN / 2
+
+
+class SlowlyDescribed(Described):
+    @override
+    def entry(self, sequence: Sequence, subject: str, payload: bytes) -> LogEntry:
+        time.sleep(TURN_SECONDS_MAX)
+        return super().entry(sequence, subject, payload)
+
+
+async def test_others_have_a_turn_after_each_entry_that_takes_long() -> None:
+    entries, turns = ENTRIES_A_TURN // 4, 0
+    wire = Wire()
+    reader = Reader(wire, SlowlyDescribed(), LogListener(), 1, (), lambda: None)  # type: ignore[arg-type]
+    reader._pull.attached = True
+    for number in range(1, entries + 1):
+        place = f"$JS.ACK.log.reader.1.{number}.{number}.0.{entries - number}"
+        reader._pull.buffer.append(Sent(b"{}", "pm.default.kv.engine-1", place))
+
+    async def read() -> None:
+        for _ in range(entries):
+            assert await reader.next() is not None
+
+    reading = asyncio.create_task(read())
+    while not reading.done():
+        await asyncio.sleep(0)
+        turns += 1
+    await reader.close()
+
+    assert turns >= entries - 1
