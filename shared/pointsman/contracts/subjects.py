@@ -33,6 +33,7 @@ _LOG_SUBJECT = re.compile(
     rf"{SUBJECT_ROOT}\.[^.]+\.(?P<kind>{'|'.join(kind.partition('.')[0] for kind in KINDS)})"
     r"(?:\.(?P<name>[A-Za-z0-9_-]{1,64}))?"
 )
+_SMALL_COMMANDS = frozenset({"heartbeat", "fleet", "drain", "scale", "keys"})
 _OF_AN_ATTEMPT = (RequestGranted, RequestHandedOver, RequestAttemptFailed, PrefixFetchEnded, PrefixCopyEnded)
 
 
@@ -140,6 +141,12 @@ def leader_subject(pool: PoolName) -> str:
 
 def fleet_view_subject(pool: PoolName) -> str:
     return f"{SUBJECT_ROOT}.{pool}.cmd.fleet"
+
+
+def is_small(subject: str) -> bool:
+    """Whether only small messages belong there, and workers, readers or operators may write them."""
+    _, _, kind, action, *_ = *subject.split(".", 4), "", "", "", ""
+    return kind == "fleet" or (kind == "cmd" and action in _SMALL_COMMANDS)
 
 
 def subject_of(pool: PoolName, event: Event) -> str:

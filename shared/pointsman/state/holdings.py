@@ -16,18 +16,31 @@ from pointsman.state.workload import Request
 CONFIRMATION_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 """How long a promise is kept after the first token, for cache events to confirm it."""
 DELIVERED_WALL_SECONDS: WallSeconds = WallSeconds(45.0)
+DEVICE_BLOCKS_MAX = 2**22
+SLOWER_BLOCKS_MAX = 2**24
+"""Of an instance in each slower tier, and of the shared store. An event that would exceed it stores nothing."""
 
 
 def store(parts: StateParts, event: BlocksStored) -> None:
     if not _next_cache_event(parts, event):
         return
     if event.tier != "device":
+        _check_room(event, parts.slower.blocks(event.tier, event.instance), SLOWER_BLOCKS_MAX)
         for run in event.runs:
             parts.slower.store(event.tier, event.instance, unpack_keys(run.keys))
     else:
+        _check_room(event, parts.index.blocks(event.instance), DEVICE_BLOCKS_MAX)
         for run in event.runs:
             parts.index.store(event.instance, run.parent, unpack_keys(run.keys))
         parts.contradictions.stored(event.instance, parts.sequence)
+
+
+def _check_room(event: BlocksStored | CacheSnapshot, held: int, most: int) -> None:
+    """Raises ValueError if the instance would hold more blocks than engines do."""
+    told = sum(len(run.keys) for run in event.runs) // KEY_BYTES
+    if held + told > most:
+        msg = f"{told} more blocks than {held} are more than {most}"
+        raise ValueError(msg)
 
 
 def count(parts: StateParts, event: CacheEvent) -> None:
@@ -96,6 +109,7 @@ def replace(parts: StateParts, event: CacheSnapshot) -> None:
     if instance is None or event.sequence < instance.sequence:
         return
     check_step("sequence", instance.sequence, event.sequence)
+    _check_room(event, 0, DEVICE_BLOCKS_MAX)
     parts.index.clear(event.instance)
     parts.slower.clear(event.instance)
     for run in event.runs:
