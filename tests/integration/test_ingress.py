@@ -191,6 +191,19 @@ async def test_what_routing_needs_reaches_the_scheduler(world: World) -> None:
     assert (asked.prompt_tokens, asked.max_output_tokens, asked.exact, asked.ingress) == (200, 3, True, "ingress-1")
 
 
+@pytest.mark.parametrize(
+    ("fields", "answers"),
+    [({}, 1), ({"n": 128}, 128), ({"n": 2, "best_of": 5}, 5), ({"prompt": ["a", "b", "c"], "n": 4}, 12), ({"n": -3}, 1)],
+)
+async def test_the_scheduler_learns_how_many_answers_a_request_gets(
+    world: World, fields: dict[str, Any], answers: int
+) -> None:
+    async with world.post(COMPLETIONS, TOKENS | fields) as answer:
+        await answer.read()
+
+    assert [asked.answers for asked in world.scheduler.asked] == [answers]
+
+
 async def test_a_chat_is_tokenised_by_the_engine_where_there_is_no_tokenizer(world: World) -> None:
     async with world.post(CHAT, HELLO) as answer:
         await answer.read()

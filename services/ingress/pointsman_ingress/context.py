@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pointsman.contracts.cache_salts import CacheSalts
 from pointsman.contracts.commands import RouteRequest
 from pointsman.contracts.requests import OUTPUT_UNBOUNDED
-from pointsman.primitives import InstanceId, PoolName, SessionId, Tenant, Tokens
+from pointsman.primitives import ANSWERS_MAX, InstanceId, PoolName, SessionId, Tenant, Tokens
 from pointsman.runtime import span_attributes
 from pointsman.runtime.tenant_policies import FollowedPolicies
 from pointsman_ingress import metrics
@@ -157,6 +157,7 @@ async def understand(
         cache_group=group,
         client_request_id=call.client_request_id,
         priority=priority,
+        answers=min(len(tokens.prompts) * request.answers, ANSWERS_MAX),
     )
     return RequestContext(
         endpoint=endpoint,
