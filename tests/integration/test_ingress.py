@@ -193,7 +193,13 @@ async def test_what_routing_needs_reaches_the_scheduler(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("fields", "answers"),
-    [({}, 1), ({"n": 128}, 128), ({"n": 2, "best_of": 5}, 5), ({"prompt": ["a", "b", "c"], "n": 4}, 12), ({"n": -3}, 1)],
+    [
+        ({}, 1),
+        ({"n": 128}, 128),
+        ({"n": 2, "best_of": 5}, 5),
+        ({"prompt": ["a", "b", "c"], "n": 4}, 12),
+        ({"n": -3}, 1),
+    ],
 )
 async def test_the_scheduler_learns_how_many_answers_a_request_gets(
     world: World, fields: dict[str, Any], answers: int
