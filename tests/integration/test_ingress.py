@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from openai import AsyncOpenAI
+from yarl import URL
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer
@@ -208,6 +209,16 @@ async def test_the_scheduler_learns_how_many_answers_a_request_gets(
         await answer.read()
 
     assert [asked.answers for asked in world.scheduler.asked] == [answers]
+
+
+@pytest.mark.parametrize("path", ["/%74okenize", "/v1/chat%2fcompletions", "/v1/completion%73", "/v1%2fmodels"])
+async def test_a_path_spelled_otherwise_than_a_proxy_knows_it_is_none(world: World, path: str) -> None:
+    url = URL(world.url + path, encoded=True)
+    for method in ("GET", "POST"):
+        async with world.client.request(method, url, json=TOKENS) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (404, "not_found")
+    async with world.client.get(URL(world.url + "/v1/models/%6d", encoded=True)) as answer:
+        assert (await answer.json())["id"] == "m"
 
 
 async def test_a_chat_is_tokenised_by_the_engine_where_there_is_no_tokenizer(world: World) -> None:
