@@ -120,6 +120,11 @@ Tokens = Annotated[int, Meta(ge=-1, le=2**40)]
 BlockTokens = Annotated[int, Meta(ge=1, le=BLOCK_TOKENS_MAX)]
 
 Count = Annotated[int, Meta(ge=0, le=WHOLE_MAX)]
+
+ANSWERS_MAX = 2**31
+Answers = Annotated[int, Meta(ge=1, le=ANSWERS_MAX)]
+"""Of one request: its prompts times the answers to each."""
+
 Rank = Annotated[int, Meta(ge=-1, le=2**20)]
 Sequence = Annotated[int, Meta(ge=0, le=WHOLE_MAX)]
 

@@ -23,7 +23,7 @@ from pointsman.runtime.settings import ENVIRONMENT_PREFIX, FILE_SUFFIX, PUBLIC_S
 from pointsman_cli.console.command import console_command
 from pointsman_cli.up.scripts import settings_type_of
 from tests.support.certificates import Authority
-from tests.support.systemd import ROOT, UNITS, Unit, make_root, units
+from tests.support.systemd import ROOT, UNITS, Unit, drop_ins, make_root, units
 
 START_SECONDS_MAX = 30.0
 USER_ID, GROUP_ID = 61_234, 61_999
@@ -96,9 +96,18 @@ def test_nats_server_is_started_again_whatever_its_exit_code_and_our_processes_u
 
 
 def test_a_drop_in_of_an_administrator_comes_after_ours() -> None:
-    (ours,) = (UNITS / "pointsman-.service.d").iterdir()
+    ours = [file.name for unit in units() for file in drop_ins(f"{unit.name}.service")]
 
-    assert ours.name < "10-limits.conf" < "limits.conf"
+    assert max(ours) < "10-limits.conf" < "limits.conf"
+
+
+def test_no_unit_takes_the_memory_of_its_host_and_the_bus_may_have_most() -> None:
+    memory = {unit.name: int(unit.settings["MemoryMax"][-1].removesuffix("G")) for unit in units()}
+    bus = memory.pop("pointsman-nats")
+
+    assert set(memory.values()) == {2}
+    assert bus > 2
+    assert {unit.settings["TasksMax"][-1] for unit in units()} == {"512"}
 
 
 def test_the_drop_in_of_a_scaler_that_starts_processes_hands_it_the_secret_as_the_units_do() -> None:

@@ -130,7 +130,7 @@ class Delivery:
             if span.recording:
                 command = msgspec.structs.replace(command, traceparent=span.headers["traceparent"])
             try:
-                answer = await self._pool.scheduler.route(command)
+                answer = await self._pool.scheduler.route(command, owner=self.context.owner)
             except CommandTooLargeError as error:
                 self.lifecycle.failed(FailReason.REQUEST_TOO_LARGE, 413)
                 raise request_too_large() from error

@@ -55,7 +55,7 @@ class Endpoint:
     limit_headers: LimitHeaders = openai_limits
 
     def check_content_type(self, headers: Headers) -> None:
-        """Browsers post forms and plain text to any site, but JSON only after a preflight. Raises ApiError (415)."""
+        """Raises ApiError (415)."""
         if self.parse is not None and not is_json(headers):
             raise not_json()
 

@@ -3,6 +3,7 @@ detection. `TRANSITIONS` has every legal move; other events change nothing, sinc
 that crossed each other. Functions over `StateParts`."""
 
 from enum import StrEnum
+from math import ceil
 
 from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.decisions import (
@@ -93,6 +94,7 @@ def arrive(parts: StateParts, event: RequestArrived) -> None:
         followed=event.followed,
         alias=event.alias,
         context_tokens=event.context_tokens,
+        answers=event.answers,
     )
     _take_in(parts, request, event.at, limited=True)
 
@@ -522,7 +524,8 @@ def _note_end(parts: StateParts, request: Request, event: RequestEnd) -> None:
     _stop_fetching(parts, request)
     finished = event if isinstance(event, RequestFinished) else None
     if finished is not None:
-        parts.output_lengths.learn(request.tenant, finished.completion_tokens, request.max_output_tokens)
+        of_each = ceil(finished.completion_tokens / request.answers)
+        parts.output_lengths.learn(request.tenant, of_each, request.max_output_tokens)
         if finished.instance == request.instance:
             parts.outliers.served(finished.instance, finished.at, since=request.granted_at)
         if parts.learns_from_deliveries:

@@ -129,7 +129,7 @@ class PromptTokenizer:
             case SizedRequest():
                 return PromptTokens([range(prompt.tokens)], exact=False, known=0, inexact_reason="not looked at")
             case Embeddings():
-                return PromptTokens([[0]], exact=False, known=0, inexact_reason="prompt_embeds")
+                return PromptTokens([[0]] * prompt.prompts, exact=False, known=0, inexact_reason="prompt_embeds")
             case Chat() if prompt.template is not None:
                 prompts = await self._from_engine(prompt, request.model, context)
             case Chat() if prompt.unsupported:

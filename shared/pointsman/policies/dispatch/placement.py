@@ -92,6 +92,7 @@ def _arrive(turn: Turn, command: RouteRequest) -> None:
             client_request_id=command.client_request_id,
             cache_group=command.cache_group,
             priority=command.priority,
+            answers=command.answers,
         )
     )
 
