@@ -94,7 +94,9 @@ class Service(Examiner):
                 request = self._judged(event, state)
                 if request is not None:
                     self._ttfts.add(event.ttft)
-                    self._count(request, event.instance, on_time=event.ttft <= self._slos.get(request.id, request.slo_ttft))
+                    self._count(
+                        request, event.instance, on_time=event.ttft <= self._slos.get(request.id, request.slo_ttft)
+                    )
                     self._count_tokens(request, event)
             case RequestArrived():
                 _keep(self._slos, event.request, event.slo_ttft)
