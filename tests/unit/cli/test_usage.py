@@ -100,7 +100,7 @@ def test_an_end_by_the_ingress_replaces_that_of_a_leader_that_gave_the_request_u
     begun = [arrived("r", 1), granted("r", 3)]
     given_up = RequestCancelled(
         at=4, request=RequestId("r"), reason="", cause=CancelCause.INGRESS_SILENT, instance=ENGINE,
-        stamp=Stamp(Term(1), 1, 1),
+        stamp=Stamp(term=Term(1), number=1, as_of=1),
     )  # fmt: skip
 
     replaced = counted(*begun, given_up, first_token("r", 5), finished("r", 9)).total
