@@ -87,12 +87,12 @@ def read_record(
     start = 1 if known is None else known.state.sequence + 1
     reader: TrafficReader | None = None
     for entry in entries:
-        if entry.sequence >= start:
-            state.apply_entry(entry)
         if reader is None and (begins is None or begins(entry)):
             reader = TrafficReader(
                 state, policies=known.policies if known else None, fleet_from=start, since=since, until=until
             )
+        if entry.sequence >= start:
+            state.apply_entry(entry)
         if reader is not None:
             reader.take(entry)
     return (reader or TrafficReader(state)).record(origin)
