@@ -86,6 +86,7 @@ def _hints(fleet: FleetFile) -> list[tuple[str, str]]:
     )
     others = "".join(f", {other.url}/v1" for other in fleet.of_role("ingress")[1:])
     probes = ", ".join(f"{ingress.probes}/readyz" for ingress in fleet.of_role("ingress"))
+    instances = f"   (of engines that the scaler starts: {fleet.data}/instances/)" if fleet.of_role("scaler") else ""
     return [
         ("API", f"{fleet.ingress}/v1{others}   (any OpenAI client; {models})"),
         ("Health", f"{probes}   (and /metrics, /openapi.json)"),
@@ -95,7 +96,7 @@ def _hints(fleet: FleetFile) -> list[tuple[str, str]]:
         ),
         ("Watch", f"{here} fleet --watch     {here} tap     {here} bench --help"),
         ("SQL", f"sqlite3 {archive_file(Path(fleet.data))}"),
-        ("Logs", f"{fleet.data}/logs/NAME.log"),
+        ("Logs", f"{fleet.data}/logs/NAME.log{instances}"),
         ("Data", fleet.data),
         ("Stop", "Ctrl-C"),
     ]
