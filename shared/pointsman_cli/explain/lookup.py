@@ -16,7 +16,7 @@ CANDIDATES_SHOWN = 8
 OPEN_MAX = 100_000
 HINT = (
     "The id is the x-pointsman-request-id of the answer, or its x-request-id. `--slowest 10` lists the slowest, "
-    "`pointsman tap --since 1 --until now` shows all."
+    "`pointsman tap --since 1 --until now` shows all of a running fleet."
 )
 
 

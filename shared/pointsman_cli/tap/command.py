@@ -15,7 +15,7 @@ from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.history.live import LiveHistory
 from pointsman_cli.history.time_options import NOW, SEQUENCE, Moment, moment_in
 from pointsman_cli.interruption import interruptible
-from pointsman_cli.options import CONTEXT, from_options, json_switch, since_option, until_option
+from pointsman_cli.options import CONTEXT, fleet_options, json_switch, since_option, until_option
 from pointsman_cli.tap.event_lines import line, reset_line
 from pointsman_cli.tap.filters import BadPatternError, Filter, subject_pattern
 from pointsman_cli.terminal import SafeConsole, json_text, print_line
@@ -30,7 +30,7 @@ class NoLogError(click.ClickException):
 @click.option("--type", "types", metavar="TYPE", multiple=True, help="Only events of this type. Repeatable.")
 @click.option("--request", metavar="ID", help="Only events of this request (an id or its end).")
 @click.option("--instance", metavar="ID", help="Only events of this instance and of requests placed on it.")
-@from_options
+@fleet_options
 @since_option
 @until_option
 @json_switch

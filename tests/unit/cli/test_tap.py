@@ -8,10 +8,11 @@ import pytest
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import Candidate, RequestGranted, RequestMigrated, RequestPlaced
+from pointsman.contracts.fleet import InstanceProbed
 from pointsman.contracts.requests import RequestFinished
 from pointsman.contracts.subjects import subject_of
 from pointsman.ports import LogEntry, LogReset
-from pointsman.primitives import ANCHOR_UNIX_SECONDS, InstanceId, PoolName, RequestId
+from pointsman.primitives import ANCHOR_UNIX_SECONDS, Epoch, InstanceId, PoolName, RequestId
 from pointsman_cli.history.time_options import Moment
 from pointsman_cli.tap.command import Printer, follow_log
 from pointsman_cli.tap.event_lines import STYLES, details, line, reset_line
@@ -226,3 +227,19 @@ def test_an_end_shows_the_engines_own_counts() -> None:
     )  # fmt: skip
 
     assert details(event) == "engine-1  900 tokens (832 cached), 10 out, TTFT 0.500 s, TPOT 30.5 ms, end-to-end 12.0 s"
+
+
+@pytest.mark.parametrize(
+    ("parity", "detail", "said"),
+    [
+        (True, "the keys of a chat agree", "the keys of a chat agree"),
+        (True, "", "keys agree"),
+        (False, "check --block-tokens", "keys differ: check --block-tokens"),
+    ],
+)
+def test_a_probe_says_once_whether_the_keys_agree(parity: bool, detail: str, said: str) -> None:
+    probed = InstanceProbed(at=1.0, instance=ENGINE_1, epoch=Epoch(1), parity=parity, detail=detail)
+
+    shown = details(probed)
+
+    assert shown == said
