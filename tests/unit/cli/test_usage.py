@@ -97,7 +97,7 @@ def report(*arguments: str) -> dict[str, Any]:
 
 
 def test_an_end_by_the_ingress_replaces_that_of_a_leader_that_gave_the_request_up() -> None:
-    begun = [arrived("r", 1), granted("r", 3)]
+    begun: list[LogEvent] = [arrived("r", 1), granted("r", 3)]
     given_up = RequestCancelled(
         at=4, request=RequestId("r"), reason="", cause=CancelCause.INGRESS_SILENT, instance=ENGINE,
         stamp=Stamp(term=Term(1), number=1, as_of=1),
