@@ -85,6 +85,10 @@ async def _described(commands: Commands, settings: FleetSettings) -> FleetDescri
 def _as_json(fleet: FleetDescribed, *, indent: int) -> str:
     content = msgspec.to_builtins(fleet)
     del content["type"]
+    for shown in content["instances"]:
+        shown["digest"] = f"{shown['digest']:016x}"  # as `state` prints it: readers of JSON round large numbers
+        if shown["prediction_error"] < 0:
+            shown["prediction_error"] = None
     encoded = msgspec.json.encode(content)
     return json_text(msgspec.json.format(encoded, indent=indent) if indent else encoded)
 

@@ -77,6 +77,8 @@ class Printer:
         self._speed = speed
         self._as_json = as_json
         self._console = SafeConsole(soft_wrap=True)
+        self.shown = 0
+        """Entries."""
 
     def show(self, entry: LogEntry | LogReset) -> None:
         """Raises BrokenPipeError when the reader is gone."""
@@ -84,6 +86,7 @@ class Printer:
             if not self._as_json:
                 self._console.print(reset_line(entry))
         elif self.wanted.matches(entry):
+            self.shown += 1
             if self._as_json:
                 print(_as_json(entry), flush=True)
             else:
@@ -115,6 +118,8 @@ async def follow_log(log: EventLog, printer: Printer, *, since: Moment | None, u
             break
     if not any_there:
         _say_nothing_there(extent)
+    elif not printer.shown:
+        print_line("entries are there, but none of them matches", error=True)
 
 
 def _say_nothing_there(extent: LogExtent) -> None:

@@ -209,7 +209,9 @@ async def test_a_span_without_entries_is_told_with_what_the_log_has(
     assert told.err == "no entry of the log is between --since and --until: it has entries 1 to 5\n"
 
 
-async def test_a_filter_that_lets_nothing_through_is_not_an_empty_span(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_filter_that_lets_nothing_through_is_told_apart_from_an_empty_span(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
     await log.append(joined("engine-1"))
 
@@ -217,7 +219,7 @@ async def test_a_filter_that_lets_nothing_through_is_not_an_empty_span(capsys: p
         log, Printer(1.0, Filter(request="nosuch"), as_json=False), since=Moment(sequence=1), until=Moment()
     )
 
-    assert capsys.readouterr() == ("", "")
+    assert capsys.readouterr() == ("", "entries are there, but none of them matches\n")
 
 
 def test_an_end_shows_the_engines_own_counts() -> None:
