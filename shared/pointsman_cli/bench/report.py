@@ -19,8 +19,6 @@ from pointsman_cli.formatting import count, milliseconds, seconds, share
 from pointsman_cli.terminal import table
 
 LATENESS_SHARE_MAX = 0.05
-
-
 UNKNOWN = "unknown"
 """Fleets with keys do not tell clients which instance answered."""
 

@@ -15,7 +15,7 @@ from pointsman.state.workload import Request, Stage
 from pointsman_cli.doctor.client_faults import is_clients_fault
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity
-from pointsman_cli.formatting import plural
+from pointsman_cli.formatting import plural, were
 
 OVERDUE_WALL_SECONDS = 60.0
 ORPHAN_WALL_SECONDS = 600.0
@@ -204,7 +204,7 @@ class Requests(Examiner):
             )
         if self._cancelled:
             yield self.note(
-                f"{plural(self._cancelled.total(), 'request')} {'was' if self._cancelled.total() == 1 else 'were'} cancelled",
+                f"{plural(self._cancelled.total(), 'request')} {were(self._cancelled.total())} cancelled",
                 [f"{count:,} {reason}" for reason, count in self._cancelled.most_common(SHOWN_MAX)],
             )
 

@@ -36,6 +36,8 @@ SHOWN_MAX = 8
 STRETCH_WALL_SECONDS = 5.0
 STRETCHES_SHOWN = 5
 
+V = TypeVar("V")
+
 
 @dataclass(slots=True)
 class _Prefix:
@@ -291,9 +293,6 @@ class Service(Examiner):
         example = f", for example request {prefix.example}" if prefix.example else ""
         tokens = self._level * self.settings.block_tokens
         return f"{key:016x} ({tokens} tokens): {count / self._arrivals:.0%} of arrivals, {served}{example}"
-
-
-V = TypeVar("V")
 
 
 def _keep(known: dict[RequestId, V], request: RequestId, value: V) -> None:
