@@ -83,7 +83,7 @@ def apply_command(file: Path, place: str | None, pool: str | None, as_json: bool
     """
     policies = _checked(lambda: read_tenant_policies(file))
 
-    report(_run(place, pool, _replacing(lambda _known: policies)), as_json=as_json)
+    report(_run(place, pool, replacing(lambda _known: policies, whatever_was=True)), as_json=as_json)
 
 
 @tenants_command.command("set", context_settings=CONTEXT)
@@ -100,7 +100,7 @@ def set_command(tenant: str, values: tuple[str, ...], place: str | None, pool: s
     texts = [f"{tenant}.{value}" for value in values]
     _checked(lambda: with_changes(TenantPolicies(), texts))  # before anything is asked
 
-    report(_run(place, pool, _replacing(lambda known: with_changes(known, texts))), as_json=as_json)
+    report(_run(place, pool, replacing(lambda known: with_changes(known, texts))), as_json=as_json)
 
 
 def _run(
@@ -119,13 +119,14 @@ def _run(
     return asyncio.run(connected())
 
 
-def _replacing(
-    change: Callable[[TenantPolicies], TenantPolicies],
+def replacing(
+    change: Callable[[TenantPolicies], TenantPolicies], *, whatever_was: bool = False
 ) -> Callable[[Commands, FleetSettings], Awaitable[PoliciesChange]]:
     async def replace(commands: Commands, settings: FleetSettings) -> PoliciesChange:
-        before = (await _described(commands, settings)).policies or TenantPolicies()
+        described = await _described(commands, settings)
+        before = described.policies or TenantPolicies()
         after = change(before)
-        await replace_policies(commands, settings, after)
+        await replace_policies(commands, settings, after, revision=None if whatever_was else described.revision)
         return PoliciesChange(before, after)
 
     return replace
@@ -136,9 +137,12 @@ async def _described(commands: Commands, settings: FleetSettings) -> TenantsDesc
     return await ask(commands, subject, DescribeTenants(), TenantsDescribed, absent=no_scheduler(settings))
 
 
-async def replace_policies(commands: Commands, settings: FleetSettings, policies: TenantPolicies) -> None:
+async def replace_policies(
+    commands: Commands, settings: FleetSettings, policies: TenantPolicies, *, revision: int | None = None
+) -> None:
+    """`revision`: those that they are made from. Raises click.ClickException, too if there are later ones."""
     subject = admin_subject(PoolName(settings.pool), "tenants", settings.actor)
-    command = SetTenantPolicies(policies=policies)
+    command = SetTenantPolicies(policies=policies, revision=revision)
     answer = await ask(commands, subject, command, TenantPoliciesAnswered, absent=no_scheduler(settings))
     if answer.refusal:
         raise click.ClickException(answer.refusal)

@@ -326,9 +326,11 @@ class ScaleAnswered(Command, frozen=True, kw_only=True):
 
 
 class SetTenantPolicies(Command, frozen=True, kw_only=True):
-    """`cmd.tenants.<actor>`: these policies replace those in force."""
+    """`cmd.tenants.<actor>`: these policies replace those in force. `revision`: of TenantsDescribed, which they were made
+    from; refused if there is a later one. None: whatever is in force."""
 
     policies: TenantPolicies
+    revision: Count | None = None
 
 
 class TenantPoliciesAnswered(Command, frozen=True, kw_only=True):
@@ -352,11 +354,12 @@ class TenantDescribed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 class TenantsDescribed(Command, frozen=True, kw_only=True):
     """`policies`: None if none were ever set. `tenants`: with limits, most requests in flight first; at most
-    TENANTS_DESCRIBED_MAX."""
+    TENANTS_DESCRIBED_MAX. `revision`: of the stored policies; 0: none are stored."""
 
     pool: Name
     policies: TenantPolicies | None = None
     tenants: Annotated[list[TenantDescribed], Listed] = []
+    revision: Count | None = None
 
 
 class ChangeApiKey(Command, frozen=True, kw_only=True):
