@@ -754,6 +754,7 @@ COMMANDS: list[AnyCommand] = [
         trouble="an engine did not start",
         refusal="more than 8",
         by_hand="start 1 instance",
+        drained=[ENGINE],
     ),
     ResyncCache(instance=ENGINE, reason="deliveries differ", above=EPOCH, distrust=True),
     RouteGranted(

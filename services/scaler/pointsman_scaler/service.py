@@ -17,7 +17,14 @@ from pointsman.contracts.subjects import ANY_ACTOR, SCALER_ACTOR, actor_of, admi
 from pointsman.policies.scaling import Limits, ScalingPolicy
 from pointsman.policies.scaling.decider import Decider, in_service, wanted_roles
 from pointsman.policies.scaling.manual import Manual
-from pointsman.policies.scaling.roles import NOT_SIZED, RoleSizes, fixed_sizes, role_switches, staying
+from pointsman.policies.scaling.roles import (
+    NOT_SIZED,
+    RoleSizes,
+    drained_by_operators,
+    fixed_sizes,
+    role_switches,
+    staying,
+)
 from pointsman.ports import (
     Checkpoints,
     Clock,
@@ -265,13 +272,23 @@ class ScalerService:
         return not self._runner.provider.manages and not read
 
     @property
-    def _wanted(self) -> int | None:
-        """As decided. If nobody asked for a size and nobody acts on one: as many as there are."""
+    def _is_any_size_wanted(self) -> bool:
+        """Nobody asked for a size and nobody acts on one."""
         decided = self.state.scaling.decided
-        if decided is None:
-            return None
-        unasked = self._decider.policy.name == Manual.name and not decided.by
-        return len(staying(self.state.fleet)) if unasked and self._nobody_acts else decided.wanted
+        unasked = decided is not None and self._decider.policy.name == Manual.name and not decided.by
+        return unasked and self._nobody_acts
+
+    @property
+    def _wanted(self) -> int | None:
+        """As decided, or as many as there are."""
+        return len(staying(self.state.fleet)) if self._is_any_size_wanted else self.state.scaling.wanted
+
+    @property
+    def _reason(self) -> str:
+        if self._is_any_size_wanted:
+            return "nobody asked for a size: all that are not drained"
+        decided = self.state.scaling.decided
+        return decided.reason if decided else ""
 
     def _by_hand(self, wanted: int) -> str:
         """What people have to do for this size, or ""."""
@@ -402,13 +419,14 @@ class ScalerService:
             provider=self._runner.provider.name,
             lowest=self._decider.limits.lowest,
             highest=self._decider.limits.highest,
-            reason=scaling.decided.reason if scaling.decided else "",
+            reason=self._reason,
             trouble=self._runner.error,
             refusal=refusal,
             prefill=roles.prefill,
             decode=roles.decode,
             switching=status.switching if status else 0,
             by_hand="" if wanted is None else self._by_hand(wanted),
+            drained=[i.id for i in drained_by_operators(self.state.fleet)],
         )
 
 

@@ -304,7 +304,8 @@ class ScalePool(Command, frozen=True, kw_only=True):
 class ScaleAnswered(Command, frozen=True, kw_only=True):
     """The scaler's newest decision (`number` 0: none), and instances `ready`, starting (`coming`) and draining
     (`leaving`). `prefill`, `decode`: wanted in a split pool; `switching`: instances that change their role. `by_hand`:
-    what people have to do for it, if the provider does nothing. With `refusal` nothing was decided."""
+    what people have to do for it, if the provider does nothing. `drained`: by operators; they stay and do not count. With
+    `refusal` nothing was decided."""
 
     number: Count
     wanted: Count
@@ -323,6 +324,7 @@ class ScaleAnswered(Command, frozen=True, kw_only=True):
     decode: Count = 0
     switching: Count = 0
     by_hand: Text = ""
+    drained: Annotated[list[InstanceId], Listed] = []
 
 
 class SetTenantPolicies(Command, frozen=True, kw_only=True):

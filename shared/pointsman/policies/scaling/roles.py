@@ -155,6 +155,12 @@ def staying(fleet: Fleet) -> list[Instance]:
     return [instance for instance in fleet.instances if not instance.draining or instance.becomes]
 
 
+def drained_by_operators(fleet: Fleet) -> list[Instance]:
+    return [
+        instance for instance in fleet.instances if instance.draining and not instance.leaving and not instance.becomes
+    ]
+
+
 def present_sizes(fleet: Fleet) -> RoleSizes:
     """NOT_SIZED without a split, if no instance can change its role, or if some have both roles for ever."""
     roles = Counter(future_role(instance) for instance in staying(fleet))
