@@ -182,7 +182,7 @@ def show(described: TenantsDescribed) -> None:
         if name not in policies.tenants:
             _add_row(shown, f"{name} (default)", policies.default, tenant)
     console.print(shown)
-    say(console, f"a cached prompt token counts {policies.cached_token_weight:g}; used / limit")
+    say(console, f"a cached prompt token counts {policies.cached_token_weight:g}; used or left / limit, -: none")
 
 
 def _table(title: str) -> Table:
@@ -191,24 +191,35 @@ def _table(title: str) -> Table:
 
 
 def _add_row(shown: Table, name: str, policy: TenantPolicy, use: TenantDescribed | None) -> None:
+    """`use`: None for the default, which no tenant's use counts against."""
     limits = (use.limits if use else None) or RateLimits()
-    day = f"{use.tokens_today:,} / " if use else ""
     shown.add_row(
         name,
         policy.priority,
         f"{policy.weight:g}",
         policy.cache_group,
-        _left(limits.requests, policy.requests_per_second),
-        (f"{use.in_flight} / " if use else "") + _limit(policy.concurrency),
-        _left(limits.tokens, policy.tokens_per_minute),
-        day + _limit(policy.tokens_per_day),
+        _of(_left(limits.requests, policy.requests_per_second) if use else None, policy.requests_per_second),
+        _of(use.in_flight if use else None, policy.concurrency),
+        _of(_left(limits.tokens, policy.tokens_per_minute) if use else None, policy.tokens_per_minute),
+        _of(use.tokens_today if use else None, policy.tokens_per_day),
         _limit(policy.kv_share),
     )
 
 
-def _left(limit: RateLimit | None, rate: float) -> str:
-    return f"{min(limit.remaining, limit.limit):,} / {_limit(rate)}" if limit is not None and rate else _limit(rate)
+def _left(limit: RateLimit | None, rate: float) -> float | None:
+    """None: unlimited. Without a `limit` nothing was used."""
+    if not rate:
+        return None
+    return min(limit.remaining, rate) if limit is not None else rate
+
+
+def _of(part: float | None, limit: float) -> str:
+    return f"{'-' if part is None else _number(part)} / {_limit(limit)}"
 
 
 def _limit(value: float) -> str:
-    return f"{value:,.10g}" if value else "-"
+    return _number(value) if value else "-"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.10g}"
