@@ -53,3 +53,5 @@ FETCHES_OUTSIDE = 9
 """A request that still fetches does not keep the engine at work."""
 BEST_EFFORT_STAYS = 10
 """A further attempt of a best-effort request is best effort, however long the request has waited."""
+DECODE_ANSWERS = 10
+"""A request that decodes counts once for each of its answers."""
