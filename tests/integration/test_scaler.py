@@ -340,7 +340,7 @@ async def test_requests_wait_for_a_pool_that_sleeps_and_wake_it() -> None:
 async def test_a_size_is_decided_again_before_the_log_loses_it_and_under_a_higher_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pointsman_scaler.service.LOG_CHECK_WALL_SECONDS", 0.1)
+    monkeypatch.setattr("pointsman_scaler.decision_log.LOG_CHECK_WALL_SECONDS", 0.1)
     async with pool() as (world, provider):
         first, late = (scaler_of(world, provider, name) for name in ("s1", "s2"))
         async with running(first):

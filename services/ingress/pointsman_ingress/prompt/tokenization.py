@@ -23,7 +23,7 @@ from pointsman_ingress.http.errors import bad_request, prompt_too_long
 from pointsman_ingress.http.json_form import LIGHT_BYTES_MAX
 from pointsman_ingress.http.request_headers import Headers
 from pointsman_ingress.prompt.content_parts import Message, text_parts, texts
-from pointsman_ingress.prompt.openai_requests import (
+from pointsman_ingress.prompt.parsed_request import (
     Chat,
     Embeddings,
     ParsedRequest,
