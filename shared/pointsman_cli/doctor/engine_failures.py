@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import RequestGranted, RequestRejected
+from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.fleet import InstanceEjected
-from pointsman.contracts.requests import RequestAttemptFailed, RequestCancelled, RequestFailed, RequestFinished
+from pointsman.contracts.requests import RequestAttemptFailed, RequestFailed
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId
 from pointsman.state.fleet import Instance
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity, times
+from pointsman_cli.doctor.request_ends import Ended
+from pointsman_cli.doctor.samples import keep
 from pointsman_cli.formatting import plural
 from pointsman_cli.terminal import wall_time
 
@@ -62,12 +64,14 @@ class EngineFailures(Examiner):
                 engine.ejected[event.cause] += 1
                 engine.away += self.wall(event.seconds)
                 engine.why = event.detail
-            case RequestFinished() | RequestRejected() | RequestCancelled():
-                self._failed_at.pop(event.request, None)
-            case RequestFailed():
-                self._note_end(event.request)
             case _:
                 pass
+
+    @override
+    def ended(self, end: Ended, state: State) -> None:
+        failures = self._failed_at.pop(end.event.request, [])
+        if isinstance(end.event, RequestFailed):
+            self._note_failed(end.event.request, failures)
 
     def _engine(self, name: InstanceId) -> _Engine:
         return self._engines.setdefault(name, _Engine())
@@ -78,12 +82,10 @@ class EngineFailures(Examiner):
         engine.failed[how] += 1
         engine.first_at, engine.last_at = engine.first_at or event.at, event.at
         engine.example = f"{event.request}: {event.detail}" if event.detail else event.request
-        self._failed_at.setdefault(event.request, []).append((event.instance, how))
-        if len(self._failed_at) > REQUESTS_MAX:
-            del self._failed_at[next(iter(self._failed_at))]
+        failures = self._failed_at.get(event.request, [])
+        keep(self._failed_at, event.request, [*failures, (event.instance, how)], REQUESTS_MAX)
 
-    def _note_end(self, request: RequestId) -> None:
-        failures = self._failed_at.pop(request, [])
+    def _note_failed(self, request: RequestId, failures: list[tuple[InstanceId, str]]) -> None:
         where = dict.fromkeys(instance for instance, _ in failures)
         if len(where) > 1:
             for instance, how in failures:

@@ -10,13 +10,14 @@ from typing_extensions import override
 
 from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import RequestEnd, RequestGranted
+from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.fleet import InstanceJoined
 from pointsman.contracts.requests import RequestArrived, RequestFinished
 from pointsman.primitives import RequestId, Tokens
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding
+from pointsman_cli.doctor.request_ends import Ended
 from pointsman_cli.formatting import plural
 
 KEYS_MAX = 500_000
@@ -74,12 +75,15 @@ class Isolation(Examiner):
                 prompt.grants += event.stamp is not None
             case InstanceJoined() if event.cache == "unknown":
                 self._doubt(f"{event.instance} joined with a cache of unknown contents")
-            case RequestFinished():
-                self._finish(event)
-            case _ if isinstance(event, RequestEnd):
-                self._prompts.pop(event.request, None)
             case _:
                 pass
+
+    @override
+    def ended(self, end: Ended, state: State) -> None:
+        if isinstance(end.event, RequestFinished):
+            self._finish(end.event)
+        else:
+            self._prompts.pop(end.event.request, None)
 
     @override
     def summary(self) -> Iterator[str]:

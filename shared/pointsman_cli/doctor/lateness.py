@@ -9,7 +9,7 @@ from statistics import median
 from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import Candidate, RequestEnd, RequestPlaced, RequestRejected
+from pointsman.contracts.decisions import Candidate, RequestPlaced, RequestRejected
 from pointsman.contracts.reasons import TENANT_LIMITS, RejectReason
 from pointsman.contracts.requests import RequestFailed, RequestFinished
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tokens
@@ -18,7 +18,8 @@ from pointsman.state.workload import EMPTY_QUEUE, Request
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity
 from pointsman_cli.doctor.missed_hits import MissedHits
-from pointsman_cli.doctor.samples import Sample
+from pointsman_cli.doctor.request_ends import Ended
+from pointsman_cli.doctor.samples import Sample, keep
 from pointsman_cli.explain.causes import Cause
 from pointsman_cli.explain.wait import SLOW_FACTOR_MIN, USUAL_MAX
 
@@ -88,25 +89,23 @@ class Lateness(Examiner):
 
     @override
     def before(self, event: LogEvent, state: State) -> None:
-        match event:
-            case RequestPlaced():
-                request = state.workload.requests.get(event.request)
-                if request is not None:
-                    self._queued[event.request] = self._ahead(
-                        state, event.instance, request, event.candidates, event.at
-                    )
-                    if len(self._queued) > IN_FLIGHT_MAX:
-                        del self._queued[next(iter(self._queued))]
-            case RequestFinished():
-                self._missed.note(event, state)
-                self._finish(event, state)
-            case RequestRejected() if event.reason not in TENANT_LIMITS:
-                self._reject(event, state)
+        request = state.workload.requests.get(event.request) if isinstance(event, RequestPlaced) else None
+        if isinstance(event, RequestPlaced) and request is not None:
+            ahead = self._ahead(state, event.instance, request, event.candidates, event.at)
+            keep(self._queued, event.request, ahead, IN_FLIGHT_MAX)
+
+    @override
+    def ended(self, end: Ended, state: State) -> None:
+        self._missed.note(end, state)
+        match end.event:
+            case RequestFinished() as event if end.request is not None:
+                self._finish(event, end.request, state)
+            case RequestRejected() as event if event.reason not in TENANT_LIMITS:
+                self._reject(event, end.request, state)
             case _:
                 pass
-        if isinstance(event, RequestEnd):
-            self._ends += not isinstance(event, RequestFailed)
-            self._queued.pop(event.request, None)
+        self._ends += not isinstance(end.event, RequestFailed)
+        self._queued.pop(end.event.request, None)
 
     def _ahead(
         self, state: State, instance: InstanceId, request: Request, candidates: Sequence[Candidate], now: EngineSeconds
@@ -132,9 +131,8 @@ class Lateness(Examiner):
             hot=key is not None and ready > 1 and state.hotness.arrivals_of(key) * ready > state.hotness.arrivals,
         )
 
-    def _finish(self, event: RequestFinished, state: State) -> None:
-        request = state.workload.requests.get(event.request)
-        if request is None or event.ttft <= request.slo_ttft:
+    def _finish(self, event: RequestFinished, request: Request, state: State) -> None:
+        if event.ttft <= request.slo_ttft:
             return
         before = request.placed_at - request.arrived_at
         if before > HALF * event.ttft:
@@ -157,8 +155,7 @@ class Lateness(Examiner):
             )
         )
 
-    def _reject(self, event: RequestRejected, state: State) -> None:
-        request = state.workload.requests.get(event.request)
+    def _reject(self, event: RequestRejected, request: Request | None, state: State) -> None:
         self._rejected += 1
         if event.reason == RejectReason.SLO_UNREACHABLE:
             self._late.add(_Late(event.request, Cause.LONG_PROMPT))

@@ -8,13 +8,14 @@ from typing_extensions import override
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestEnd, RequestGranted, RequestRejected
 from pointsman.contracts.reasons import TENANT_LIMITS, CancelCause, RejectReason
-from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
-from pointsman.primitives import EngineSeconds, RequestId
+from pointsman.contracts.requests import RequestCancelled, RequestFailed, RequestFinished
+from pointsman.primitives import EngineSeconds
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request, Stage
 from pointsman_cli.doctor.client_faults import is_clients_fault
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity
+from pointsman_cli.doctor.request_ends import Ended
 from pointsman_cli.formatting import plural, were
 
 OVERDUE_WALL_SECONDS = 60.0
@@ -38,7 +39,6 @@ class Requests(Examiner):
 
     def __init__(self, settings: PoolSettings) -> None:
         super().__init__(settings)
-        self._arrived = 0
         self._finished = 0
         self._longest: EngineSeconds = 0.0
         self._rejected: Counter[str] = Counter()
@@ -49,10 +49,8 @@ class Requests(Examiner):
         """For what the client asked, by status of the engine."""
         self._examples: dict[str, str] = {}
         self._cancelled: Counter[str] = Counter()
-        self._ingress: dict[RequestId, str] = {}
         self._given_up: dict[CancelCause, Counter[str]] = {cause: Counter() for cause in ADVICE}
         """Requests that the leader gave up, by cause and ingress or instance."""
-        self._doubted: dict[RequestId, CancelCause] = {}
         self._ended_after_all: Counter[CancelCause] = Counter()
         self._second_end_examples: list[str] = []
         self._second_ends = 0
@@ -60,28 +58,22 @@ class Requests(Examiner):
 
     @override
     def before(self, event: LogEvent, state: State) -> None:
-        match event:
-            case RequestArrived():
-                self._arrived += 1
-                self._ingress.setdefault(event.request, event.ingress)
-            case RequestGranted():
-                self._alone += event.stamp is None
-            case RequestFinished() | RequestFailed() | RequestCancelled() | RequestRejected():
-                self._end(event, state)
-            case _:
-                pass
+        if isinstance(event, RequestGranted):
+            self._alone += event.stamp is None
 
-    def _end(self, event: RequestEnd, state: State) -> None:
-        earlier = state.workload.end_of(event.request)
-        ingress = self._ingress.pop(event.request, "")
-        if earlier is not None and event.request not in state.workload.requests:
-            if event.request in self._doubted and event.stamp is None:
-                self._ended_after_all[self._doubted[event.request]] += 1
-                return
-            self._second_ends += 1
-            if len(self._second_end_examples) < SHOWN_MAX:
-                self._second_end_examples.append(f"{event.request}: {earlier}, then {type(event).__name__}")
-            return
+    @override
+    def ended_again(self, event: RequestEnd, earlier: str) -> None:
+        self._second_ends += 1
+        if len(self._second_end_examples) < SHOWN_MAX:
+            self._second_end_examples.append(f"{event.request}: {earlier}, then {type(event).__name__}")
+
+    @override
+    def ended(self, end: Ended, state: State) -> None:
+        event = end.event
+        if (lost := end.given_up) is not None:
+            at_engine = lost.cause is CancelCause.ENGINE_IDLE
+            self._given_up[lost.cause][lost.instance if at_engine else end.ingress] += 1
+            self._ended_after_all[lost.cause] += event is not lost
         match event:
             case RequestFinished():
                 self._finished += 1
@@ -96,15 +88,12 @@ class Requests(Examiner):
             case RequestRejected():
                 self._rejected[event.reason] += 1
                 if event.reason in TENANT_LIMITS:
-                    self._limit(event, state)
+                    self._limit(end.request)
                 self._examples.setdefault(event.reason, f"{event.request}: {event.detail}")
-            case RequestCancelled():
-                if event.stamp is not None and event.cause in self._given_up:
-                    self._doubted[event.request] = event.cause
-                    at_engine = event.cause is CancelCause.ENGINE_IDLE
-                    self._given_up[event.cause][event.instance if at_engine else ingress] += 1
-                else:
-                    self._cancelled[event.reason] += 1
+            case RequestCancelled() if event is not lost:
+                self._cancelled[event.reason] += 1
+            case _:
+                pass
 
     @override
     def findings(self, state: State) -> Iterator[Finding]:
@@ -161,8 +150,7 @@ class Requests(Examiner):
         where = f" on {request.instance}" if request.instance else ""
         return f"{request.id}: {request.stage}{where} for {self.wall(state.last_at - request.arrived_at):.0f} s"
 
-    def _limit(self, event: RequestRejected, state: State) -> None:
-        request = state.workload.requests.get(event.request)
+    def _limit(self, request: Request | None) -> None:
         tenant = request.tenant if request and request.tenant else "tenants without a name"
         if tenant in self._limited or len(self._limited) < TENANTS_MAX:
             self._limited[tenant] += 1

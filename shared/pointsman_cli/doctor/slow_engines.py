@@ -9,14 +9,15 @@ from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted
-from pointsman.contracts.requests import PrefillFinished, RequestFinished
+from pointsman.contracts.requests import PrefillFinished
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import EMPTY_QUEUE, Stage
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity
 from pointsman_cli.doctor.missed_hits import MissedHits
-from pointsman_cli.doctor.samples import Sample
+from pointsman_cli.doctor.request_ends import Ended
+from pointsman_cli.doctor.samples import Sample, keep
 from pointsman_cli.explain.causes import Cause
 from pointsman_cli.terminal import wall_time
 
@@ -74,15 +75,15 @@ class SlowEngines(Examiner):
             case RequestGranted():
                 queue = state.workload.queues.get(event.instance, EMPTY_QUEUE)
                 if queue.prefill:
-                    self._ahead[event.request] = tuple(queue.prefill)[:AHEAD_MAX]
-                    if len(self._ahead) > IN_PREFILL_MAX:
-                        del self._ahead[next(iter(self._ahead))]
+                    keep(self._ahead, event.request, tuple(queue.prefill)[:AHEAD_MAX], IN_PREFILL_MAX)
             case PrefillFinished() if event.stamp is None:
                 self._first_token(event, state)
-            case RequestFinished():
-                self._missed.note(event, state)
             case _:
                 pass
+
+    @override
+    def ended(self, end: Ended, state: State) -> None:
+        self._missed.note(end, state)
 
     def _first_token(self, event: PrefillFinished, state: State) -> None:
         ahead = self._ahead.pop(event.request, ())

@@ -7,11 +7,11 @@ from statistics import median
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
     Candidate,
-    RequestEnd,
     RequestGranted,
     RequestMigrated,
     RequestPlaced,
     RequestRejected,
+    is_final_end,
 )
 from pointsman.contracts.requests import PrefillFinished, RequestFinished
 from pointsman.policies.pool_view import PoolView
@@ -141,7 +141,7 @@ class _LeaderFold:
 
     def _note_end(self, event: LogEvent | None) -> None:
         unended = self._position.unended
-        if unended and isinstance(event, RequestEnd) and event.request in unended:
+        if unended and is_final_end(event) and event.request in unended:
             unended.discard(event.request)
             if isinstance(event, RequestFinished) and event.cached_tokens >= 0:
                 self._timeline.delivered[event.request] = event.cached_tokens

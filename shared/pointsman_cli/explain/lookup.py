@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import nlargest
 
-from pointsman.contracts.decisions import RequestEnd, RequestGranted
-from pointsman.contracts.requests import RequestArrived, RequestEvent, RequestFinished, is_given_up
+from pointsman.contracts.decisions import RequestGranted, is_final_end
+from pointsman.contracts.requests import RequestArrived, RequestEvent, RequestFinished
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tenant, Tokens
 from pointsman_cli.history.entries import HistoryError, NotInLogError
@@ -98,7 +98,7 @@ def _answered(entries: Iterable[LogEntry]) -> Iterator[tuple[EngineSeconds, int,
         elif isinstance(event, RequestGranted):
             if event.request in in_flight:
                 in_flight[event.request].granted_at = event.at
-        elif isinstance(event, RequestEnd) and not is_given_up(event):
+        elif is_final_end(event):
             slow = in_flight.pop(event.request, None)
             if slow is not None and isinstance(event, RequestFinished):
                 slow.ttft, slow.instance, slow.cached_tokens = event.ttft, event.instance, event.cached_tokens

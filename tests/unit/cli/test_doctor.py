@@ -26,7 +26,6 @@ from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
     PrefillFinished,
     RequestArrived,
-    RequestCancelled,
     RequestFailed,
     RequestFinished,
 )
@@ -45,7 +44,7 @@ from pointsman_cli.history.sources import Header
 from pointsman_cli.history.start_point import StartPoint
 from pointsman_cli.main import main
 from pointsman_cli.terminal import wall_time
-from tests.support.events import fleet_described, joined, reported, stored
+from tests.support.events import fleet_described, given_up, given_up_before_each_end, joined, reported, stored
 from tests.support.failing_pool import FailingPool
 from tests.support.failing_pool import policies as failing_policies
 from tests.support.headless import write_headless
@@ -148,14 +147,7 @@ def _given_up(entries: Entries, *, also_ended: bool) -> Entries:
     end = next(e for e in entries if isinstance(e.event, RequestFinished))
     event = end.event
     assert isinstance(event, RequestFinished)
-    stamp = Stamp(term=Term(1), number=10_000, as_of=0)
-    cancelled = RequestCancelled(
-        at=event.at - 0.01,
-        stamp=stamp,
-        request=event.request,
-        reason=CancelCause.INGRESS_SILENT.sentence,
-        instance=event.instance,
-    )
+    cancelled = given_up(event.request, at=event.at - 0.01, instance=event.instance)
     entry = LogEntry(0, subject_of(PoolName("default"), cancelled), encode(cancelled), cancelled)
     place = entries.index(end)
     return renumbered([*entries[:place], entry, *entries[place if also_ended else place + 1 :]])
@@ -175,6 +167,55 @@ def test_an_ingress_that_only_stood_still_makes_no_second_end(healthy: Entries, 
 
     assert not any("ended twice" in f["what"] for f in findings)
     assert any("had only hung" in e for f in findings for e in f["evidence"])
+
+
+def _slow_and_forgetful() -> Entries:
+    """Findings of every examiner that looks at what engines answered."""
+    emptied = {"engine-1": 10.0, "engine-2": 30.0, "engine-3": 20.0}
+    pace = {"engine-1": 3.0, "engine-2": 3.0}
+    return ServedLog(pace=pace, emptied=emptied, gap=0.2, policies=policy_set(routing="round_robin")).entries
+
+
+def _failing() -> Entries:
+    pool = FailingPool()
+    pool.serve(40, sick=InstanceId("a"), slow=10)
+    for _ in range(3):
+        pool.fails_everywhere()
+    return pool.log
+
+
+@pytest.mark.parametrize(
+    ("entries", "areas"),
+    [
+        (_slow_and_forgetful, {"requests", "service", "engines", "caches", "predictions"}),
+        (_failing, {"requests", "service", "engines"}),
+    ],
+)
+def test_a_request_that_its_leader_gave_up_is_judged_by_the_end_that_its_ingress_wrote(
+    tmp_path: Path, entries: Callable[[], Entries], areas: set[str]
+) -> None:
+    log = entries()
+    ends = sum(isinstance(entry.event, RequestFinished | RequestFailed) for entry in log)
+    plain, told = (diagnosed(some, tmp_path)[1] for some in (log, given_up_before_each_end(log)))
+    (lost,) = [finding for finding in told if "given up" in finding["what"]]
+
+    assert {finding["area"] for finding in plain} >= areas
+    assert [finding for finding in told if finding is not lost] == plain
+    assert lost["evidence"][1].startswith(f"{ends} of them ended after all")
+
+
+def test_an_ingress_ends_what_its_leader_gave_up_once() -> None:
+    log: list[LogEvent] = [
+        joined("engine-1"),
+        asked(1, 10),
+        given_up("r-1", at=19.0, instance="engine-1"),
+        answered(1),
+        answered(1),
+    ]
+    told = [finding.what for finding in examined(log, Requests).findings]
+
+    assert told[0] == "1 requests ended twice"
+    assert told[1].startswith("1 requests were given up")
 
 
 def _without_cache_events(entries: Entries) -> Entries:
@@ -471,11 +512,7 @@ def test_an_engine_that_fails_requests_is_named_with_the_evidence_whether_it_was
 def test_an_engine_that_was_slow_is_named_and_a_request_that_failed_everywhere_is_told_apart(tmp_path: Path) -> None:
     pool = FailingPool()
     pool.serve(40, sick=InstanceId("a"), slow=10)
-    request, first = pool.asks()
-    pool.fails(request, first)
-    _, second = pool.asks(request=request, attempt=2, excluded=first)
-    pool.fails(request, second, attempt=2)
-    pool.gives_up(request)
+    request, first, second = pool.fails_everywhere()
     _, findings = diagnosed(pool.log, tmp_path)
 
     told = {f["what"]: " ".join(f["evidence"]) for f in findings if f["area"] == "engines"}

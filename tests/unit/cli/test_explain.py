@@ -20,7 +20,7 @@ from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.history.bundle import BundleHistory, write_bundle
 from pointsman_cli.history.sources import Header
 from pointsman_cli.main import main
-from tests.support.events import fleet_described
+from tests.support.events import fleet_described, given_up_before_each_end
 from tests.support.failing_pool import FailingPool
 from tests.support.headless import write_headless
 from tests.support.recorded_log import RecordedFleet, rewritten
@@ -172,6 +172,18 @@ def test_a_wait_in_the_queue_names_who_was_ahead() -> None:
     assert timeline.placement is not None
     assert timeline.placement.ahead
     assert "which were before it on engine-1" in reasons(timeline)[0]
+
+
+def test_what_was_delivered_to_those_ahead_is_known_also_if_their_leader_had_given_them_up(
+    slowed: list[LogEntry],
+) -> None:
+    log = slowed[: len(slowed) // 2]
+    late = max((e.event for e in log if isinstance(e.event, RequestFinished)), key=lambda event: event.ttft)
+    settings = pool_settings(log)
+    plain, told = (timeline_of(some, late.request, settings) for some in (log, given_up_before_each_end(log)))
+
+    assert plain.delivered
+    assert told.delivered == plain.delivered
 
 
 def test_where_the_log_has_lost_its_beginning_nothing_is_said_of_what_is_not_known(
