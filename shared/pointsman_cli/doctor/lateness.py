@@ -98,10 +98,10 @@ class Lateness(Examiner):
     def ended(self, end: Ended, state: State) -> None:
         self._missed.note(end, state)
         match end.event:
-            case RequestFinished() as event if end.request is not None:
-                self._finish(event, end.request, state)
+            case RequestFinished() as event if end.request is not None and event.ttft > end.slo_ttft:
+                self._finish(event, end.request, end.slo_ttft, state)
             case RequestRejected() as event if event.reason not in TENANT_LIMITS:
-                self._reject(event, end.request, state)
+                self._reject(event, end.request, end.slo_ttft, state)
             case _:
                 pass
         self._ends += not isinstance(end.event, RequestFailed)
@@ -131,9 +131,7 @@ class Lateness(Examiner):
             hot=key is not None and ready > 1 and state.hotness.arrivals_of(key) * ready > state.hotness.arrivals,
         )
 
-    def _finish(self, event: RequestFinished, request: Request, state: State) -> None:
-        if event.ttft <= request.slo_ttft:
-            return
+    def _finish(self, event: RequestFinished, request: Request, slo_ttft: EngineSeconds, state: State) -> None:
         before = request.placed_at - request.arrived_at
         if before > HALF * event.ttft:
             cause = Cause.FAILED_ATTEMPTS if request.attempt > 1 else Cause.NO_INSTANCE
@@ -151,11 +149,11 @@ class Lateness(Examiner):
                 own=request.prefill_seconds,
                 usual=min(USUAL_MAX, max(1.0, median(others))) if others else 1.0,
                 queued=None if request.best_effort else self._queued.get(request.id),
-                objective=request.slo_ttft,
+                objective=slo_ttft,
             )
         )
 
-    def _reject(self, event: RequestRejected, request: Request | None, state: State) -> None:
+    def _reject(self, event: RequestRejected, request: Request | None, slo_ttft: EngineSeconds, state: State) -> None:
         self._rejected += 1
         if event.reason == RejectReason.SLO_UNREACHABLE:
             self._late.add(_Late(event.request, Cause.LONG_PROMPT))
@@ -167,7 +165,7 @@ class Lateness(Examiner):
             best = min(event.candidates, key=lambda candidate: candidate.predicted_ttft)
             queued = self._ahead(state, best.instance, request, event.candidates, event.at)
             slow = state.latency.correction(best.instance) > SLOW_FACTOR_MIN * USUAL_MAX
-            cause = Cause.SLOW_ENGINE if slow else _cause_ahead(queued, request.slo_ttft)
+            cause = Cause.SLOW_ENGINE if slow else _cause_ahead(queued, slo_ttft)
             self._late.add(_Late(event.request, cause))
 
     @override

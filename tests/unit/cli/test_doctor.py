@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from pointsman.contracts.cache import CacheCleared, CacheEvent, CacheGap, CacheSnapshot
 from pointsman.contracts.codec import LogEvent, encode
-from pointsman.contracts.decisions import LeaderElected, WritesLost
+from pointsman.contracts.decisions import LeaderElected, RequestPlaced, WritesLost
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import (
     FleetEvent,
@@ -36,6 +36,7 @@ from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Sequenc
 from pointsman.state.state import PoolSettings
 from pointsman_cli.doctor.examination import Diagnosis, Examiner, examine
 from pointsman_cli.doctor.fleet_health import FleetHealth
+from pointsman_cli.doctor.lateness import Lateness
 from pointsman_cli.doctor.requests import Requests
 from pointsman_cli.doctor.samples import Heavy, Sample, Timeline
 from pointsman_cli.doctor.service import Service
@@ -267,7 +268,7 @@ def _followed_by(entries: Entries, *events: LogEvent) -> Entries:
     """With more events at its end, a second apart."""
     last = entries[-1].event
     assert last is not None
-    said = [msgspec.structs.replace(event, at=last.at + number) for number, event in enumerate(events, start=1)]
+    said = [replace(event, at=last.at + number) for number, event in enumerate(events, start=1)]
     return renumbered([*entries, *(LogEntry(0, subject_of(PoolName("default"), e), encode(e), e) for e in said)])
 
 
@@ -378,7 +379,7 @@ def test_a_short_while_of_lateness_in_a_log_that_is_mostly_in_time_is_found_and_
     late = {f"r-{number}" for number in range(300, 350)}
     for entry in entries:
         if isinstance(entry.event, RequestFinished) and entry.event.request in late:
-            entries = rewritten(entries, entry.sequence, msgspec.structs.replace(entry.event, ttft=9.0))
+            entries = rewritten(entries, entry.sequence, replace(entry.event, ttft=9.0))
     _, findings = diagnosed(entries, tmp_path)
 
     service = next(f for f in findings if f["area"] == "service" and "for a while" in f["what"])
@@ -620,6 +621,21 @@ def test_lateness_that_does_not_depend_on_the_length_blames_no_length() -> None:
         events += [asked(number, 197), answered(number, late=number % 4 == 0)]
 
     assert not [f for f in examined(events, Service).findings if "prompt lengths" in f.what]
+
+
+def test_a_wait_for_a_scheduler_makes_late_although_admission_excuses_it() -> None:
+    events: list[LogEvent] = [joined("engine-1")]
+    for number in range(10):
+        placed = RequestPlaced(
+            at=10.0, request=RequestId(f"r-{number}"), instance=ENGINE, hit_blocks=0, uncached_tokens=10, queue_seconds=0.0,
+            prefill_seconds=0.01, predicted_ttft=0.01, policy="p", settings={}, reason="", candidates=[],
+        )  # fmt: skip
+        events += [replace(asked(number, 10), at=10.0, held_up=9.0), placed, answered(number, late=True)]
+    (late,) = examined(events, Lateness).findings
+    (summary,) = examined(events, Service).summary
+
+    assert late.what == "10 of 10 requests were late because no instance or scheduler could take them"
+    assert summary.startswith("10 requests, 0.0% with the first token in time")
 
 
 def test_requests_without_an_arrival_are_counted_as_such() -> None:
