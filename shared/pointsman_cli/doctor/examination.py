@@ -14,6 +14,7 @@ from pointsman.primitives import EngineSeconds
 from pointsman.simulation.replay.folding import copy_state
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.findings import Finding, Severity, in_order
+from pointsman_cli.doctor.ingress_hangs import IngressHangs
 from pointsman_cli.doctor.request_ends import Ended, RequestEnds
 from pointsman_cli.explain.causes import Cause
 from pointsman_cli.history.start_point import StartPoint
@@ -26,6 +27,8 @@ class Examiner(ABC):
 
     def __init__(self, settings: PoolSettings) -> None:
         self.settings = settings
+        self.hangs = IngressHangs(settings.speed)
+        """Shared by the examiners of a log; has noted the event that an examiner gets."""
 
     def wall(self, seconds: EngineSeconds) -> EngineSeconds:
         return seconds / self.settings.speed
@@ -101,7 +104,9 @@ def examine(
     entries: Iterable[LogEntry], settings: PoolSettings, examiners: Sequence[Examiner], beginning: StartPoint
 ) -> Diagnosis:
     state = State(settings) if beginning.state is None else copy_state(beginning.state)
-    runner, ends = _ExaminerRunner(examiners), RequestEnds()
+    runner, ends, hangs = _ExaminerRunner(examiners), RequestEnds(), IngressHangs(settings.speed)
+    for examiner in examiners:
+        examiner.hangs = hangs
     runner.each(lambda examiner: examiner.begin(state, blind=beginning.is_blind), state)
     count, first_at = 0, 0.0
     for entry in entries:
@@ -112,6 +117,7 @@ def examine(
             state.apply_entry(entry)
             continue
         first_at = first_at or event.at
+        hangs.note(event)
         runner.each(lambda examiner: examiner.before(event, state), state)  # noqa: B023
         if isinstance(event, RequestArrived):
             ends.arrive(event)

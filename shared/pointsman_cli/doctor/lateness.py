@@ -45,6 +45,7 @@ SENTENCES = {
     Cause.SLOW_ENGINE: ("their engine was slow", "Compare its machine with the others' (clock rate, neighbours); drain it if need be."),
     Cause.STALE_INDEX: ("tokens expected in a cache were not there and had to be computed", "See the findings on caches: emptied behind its back, evicted while requests wait, or events lost."),
     Cause.FAILED_ATTEMPTS: ("an engine failed them first", "See the findings on engines."),
+    Cause.TRANSPORT: ("their ingress hung", "See the finding on requests that were given up: engines and scheduler did their part."),
     Cause.NO_INSTANCE: ("no instance or scheduler could take them", "See the findings on the fleet and the log."),
 }  # fmt: skip
 
@@ -132,6 +133,10 @@ class Lateness(Examiner):
         )
 
     def _finish(self, event: RequestFinished, request: Request, slo_ttft: EngineSeconds, state: State) -> None:
+        hung = self.hangs.seconds_of(request.id, request.arrived_at, request.arrived_at + event.ttft)
+        if hung > HALF * event.ttft:
+            self._late.add(_Late(request.id, Cause.TRANSPORT))
+            return
         before = request.placed_at - request.arrived_at
         if before > HALF * event.ttft:
             cause = Cause.FAILED_ATTEMPTS if request.attempt > 1 else Cause.NO_INSTANCE

@@ -129,6 +129,8 @@ class Requests(Examiner):
                     else "their ingress still had them"
                 )
                 evidence.append(f"{alive:,} of them ended after all: {why}")
+            if cause is CancelCause.INGRESS_SILENT:
+                evidence += [hang.line(self.settings.speed) for hang in self.hangs.seen[:SHOWN_MAX]]
             yield self.warning(f"{of.total():,} requests were given up: {cause.sentence}", evidence, ADVICE[cause])
 
     def _orphans(self, state: State) -> Iterator[Finding]:

@@ -88,6 +88,8 @@ class SlowEngines(Examiner):
     def _first_token(self, event: PrefillFinished, state: State) -> None:
         ahead = self._ahead.pop(event.request, ())
         request = state.workload.requests.get(event.request)
+        if self.hangs.of_attempt(event) is not None:
+            return
         if request is None or request.stage is not Stage.PREFILL or request.engine_seconds <= 0:
             return
         took, work = event.at - request.granted_at, request.engine_seconds

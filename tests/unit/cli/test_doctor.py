@@ -12,11 +12,12 @@ from msgspec.structs import replace
 
 from pointsman.contracts.cache import CacheCleared, CacheEvent, CacheGap, CacheSnapshot
 from pointsman.contracts.codec import LogEvent, encode
-from pointsman.contracts.decisions import LeaderElected, RequestPlaced, WritesLost
+from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestPlaced, WritesLost
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import (
     FleetEvent,
     InstanceDraining,
+    InstanceEjected,
     InstanceJoined,
     InstanceLeft,
     InstanceProbed,
@@ -26,6 +27,7 @@ from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
     PrefillFinished,
     RequestArrived,
+    RequestAttemptFailed,
     RequestFailed,
     RequestFinished,
 )
@@ -34,6 +36,7 @@ from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Sequence, Tenant, Term
 from pointsman.state.state import PoolSettings
+from pointsman_cli.doctor.engine_failures import EngineFailures
 from pointsman_cli.doctor.examination import Diagnosis, Examiner, examine
 from pointsman_cli.doctor.fleet_health import FleetHealth
 from pointsman_cli.doctor.lateness import Lateness
@@ -49,6 +52,7 @@ from tests.support.events import fleet_described, given_up, given_up_before_each
 from tests.support.failing_pool import FailingPool
 from tests.support.failing_pool import policies as failing_policies
 from tests.support.headless import write_headless
+from tests.support.hung_ingress import with_hung_ingress
 from tests.support.recorded_log import rewritten
 from tests.support.served_log import ServedLog
 
@@ -522,6 +526,86 @@ def test_an_engine_that_was_slow_is_named_and_a_request_that_failed_everywhere_i
     assert told["1 request failed at every engine that tried: their own fault, by all signs"] == (
         f"{request}: at {first}, {second}"
     )
+
+
+def test_no_engine_is_slow_because_an_ingress_hung(tmp_path: Path) -> None:
+    served = ServedLog(gap=0.1, requests=300, policies=policy_set(routing="round_robin"))
+    plain, told = (diagnosed(log, tmp_path)[1] for log in (served.entries, with_hung_ingress(served.entries)))
+    late = next(f for f in told if f["cause"])
+    lost = next(f for f in told if "given up" in f["what"])
+
+    assert not [f for f in told if f["area"] == "engines" and f not in plain]
+    assert late["what"].endswith("were late because their ingress hung")
+    assert [line for line in lost["evidence"] if "hung: it wrote nothing" in line] == [
+        "ingress-2 hung: it wrote nothing from 1970-01-01 00:00:07 to 00:00:18",
+        "ingress-2 hung: it wrote nothing from 1970-01-01 00:00:19 to 00:00:30",
+    ]
+
+
+def _timed_out(number: int, *, at: float = 12.0, **fields: Any) -> RequestAttemptFailed:
+    return RequestAttemptFailed(
+        at=at, request=RequestId(f"r-{number}"), instance=InstanceId(f"engine-{number}"),
+        failure="connect_failure", detail="ConnectionTimeoutError", **fields,
+    )  # fmt: skip
+
+
+def _attempts_at_three_engines(*between: LogEvent) -> list[LogEvent]:
+    """Each breaks off at 12 s."""
+    numbers = (1, 2, 3)
+    engines: list[LogEvent] = [joined(f"engine-{number}") for number in numbers]
+    grants: list[LogEvent] = [
+        RequestGranted(at=1.0, request=RequestId(f"r-{number}"), instance=InstanceId(f"engine-{number}"))
+        for number in numbers
+    ]
+    return [*engines, *(asked(n, 10) for n in numbers), *grants, *between, *(_timed_out(n) for n in numbers)]
+
+
+def _blamed(events: list[LogEvent]) -> list[str]:
+    """The engines that are to be drained."""
+    found = examined(events, EngineFailures).findings
+    return sorted(f.what.partition(" ")[0] for f in found if "Drain it" in f.advice)
+
+
+LOST = given_up("r-1", at=5.0, instance="engine-1")
+
+
+def test_attempts_that_break_off_as_an_ingress_goes_on_after_a_hang_are_no_reason_to_drain_engines() -> None:
+    (finding,) = examined(_attempts_at_three_engines(LOST), EngineFailures).findings
+
+    assert finding.severity == "warning"
+    assert finding.what == (
+        "3 attempts at engine-1, engine-2, engine-3 broke off while i hung: no fault of the engines"
+    )
+    assert finding.evidence[-1] == "i hung: it wrote nothing from 1970-01-01 00:00:01 to 00:00:12"
+    assert "Drain no engine" in finding.advice
+
+
+def test_an_engine_that_fails_others_than_the_ingress_that_hung_is_named() -> None:
+    every = ["engine-1", "engine-2", "engine-3"]
+    of_other = replace(asked(4, 10), ingress="j")
+    late: list[LogEvent] = [
+        replace(asked(5, 10), arrived_at=4.0, at=13.0),
+        RequestGranted(at=13.0, request=RequestId("r-5"), instance=InstanceId("engine-5")),
+        _timed_out(5, at=14.0),
+    ]
+    wrote: list[LogEvent] = [_timed_out(1, at=second) for second in (2.0, 3.0, 4.0, 4.9)]
+
+    assert _blamed(_attempts_at_three_engines()) == every, "nothing was given up"
+    assert _blamed([*_attempts_at_three_engines(LOST, of_other), _timed_out(4)]) == ["engine-4"]
+    assert _blamed([*_attempts_at_three_engines(LOST), *late]) == ["engine-5"], "granted after the hang"
+    assert _blamed([*_attempts_at_three_engines(LOST), replace(_timed_out(2), status=500)]) == ["engine-2"]
+    cut_off: list[LogEvent] = [LOST, *wrote, _timed_out(1, at=5.1)]
+    assert _blamed(_attempts_at_three_engines(*cut_off)) == every, "it wrote meanwhile: only its connection was gone"
+
+
+def test_an_engine_that_was_ejected_for_what_a_hung_ingress_saw_need_not_be_drained() -> None:
+    log = _attempts_at_three_engines(LOST)
+    for cause in ("consecutive_failures", "latency"):
+        ejected = InstanceEjected(
+            at=13.0, instance=InstanceId("engine-2"), epoch=Epoch(1), cause=cause, detail="", seconds=30.0, number=1
+        )
+
+        assert _blamed([*log, ejected]) == (["engine-2"] if cause == "latency" else [])
 
 
 @pytest.mark.parametrize(
