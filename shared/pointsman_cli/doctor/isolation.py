@@ -19,6 +19,7 @@ from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding
 from pointsman_cli.doctor.request_ends import Ended
 from pointsman_cli.formatting import plural
+from pointsman_cli.options import as_given
 
 KEYS_MAX = 500_000
 """Remembered keys, some 60 MB. Later prompts are compared with these only."""
@@ -26,7 +27,7 @@ IN_FLIGHT_MAX = 20_000
 SHOWN_MAX = 8
 ADVICE = (
     "A tenant was served from another's prompts, or could have been. Stop the ingress that sent them, compare --secret and "
-    "the versions of all ingresses and workers, and clear the engines' prefix caches. `pointsman explain` shows a request."
+    "the versions of all ingresses and workers, and clear the engines' prefix caches. `pointsman explain{given}` shows a request."
 )
 
 
@@ -104,10 +105,10 @@ class Isolation(Examiner):
             return
         if self._shared_keys:
             what = f"{plural(self._shared_keys, 'block key')} occurred in prompts of two cache groups"
-            yield self.serious(what, self._shared, ADVICE)
+            yield self.serious(what, self._shared, ADVICE.format(given=as_given()))
         elif self._unexplained_count:
             what = f"{plural(self._unexplained_count, 'request')} hit cached tokens that no prompt of their cache group explains"
-            yield self.serious(what, self._unexplained, ADVICE)
+            yield self.serious(what, self._unexplained, ADVICE.format(given=as_given()))
 
     def _arrive(self, event: RequestArrived) -> None:
         if event.request in self._prompts:

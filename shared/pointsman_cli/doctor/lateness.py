@@ -17,6 +17,7 @@ from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import EMPTY_QUEUE, Request
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity
+from pointsman_cli.doctor.late_causes import advice_for, because
 from pointsman_cli.doctor.missed_hits import MissedHits
 from pointsman_cli.doctor.request_ends import Ended
 from pointsman_cli.doctor.samples import Sample, keep
@@ -35,19 +36,6 @@ NOTICED_SHARE = 0.1
 HALF = 0.5
 LESS_BUSY_SHARE_MAX = 0.25
 SHOWN_MAX = 5
-
-SENTENCES = {
-    Cause.LONG_PROMPT: ("their own prompt takes longer than their objective", "Give them a longer objective (x-slo-ttft-ms), or shorten or split the prompts. More engines do not bring them in time; faster ones do (tensor parallelism, a smaller model)."),
-    Cause.LONG_PROMPT_AHEAD: ("a long prompt was ahead of them", "A prompt that an engine computes is not overtaken: give long prompts a pool of their own, or the pool one engine more (`pointsman what-if --instances N` says how many would do)."),
-    Cause.HOT_PREFIX: ("they queued for the engine that holds a hot prefix", "`pointsman what-if --policy pointsman` (or dualmap) shows whether spreading the prefix helps."),
-    Cause.OVERLOAD: ("every engine had a queue (overload)", "`pointsman what-if --instances N` says how many engines would do."),
-    Cause.BUSY_INSTANCE: ("they queued at one engine while another was nearly idle", "`pointsman what-if --policy pointsman` (or dualmap) shows what a policy that balances would make of it."),
-    Cause.SLOW_ENGINE: ("their engine was slow", "Compare its machine with the others' (clock rate, neighbours); drain it if need be."),
-    Cause.STALE_INDEX: ("tokens expected in a cache were not there and had to be computed", "See the findings on caches: emptied behind its back, evicted while requests wait, or events lost."),
-    Cause.FAILED_ATTEMPTS: ("an engine failed them first", "See the findings on engines."),
-    Cause.TRANSPORT: ("their ingress hung", "See the finding on requests that were given up: engines and scheduler did their part."),
-    Cause.NO_INSTANCE: ("no instance or scheduler could take them", "See the findings on the fleet and the log."),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +168,11 @@ class Lateness(Examiner):
             return
         sampled = sum(map(len, counts.values()))
         cause, examples = next(iter(counts.items()))
-        what, advice = SENTENCES[cause]
         share = len(examples) / sampled
         most = f", {share:.0%} of them" if share < 1 else ""
         how = "late" if not self._rejected else "rejected" if self._rejected == late else "late or rejected"
         evidence = [
-            f"{len(found) / sampled:.0%} because {SENTENCES[other][0]}: for example request {found[-1]}"
+            f"{len(found) / sampled:.0%} because {because(other)}: for example request {found[-1]}"
             for other, found in list(counts.items())[:SHOWN_MAX]
         ]
         if self._best_effort:
@@ -194,9 +181,9 @@ class Lateness(Examiner):
             )
         yield self.finding(
             Severity.WARNING,
-            f"{late:,} of {self._ends:,} requests were {how}{most} because {what}",
+            f"{late:,} of {self._ends:,} requests were {how}{most} because {because(cause)}",
             evidence,
-            advice,
+            advice_for(cause),
             cause=cause,
         )
 

@@ -12,11 +12,15 @@ from pointsman.contracts.requests import RequestCancelled, RequestFailed, Reques
 from pointsman.primitives import EngineSeconds
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request, Stage
+from pointsman_cli.discovery import fleet_as_given
 from pointsman_cli.doctor.client_faults import is_clients_fault
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity
+from pointsman_cli.doctor.late_causes import advice_for
 from pointsman_cli.doctor.request_ends import Ended
+from pointsman_cli.explain.causes import Cause
 from pointsman_cli.formatting import plural, were
+from pointsman_cli.options import as_given
 
 OVERDUE_WALL_SECONDS = 60.0
 ORPHAN_WALL_SECONDS = 600.0
@@ -170,7 +174,7 @@ class Requests(Examiner):
             yield self.note(
                 f"{limited.total():,} of {ends:,} requests ({limited.total() / max(1, ends):.1%}) were beyond their tenant's limits",
                 [*self._by_reason(limited), f"of {by_tenant}"],
-                "That is what limits are for; `pointsman tenants show` has them, and what is used of them.",
+                f"That is what limits are for; `pointsman tenants show{fleet_as_given()}` has them, and what is used of them.",
             )
         yield from self._loaded(self._rejected - limited, ends)
         if self._refused:
@@ -189,7 +193,7 @@ class Requests(Examiner):
                 Severity.SERIOUS if share > FAILED_SHARE_MAX else Severity.WARNING,
                 f"{self._failed.total():,} of {ends:,} requests ({share:.1%}) failed",
                 self._by_reason(self._failed),
-                "`pointsman explain` one of them. Of a running fleet `pointsman tap --since 1 --until now --type RequestFailed` shows all; "
+                f"`pointsman explain{as_given()}` one of them. Of a running fleet `pointsman tap{fleet_as_given()} --since 1 --until now --type RequestFailed` shows all; "
                 "of a bundle `zcat FILE | grep RequestFailed`.",
             )
         if self._cancelled:
@@ -204,7 +208,7 @@ class Requests(Examiner):
             return
         share, alone = rejected.total() / max(1, ends), rejected[RejectReason.SLO_UNREACHABLE]
         severity = Severity.WARNING if share > REJECTED_SHARE_MAX else Severity.NOTE
-        advice = "Too much load for the objective: `pointsman what-if --instances N` says how many engines would do."
+        advice = f"Too much load for the objective: {advice_for(Cause.OVERLOAD)}"
         if alone > rejected.total() / 2:
             advice = "Most of their prompts alone take longer than their objective: no number of engines helps. Give them a longer one (x-slo-ttft-ms) or shorter prompts."
         elif alone:

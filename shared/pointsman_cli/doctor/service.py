@@ -18,10 +18,12 @@ from pointsman.state.workload import Request
 from pointsman_cli.doctor.client_faults import is_clients_fault
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity
+from pointsman_cli.doctor.late_causes import advice_for
 from pointsman_cli.doctor.request_ends import Ended
 from pointsman_cli.doctor.samples import Heavy, Sample, Share, Stretch, Timeline
 from pointsman_cli.explain.causes import Cause
 from pointsman_cli.formatting import plural
+from pointsman_cli.options import as_given
 from pointsman_cli.terminal import wall_time
 
 TARGET = 0.9
@@ -192,7 +194,7 @@ class Service(Examiner):
             [self._period_line(stretch) for stretch in stretches[:STRETCHES_SHOWN]]
             + turned_away
             + (self._worst_of(self._instances.items()) if overall else []),
-            "`pointsman explain --slowest 10` finds the latest; `pointsman what-if` tries another policy or fleet.",
+            f"`pointsman explain{as_given()} --slowest 10` finds the latest; `pointsman what-if{as_given()}` tries another policy or fleet.",
         )
 
     def _period_line(self, stretch: Stretch) -> str:
@@ -266,9 +268,7 @@ class Service(Examiner):
             Severity.WARNING if late else Severity.NOTE,
             f"{len(hot)} hot {'prefix draws' if len(hot) == 1 else 'prefixes each draw'} more than an instance's even share",
             [self._prefix_line(key, count) for key, count in hot],
-            "Its requests come late: `pointsman what-if --policy pointsman` (or dualmap) shows whether spreading helps."
-            if late
-            else "",
+            f"Its requests come late: {advice_for(Cause.HOT_PREFIX)}" if late else "",
         )
 
     def _prefix_line(self, key: BlockKey, count: int) -> str:

@@ -19,6 +19,7 @@ from pointsman_cli.doctor.missed_hits import MissedHits
 from pointsman_cli.doctor.request_ends import Ended
 from pointsman_cli.doctor.samples import Sample, keep
 from pointsman_cli.explain.causes import Cause
+from pointsman_cli.options import as_given
 from pointsman_cli.terminal import wall_time
 
 PREFILLS_MIN = 20
@@ -135,7 +136,7 @@ class SlowEngines(Examiner):
                     for name, found in stretches.items()
                     for stalls in found[:STRETCHES_SHOWN]
                 ],
-                "Something held the engine or its machine up then: `pointsman explain` the request says whether others were slow, too.",
+                f"Something held the engine or its machine up then: `pointsman explain{as_given()}` the request says whether others were slow, too.",
                 cause=Cause.SLOW_ENGINE,
             )
 

@@ -9,6 +9,7 @@ from pointsman.contracts.decisions import RequestGranted, is_final_end
 from pointsman.contracts.requests import RequestArrived, RequestEvent, RequestFinished
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tenant, Tokens
+from pointsman_cli.discovery import fleet_as_given
 from pointsman_cli.history.entries import HistoryError, NotInLogError
 
 CANDIDATES_MAX = 100
@@ -16,7 +17,7 @@ CANDIDATES_SHOWN = 8
 OPEN_MAX = 100_000
 HINT = (
     "The id is the x-pointsman-request-id of the answer, or its x-request-id. `--slowest 10` lists the slowest, "
-    "`pointsman tap --since 1 --until now` shows all of a running fleet."
+    "`pointsman tap{given} --since 1 --until now` shows all of a running fleet."
 )
 
 
@@ -58,7 +59,7 @@ def request_named(entries: Iterable[LogEntry], text: str, *, begins: str = "") -
             ends[request] = None
     found = sent or ends
     if not found:
-        msg = f"no request {text} in this log{begins and f'; {begins}'}. {HINT}"
+        msg = f"no request {text} in this log{begins and f'; {begins}'}. {HINT.format(given=fleet_as_given())}"
         raise NotInLogError(msg)
     if len(found) > 1:
         shown = list(found)[:CANDIDATES_SHOWN]

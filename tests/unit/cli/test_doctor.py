@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
@@ -36,6 +37,8 @@ from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Sequence, Tenant, Term
 from pointsman.state.state import PoolSettings
+from pointsman_cli.discovery import fleet_as_given
+from pointsman_cli.doctor import examination
 from pointsman_cli.doctor.engine_failures import EngineFailures
 from pointsman_cli.doctor.examination import Diagnosis, Examiner, examine
 from pointsman_cli.doctor.fleet_health import FleetHealth
@@ -47,6 +50,7 @@ from pointsman_cli.history.bundle import BundleHistory, write_bundle
 from pointsman_cli.history.sources import Header
 from pointsman_cli.history.start_point import StartPoint
 from pointsman_cli.main import main
+from pointsman_cli.options import as_given
 from pointsman_cli.terminal import wall_time
 from tests.support.events import fleet_described, given_up, given_up_before_each_end, joined, reported, stored
 from tests.support.failing_pool import FailingPool
@@ -115,6 +119,36 @@ def test_without_a_checkpoint_it_is_said_what_cannot_be_known_and_nobody_is_accu
     assert [said.partition(":")[0] for said in told["findings"][0]["evidence"]] == [
         f"engine-{number} joined before" for number in (1, 2, 3)
     ]
+
+
+def test_commands_that_findings_advise_read_the_log_that_was_examined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    log = _with_garbage(_slow_and_forgetful())
+    write_bundle(Path("a log"), Header(pool="default", last=log[-1].sequence), log)
+    told = CliRunner().invoke(main, ["doctor", "--from", "a log", "--pool", "default"]).output
+    advised = re.findall(r"`pointsman (explain|what-if|tap)( --from 'a log' --pool default)?", told)
+
+    assert {name for name, _ in advised} == {"explain", "what-if", "tap"}
+    assert all(bool(given) == (name != "tap") for name, given in advised), "a log that is over has no fleet to tap"
+
+
+@pytest.mark.parametrize("place", ["nats://other:4222", "."])
+def test_advised_commands_of_a_running_fleet_name_it(place: str) -> None:
+    command = click.Command("doctor", params=[click.Option(["--from", "place"]), click.Option(["--pool"])])
+    with command.make_context("doctor", ["--from", place, "--pool", "chat"]):
+        assert fleet_as_given() == as_given() == f" --from {place} --pool chat"
+
+
+def test_no_finding_advises_a_command_without_the_options_that_were_given() -> None:
+    commands = r"`pointsman (?:explain|what-if|tap|tenants show|drain|fleet)\b(?!\{)"
+    for source in Path(examination.__file__).parent.glob("*.py"):
+        assert not re.findall(commands, source.read_text()), source.name
+
+
+def _with_garbage(entries: Entries) -> Entries:
+    return renumbered([*entries, LogEntry(0, entries[-1].subject, b"?", None)])
 
 
 def _with_hole(entries: Entries) -> Entries:
