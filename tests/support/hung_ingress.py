@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from pointsman.contracts.codec import LogEvent, encode
-from pointsman.contracts.requests import RequestArrived, RequestEvent, RequestFinished
+from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestEvent, RequestFinished
 from pointsman.contracts.subjects import subject_of
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, PoolName, RequestId
@@ -44,6 +44,9 @@ def _told(
     match event:
         case RequestArrived():
             yield replace(event, ingress=INGRESS)
+        case PrefillFinished():
+            at = _noticed_at(event.at)
+            yield replace(event, at=at, ttft=at - arrived_at, prefill=event.prefill + at - event.at)
         case RequestFinished():
             ttft = _noticed_at(arrived_at + event.ttft) - arrived_at
             yield replace(event, at=_noticed_at(event.at), ttft=ttft)
@@ -53,8 +56,9 @@ def _told(
 
 def _given_up(events: Sequence[LogEvent], number: int) -> LogEvent:
     begun, ended = HANGS[number]
-    last = next(e for e in events if isinstance(e, RequestFinished) and e.at == ended)
-    return given_up(last.request, at=begun + SILENT_SECONDS, instance=last.instance, number=10_000 + number)
+    late = [event for event in events if isinstance(event, RequestFinished) and event.at == ended]
+    latest = max(late, key=lambda event: event.ttft)
+    return given_up(latest.request, at=begun + SILENT_SECONDS, instance=latest.instance, number=10_000 + number)
 
 
 def _noticed_at(at: EngineSeconds) -> EngineSeconds:

@@ -15,7 +15,7 @@ from pointsman.primitives import EngineSeconds, RequestId
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity
-from pointsman_cli.doctor.samples import Sample
+from pointsman_cli.doctor.samples import Sample, keep
 
 SKEW_WALL_SECONDS = 0.5
 SKEW_SERIOUS_WALL_SECONDS = 1.5
@@ -76,9 +76,7 @@ class Clocks(Examiner):
     def _writer(self, event: LogEvent) -> str | None:
         if event.stamp is not None or isinstance(event, LeaderElected | RequestRejected):
             if isinstance(event, RequestArrived):
-                self._ingress_of[event.request] = event.ingress
-                if len(self._ingress_of) > INGRESSES_REMEMBERED_MAX:
-                    del self._ingress_of[next(iter(self._ingress_of))]
+                keep(self._ingress_of, event.request, event.ingress, INGRESSES_REMEMBERED_MAX)
             return LEADER
         if isinstance(event, InstanceProbed):
             return None
