@@ -14,7 +14,7 @@ from pointsman_cli.terminal import wall_time
 HANG_WALL_SECONDS_MIN = 2.0
 """Less than leaders wait (`--waiter-seconds`). An ingress that only lost its connection leaves no such gap: what it wrote
 meanwhile reaches the log later."""
-REQUESTS_MAX = 20_000
+REQUESTS_MAX = 50_000
 INGRESSES_MAX = 1_000
 HANGS_MAX = 100
 
@@ -55,7 +55,7 @@ class IngressHangs:
         self._newest: dict[str, Hang] = {}
 
     def note(self, event: LogEvent) -> None:
-        """Call before `seconds_of` and `of_attempt`."""
+        """Call before the others."""
         if isinstance(event, RequestArrived) and event.ingress:
             keep(self._requests, event.request, _Request(event.ingress, event.arrived_at), REQUESTS_MAX)
             self._hear(event.ingress, event.arrived_at)
@@ -81,6 +81,11 @@ class IngressHangs:
         keep(self._newest, hang.ingress, hang, INGRESSES_MAX)
         if len(self.seen) < HANGS_MAX:
             self.seen.append(hang)
+
+    def ingress_of(self, request: RequestId) -> str | None:
+        """None if its arrival does not name it, or is not in the log."""
+        known = self._requests.get(request)
+        return known.ingress if known is not None else None
 
     def seconds_of(self, request: RequestId, since: EngineSeconds, until: EngineSeconds) -> EngineSeconds:
         """How long its ingress hung in that time."""

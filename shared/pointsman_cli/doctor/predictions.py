@@ -10,11 +10,12 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.requests import PrefillFinished, RequestFinished
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman.state.state import PoolSettings, State
-from pointsman.state.workload import Request, Stage
+from pointsman.state.workload import Request
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding
 from pointsman_cli.doctor.request_ends import Ended
 from pointsman_cli.doctor.samples import Sample
+from pointsman_cli.explain.prefills import prefilled
 
 ANSWERS_MIN = 20
 BIAS_SHARE_MAX = 0.3
@@ -46,18 +47,15 @@ class Predictions(Examiner):
 
     @override
     def before(self, event: LogEvent, state: State) -> None:
-        if isinstance(event, PrefillFinished):
-            self._first_token(event, state)
+        if isinstance(event, PrefillFinished) and (request := prefilled(event, state)) is not None:
+            self._first_token(event, request)
 
     @override
     def ended(self, end: Ended, state: State) -> None:
         if isinstance(end.event, RequestFinished) and end.request is not None:
             self._answer(end.event, end.request)
 
-    def _first_token(self, event: PrefillFinished, state: State) -> None:
-        request = state.workload.requests.get(event.request)
-        if event.stamp is not None or request is None or request.stage is not Stage.PREFILL:
-            return
+    def _first_token(self, event: PrefillFinished, request: Request) -> None:
         record, took = self._record(event.instance), event.at - request.granted_at
         if request.engine_seconds > 0:
             record.paces.add(took / request.engine_seconds)

@@ -8,7 +8,7 @@ from typing_extensions import override
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestEnd, RequestGranted, RequestRejected
 from pointsman.contracts.reasons import TENANT_LIMITS, CancelCause, RejectReason
-from pointsman.contracts.requests import RequestCancelled, RequestFailed, RequestFinished
+from pointsman.contracts.requests import RequestCancelled, RequestFailed, RequestFinished, is_given_up
 from pointsman.primitives import EngineSeconds
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request, Stage
@@ -67,6 +67,8 @@ class Requests(Examiner):
 
     @override
     def ended_again(self, event: RequestEnd, earlier: str) -> None:
+        if is_given_up(event):
+            return  # its leader had not read the end yet
         self._second_ends += 1
         if len(self._second_end_examples) < SHOWN_MAX:
             self._second_end_examples.append(f"{event.request}: {earlier}, then {type(event).__name__}")

@@ -12,13 +12,14 @@ from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.requests import PrefillFinished
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId
 from pointsman.state.state import PoolSettings, State
-from pointsman.state.workload import EMPTY_QUEUE, Stage
+from pointsman.state.workload import EMPTY_QUEUE
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity
 from pointsman_cli.doctor.missed_hits import MissedHits
 from pointsman_cli.doctor.request_ends import Ended
 from pointsman_cli.doctor.samples import Sample, keep
 from pointsman_cli.explain.causes import Cause
+from pointsman_cli.explain.prefills import prefilled
 from pointsman_cli.options import as_given
 from pointsman_cli.terminal import wall_time
 
@@ -77,7 +78,7 @@ class SlowEngines(Examiner):
                 queue = state.workload.queues.get(event.instance, EMPTY_QUEUE)
                 if queue.prefill:
                     keep(self._ahead, event.request, tuple(queue.prefill)[:AHEAD_MAX], IN_PREFILL_MAX)
-            case PrefillFinished() if event.stamp is None:
+            case PrefillFinished():
                 self._first_token(event, state)
             case _:
                 pass
@@ -87,12 +88,10 @@ class SlowEngines(Examiner):
         self._missed.note(end, state)
 
     def _first_token(self, event: PrefillFinished, state: State) -> None:
+        request = prefilled(event, state)
+        if request is None or request.engine_seconds <= 0 or self.hangs.of_attempt(event) is not None:
+            return
         ahead = self._ahead.pop(event.request, ())
-        request = state.workload.requests.get(event.request)
-        if self.hangs.of_attempt(event) is not None:
-            return
-        if request is None or request.stage is not Stage.PREFILL or request.engine_seconds <= 0:
-            return
         took, work = event.at - request.granted_at, request.engine_seconds
         prefill = _Prefill(event.at, took, work, request.slo_ttft, request.id, ahead)
         engine = self._engines.setdefault(event.instance, _Engine())

@@ -22,6 +22,7 @@ from pointsman.simulation.replay.leader_order import Kind, LeaderOrder
 from pointsman.state.priority_classes import LOWEST, RANK
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import EMPTY_QUEUE, Request, Stage
+from pointsman_cli.explain.prefills import prefilled
 from pointsman_cli.explain.values import (
     NOT_KNOWN,
     DecisionRecord,
@@ -148,10 +149,10 @@ class _LeaderFold:
 
     def _pace_of(self, entry: LogEntry, other_than: InstanceId) -> list[float]:
         event = entry.event
-        if not (isinstance(event, PrefillFinished) and event.stamp is None and event.instance != other_than):
+        if not isinstance(event, PrefillFinished) or event.instance == other_than:
             return []
-        request = self._state.workload.requests.get(event.request)
-        if request is None or request.stage is not Stage.PREFILL or not request.engine_seconds:
+        request = prefilled(event, self._state)
+        if request is None or not request.engine_seconds:
             return []
         return [(event.at - request.granted_at) / request.engine_seconds]
 

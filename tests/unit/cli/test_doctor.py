@@ -257,6 +257,12 @@ def test_an_ingress_ends_what_its_leader_gave_up_once() -> None:
     assert told[1].startswith("1 requests were given up")
 
 
+def test_a_leader_that_gives_up_what_has_just_ended_makes_no_second_end() -> None:
+    log: list[LogEvent] = [joined("engine-1"), asked(1, 10), answered(1), given_up("r-1", at=20.5, instance="engine-1")]
+
+    assert not examined(log, Requests).findings
+
+
 def _without_cache_events(entries: Entries) -> Entries:
     """One that was never written, of an engine whose worker then answers nobody."""
     lost = next(e for e in entries if isinstance(e.event, CacheEvent) and e.sequence > 100)
