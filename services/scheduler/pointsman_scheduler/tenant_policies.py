@@ -59,7 +59,7 @@ class TenantPoliciesKeeper:
         await reply(TenantPoliciesAnswered(refusal=refusal))
 
     async def _write(self, policies: TenantPolicies) -> str:
-        """Returns why it could not be written; empty if it was."""
+        """Returns why it was not written, or may not have been; empty if it was."""
         document = msgspec.json.encode(policies)
         try:
             stored = await self._store.get(TENANTS_KEY)
@@ -67,7 +67,7 @@ class TenantPoliciesKeeper:
         except ValueChangedError:
             return "somebody else changes the policies at this moment; look at them and try again"
         except StoreUnavailableError as error:
-            return f"the store of policies does not answer: {error}"
+            return f"the store of policies does not answer ({error}); it may have been stored: 'pointsman tenants show' tells"
         self._followed.wrote(StoredValue(TENANTS_KEY, document, revision))
         return ""
 
