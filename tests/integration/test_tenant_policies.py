@@ -22,7 +22,7 @@ from pointsman.contracts.commands import (
 )
 from pointsman.contracts.subjects import admin_subject, fleet_view_subject, route_subject
 from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet, TenantPolicy
-from pointsman.ports import ValuesRead
+from pointsman.ports import StoreUnavailableError, ValuesRead
 from pointsman.primitives import PoolName, Tenant, WallSeconds
 from pointsman.runtime.settings import FleetSettings
 from pointsman.runtime.tenant_policies import TENANTS_KEY
@@ -156,6 +156,25 @@ async def test_a_new_leader_takes_what_was_stored_meanwhile_and_writes_it_only_i
         await eventually(lambda: scheduler.state.tenants.policies == TWO_AT_A_TIME, seconds=1.5)
 
         assert await world.logged() == [(ONE_AT_A_TIME, "carol"), (TWO_AT_A_TIME, "")]
+
+
+async def test_a_write_that_was_stored_though_nobody_heard_of_it_is_no_refusal_and_holds(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = world.broker.access.put
+
+    async def unheard(*arguments: Any, **named: Any) -> int:
+        await put(*arguments, **named)
+        late = "no answer in time"
+        raise StoreUnavailableError(late)
+
+    async with world.scheduler() as scheduler:
+        monkeypatch.setattr(world.broker.access, "put", unheard)
+        answer = await world.set(ONE_AT_A_TIME)
+        await eventually(lambda: scheduler.state.tenants.policies == ONE_AT_A_TIME)
+
+    assert "it may have been stored" in answer
+    assert "pointsman tenants show" in answer
 
 
 async def test_a_follower_writes_nothing(world: World) -> None:

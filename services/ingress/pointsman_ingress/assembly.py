@@ -245,7 +245,8 @@ def _pool(
     )
     supervisor.start(fleet.follow(link.log), name=f"fleet-view-{name}")
     supervisor.start(liveness.watch(), name=f"scheduler-watch-{name}")
-    supervisor.start(forget_departed(fleet, name, clock), name=f"metrics-{name}")
+    others = (in_flight.forget_departed, pool.tokenizer.forget_departed)
+    supervisor.start(forget_departed(fleet, name, clock, others), name=f"metrics-{name}")
     heartbeats = send_heartbeats(in_flight, link.commands, name, clock, lambda: scheduler.newest_term)
     supervisor.start(heartbeats, name=f"heartbeat-{name}")
     return pool

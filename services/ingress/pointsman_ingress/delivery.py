@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 import structlog
 
 from pointsman.contracts.commands import PrefixFetch, RouteGranted, RouteRejected
-from pointsman.contracts.reasons import FailReason, RejectReason
+from pointsman.contracts.reasons import FailReason
 from pointsman.ports import Clock
 from pointsman.primitives import EngineSeconds, Seconds
 from pointsman.runtime.tracing import NO_SPAN, Span
@@ -133,10 +133,7 @@ class Delivery:
         seconds = self.clock.now() - lifecycle.sent_at if split.possible else 0.0
         next_grant = await self._pool.scheduler.hand_over(grant, seconds)
         if isinstance(next_grant, RouteRejected):
-            if next_grant.reason == RejectReason.ALREADY_ENDED:
-                lifecycle.ended_by_leader()
-            else:
-                lifecycle.failed(next_grant.reason, next_grant.status)
+            lifecycle.failed(next_grant.reason, next_grant.status)
             raise self._attempts.rejected(next_grant)
         lifecycle.handed_over(next_grant, prefill.cached_tokens)
         return next_grant, await self._between_engines(next_grant, split.for_decode, prefill)

@@ -62,7 +62,7 @@ class TenantPoliciesKeeper:
         await reply(TenantPoliciesAnswered(refusal=refusal))
 
     async def _write(self, command: SetTenantPolicies) -> str:
-        """Returns why it could not be written; empty if it was."""
+        """Returns why it was not written, or may not have been; empty if it was."""
         document = msgspec.json.encode(command.policies)
         try:
             stored = await self._store.get(TENANTS_KEY)
@@ -74,7 +74,7 @@ class TenantPoliciesKeeper:
         except ValueChangedError:
             return CHANGED_MEANWHILE
         except StoreUnavailableError as error:
-            return f"the store of policies does not answer: {error}"
+            return f"the store of policies does not answer ({error}); it may have been stored: 'pointsman tenants show' tells"
         self._followed.note(StoredValue(TENANTS_KEY, document, revision))
         return ""
 

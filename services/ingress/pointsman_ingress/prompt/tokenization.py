@@ -4,7 +4,7 @@ known. Encoding costs 1 ms per 1,000 characters; long prompts and what comes of 
 
 import asyncio
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ParamSpec, TypeVar
 
@@ -103,6 +103,10 @@ class PromptTokenizer:
     failed: Callable[[InstanceId], None] = lambda _: None
     work: WorkThreads = field(default_factory=WorkThreads)
     _cannot_render: set[tuple[InstanceId, Epoch, str]] = field(default_factory=set, init=False)
+
+    def forget_departed(self, present: Collection[Instance]) -> None:
+        epochs = {(instance.id, instance.epoch) for instance in present}
+        self._cannot_render = {known for known in self._cannot_render if known[:2] in epochs}
 
     async def tokens(self, request: ParsedRequest, context: TokenizeContext) -> PromptTokens:
         """Raises ApiError for an invalid prompt."""
