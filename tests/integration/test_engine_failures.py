@@ -544,7 +544,7 @@ async def test_nothing_in_an_ingress_names_an_engine_that_left(monkeypatch: pyte
         await world.log.append(joined(GONE, at=now, url=leaving.url, max_model_len=1000))
         await world.log.append(reported(GONE, 0, [], at=now))
         await eventually(lambda: "KeyProber" in remembering(GONE))
-        world.scheduler.engines = {GONE: leaving.url, TWO: world.two.url}  # type: ignore[dict-item]
+        world.scheduler.engines = {GONE: leaving.url, TWO: world.two.url}
         for behaviour in (Behaviour.ANSWERS, Behaviour.ERRS):
             leaving.script.append(behaviour)
             await asked(world, HELLO, CHAT)

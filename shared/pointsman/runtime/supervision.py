@@ -82,10 +82,11 @@ class Supervisor:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if task.cancelled():
-            failure = None if self._leaving else TaskCancelledError(f"task {task.get_name()} was cancelled")
-        else:
+        failure: BaseException | None = None
+        if not task.cancelled():
             failure = task.exception()
+        elif not self._leaving:
+            failure = TaskCancelledError(f"task {task.get_name()} was cancelled")
         if failure is not None and self._failure is None:
             if not isinstance(failure, click.ClickException):
                 log.error("task_failed", task=task.get_name(), exc_info=failure)
