@@ -74,10 +74,25 @@ def test_kubernetes_applies_what_pods_read_and_then_one_workload_after_the_other
     assert {o["metadata"]["name"] for o in applied[0] if o["kind"] == "ConfigMap"} == set(by_name(objects, "ConfigMap"))
 
 
+def test_kubernetes_goes_no_further_than_a_step_that_fails() -> None:
+    (steps,) = re.findall(r"^update\(\) .*?\n(.*?)^```", KUBERNETES_PAGE, re.MULTILINE | re.DOTALL)
+    subshell = re.fullmatch(r"\(\n  set -e[^\n]*\n(.*)^\)\n", steps, re.MULTILINE | re.DOTALL)
+
+    assert subshell is not None
+    assert all(line.startswith("  ") for line in subshell[1].splitlines())
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_kubernetes_gives_up_on_no_scheduler_that_folds_a_whole_log(overlay: str) -> None:
+    scheduler = by_name(rendered(overlay), "Deployment")["pointsman-scheduler"]
+
+    assert scheduler["spec"]["progressDeadlineSeconds"] > 60 * FOLD_MINUTES
+
+
 def kubernetes_queries() -> list[str]:
     """The selectors of the commands, their loop unrolled."""
     (common,) = re.findall(r'^update\(\) \{ kubectl apply -k \S+ -l "(\S+),\$1"; \}$', KUBERNETES_PAGE, re.MULTILINE)
-    (loop,) = re.findall(r"^for process in (.*); do$", KUBERNETES_PAGE, re.MULTILINE)
+    (loop,) = re.findall(r"^ *for process in (.*); do$", KUBERNETES_PAGE, re.MULTILINE)
     found = []
     for query in re.findall(r"^ *update '?([^\s'()]+)", KUBERNETES_PAGE, re.MULTILINE):
         found += [query.replace("$process", process) for process in (loop.split() if "$" in query else [""])]
