@@ -262,6 +262,26 @@ def test_the_documented_steps_give_nats_server_tls_for_clients_with_a_certificat
     assert (open_path / "server.key").stat().st_mode & 0o777 == 0o640
 
 
+def test_everybody_may_read_the_installed_settings_whatever_the_umask_of_who_installs_them(open_path: Path) -> None:
+    (script,) = [s for s in re.findall(r"```sh\n(.*?)```", OPERATIONS, re.DOTALL) if "systemd/pointsman.toml" in s]
+    settings = open_path / "pointsman"
+
+    subprocess.run(["sh", "-ec", script.replace("/etc/pointsman", str(settings))], check=True, cwd=ROOT, umask=0o077)
+
+    assert settings.stat().st_mode & 0o777 == 0o755
+    assert {file.name: file.stat().st_mode & 0o777 for file in settings.iterdir()} == {
+        "pointsman.toml": 0o644,
+        "engines.toml": 0o644,
+    }
+
+
+def test_the_settings_name_no_file_that_no_step_makes() -> None:
+    content = tomllib.loads((UNITS / "pointsman.toml").read_text())
+    values = [value for table in (content, *content.values()) if isinstance(table, dict) for value in table.values()]
+
+    assert not [value for value in values if isinstance(value, str) and value.startswith("/")]
+
+
 def test_the_drop_in_for_tls_hands_processes_the_key_that_was_installed() -> None:
     (drop_in,) = re.findall(r"```ini\n# \S+/pointsman-\.service\.d/\S+\n\[Service\]\n(.*?)```", OPERATIONS, re.DOTALL)
     credential, variable = drop_in.splitlines()
