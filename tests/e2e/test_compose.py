@@ -149,6 +149,14 @@ def test_every_process_of_a_cluster_knows_its_three_servers_and_how_many_copies_
         assert (name, environment.get("POINTSMAN_LOG_REPLICAS")) == (name, "3")
 
 
+def test_the_ingresses_of_a_cluster_differ_in_their_names() -> None:
+    cluster = compose_services(CLUSTER_FILE)
+    names = [cluster[service]["environment"].get("POINTSMAN_NAME") for service in ("ingress", "ingress-2")]
+
+    assert all(names)
+    assert len(set(names)) == len(names)
+
+
 def test_the_pool_on_npus_has_the_blocks_of_its_engines() -> None:
     services, ascend = compose_services(), compose_services(ASCEND_FILE)
     processes = [service.name for service in own_services() if service.name.endswith("-gpu")]
