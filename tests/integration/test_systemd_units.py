@@ -110,13 +110,14 @@ def test_no_unit_takes_the_memory_of_its_host_and_the_bus_may_have_most() -> Non
     assert {unit.settings["TasksMax"][-1] for unit in units()} == {"512"}
 
 
-def test_the_drop_in_of_a_scaler_that_starts_processes_hands_it_the_secret_as_the_units_do() -> None:
+def test_the_drop_in_of_a_scaler_that_starts_processes_hands_it_the_secret_and_ends_no_engine() -> None:
+    """docs/operations.md, Scaling: an instance outlives its scaler. By default systemd ends what a unit has started."""
     (drop_in,) = re.findall(
         r"```ini\n# \S+/pointsman-scaler\.service\.d/\S+\n\[Service\]\n(.*?)```", OPERATIONS, re.DOTALL
     )
     scheduler = (UNITS / "pointsman-scheduler.service").read_text().splitlines()
 
-    assert drop_in.splitlines() == [line for line in scheduler if "secret" in line]
+    assert drop_in.splitlines() == [*(line for line in scheduler if "secret" in line), "KillMode=process"]
 
 
 def test_the_console_reads_its_table_and_has_only_its_own_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
