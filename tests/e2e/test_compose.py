@@ -1,6 +1,7 @@
 """docker-compose.yml: that what it says is understood. tests/containers runs it."""
 
 import re
+import socket
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.support.compose import (
     own_services,
     settings_of,
 )
+from tests.support.deploy_scripts import deploy_script
 
 SET_BY_COMPOSE = {"COMPOSE_PROJECT_NAME"}
 
@@ -194,6 +196,15 @@ def test_two_engines_on_gpus_have_one_each() -> None:
     reserved = [engine["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] for engine in engines]
 
     assert reserved == [["0"], ["1"]]
+
+
+@pytest.mark.parametrize(
+    ("listening", "asked"), [("0.0.0.0", "127.0.0.1"), ("127.0.0.1",) * 2, ("::", "::1"), ("::1",) * 2]
+)
+def test_the_health_check_finds_a_process_wherever_it_listens(listening: str, asked: str) -> None:
+    family = socket.AF_INET6 if ":" in listening else socket.AF_INET
+    with socket.create_server((listening, 0), family=family) as server:
+        assert (asked, server.getsockname()[1]) in deploy_script("healthcheck.py").listeners()
 
 
 def names_on_networks(name: str, service: dict[str, Any]) -> set[str]:
