@@ -212,6 +212,8 @@ def _publish(user: BusUser, pool: PoolName) -> Iterator[str]:
             yield f"{SERVICE_API}STREAM.MSG.GET.{checkpoint_bucket(pool)}"
             if user.role is BusRole.OPERATOR:
                 yield from (admin_subject(pool, action, user.name) for action in ADMIN_ACTIONS)
+        case BusRole.ADMIN:
+            pass  # has everything, of whatever pool
 
 
 def _subscribe(user: BusUser, pool: PoolName) -> Iterator[str]:
