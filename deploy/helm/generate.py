@@ -25,11 +25,16 @@ PROMETHEUS_RULE = KUBERNETES / "components" / "monitoring" / "prometheus-rule.ya
 NAMESPACE = "pointsman"
 VALUES = {
     ".Values.highAvailability": {"resources": ["overlays/ha"]},
-    ".Values.simulatedEngines": {"resources": ["base"], "components": ["components/simulated-engines"]},
+    # vLLM's engines serve another model.
+    "(and .Values.simulatedEngines (not .Values.vllm.enabled))": {
+        "resources": ["base"],
+        "components": ["components/simulated-engines"],
+    },
     ".Values.vllm.enabled": {"resources": ["base"], "components": ["components/vllm"]},
     ".Values.monitoring": {"resources": ["base"], "components": ["components/monitoring"]},
     ".Values.console": {"resources": ["base"], "components": ["components/console"]},
-    ".Values.keda": {"resources": ["base"], "components": ["components/keda"]},
+    # KEDA scales vLLM's Deployment.
+    "(and .Values.keda .Values.vllm.enabled)": {"resources": ["base"], "components": ["components/keda"]},
 }
 # Text of the manifests, and what a chart has in its place. With the default values both are the same.
 REPLACED = (

@@ -46,6 +46,13 @@ SERVER = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
     help="Other router, which may ask for a pool's cache overlap and nothing else. Repeatable.",
 )
 @click.option(
+    "--admin",
+    "admins",
+    metavar="NAME",
+    multiple=True,
+    help="Who may do everything with the log and its buckets, by the program of NATS. Repeatable.",
+)
+@click.option(
     "--nats-server",
     "servers",
     metavar="HOST[:PORT]",
@@ -58,10 +65,11 @@ def credentials_command(
     workers: tuple[str, ...],
     operators: tuple[str, ...],
     routers: tuple[str, ...],
+    admins: tuple[str, ...],
     servers: tuple[str, ...],
 ) -> None:
     """Write a NATS user for each service, worker, operator and other router of a deployment, each with the least rights
-    it needs.
+    it needs. Only an admin (--admin) has all.
 
     What the directory has stays as it is, so one more worker changes no other; a deleted seed ends its user. Then reload
     nats-server, whose configuration includes nats-users.conf, and give each process its own seed (--nats-credentials).
@@ -81,13 +89,14 @@ def credentials_command(
             raise click.BadParameter(msg, param_hint="--pool")
     users = [_worker(text, known) for text in workers]
     others = [_in_pool(text, known, BusRole.ROUTER, "--router", "NAME") for text in routers]
-    for name in operators:
-        if not valid_operator(name):
-            msg = f"'{name}' is no name, or that of a role"
-            raise click.BadParameter(msg, param_hint="--operator")
+    for option, names in (("--operator", operators), ("--admin", admins)):
+        for name in names:
+            if not valid_operator(name):
+                msg = f"'{name}' is no name, or that of a role"
+                raise click.BadParameter(msg, param_hint=option)
     try:
         before = set(credentials.users())
-        credentials.make(known, workers=users, operators=operators, routers=others)
+        credentials.make(known, workers=users, operators=operators, routers=others, admins=admins)
         after = credentials.users()
         if servers:
             credentials.make_routes([_server(text) for text in servers])

@@ -68,7 +68,7 @@ def show_command(place: str | None, pool: str | None, as_json: bool) -> None:
 @fleet_options
 @json_switch
 def apply_command(file: Path, place: str | None, pool: str | None, as_json: bool) -> None:
-    """Replace all policies by those of FILE (TOML).
+    """Replace all policies by those of FILE (TOML); `-`: standard input.
 
     \b
       cached_token_weight = 0.1          of a cached prompt token; others count 1

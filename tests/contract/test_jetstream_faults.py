@@ -592,6 +592,27 @@ async def test_an_error_of_the_first_attempt_is_told_and_another_attempt_made(
     assert listener.reasons == ["TypeError: no seed"]
 
 
+@pytest.mark.parametrize("speaks", [False, True])
+async def test_a_sick_server_that_is_asked_first_keeps_nobody_from_the_others(speaks: bool, tmp_path: Path) -> None:
+    """It takes connections, and then says nothing or something else."""
+    asked = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        if speaks:
+            writer.write(b"-ERR 'sick'\r\n")
+        await reader.read()
+        writer.close()
+
+    async with running_nats(tmp_path) as healthy, await asyncio.start_server(answer, "127.0.0.1", 0) as sick:
+        (port,) = {each.getsockname()[1] for each in sick.sockets}
+        urls = f"{healthy.replace('127.0.0.1', '0.0.0.0')},nats://127.0.0.1:{port}"  # a loopback address is asked first
+        async with jetstream.connect(urls, POOL, ScaledClock(), name="test") as link:
+            await eventually(lambda: link.commands.connected)
+
+    assert asked.is_set()
+
+
 async def test_an_address_that_cannot_be_used_is_told() -> None:
     listener = RememberingListener()
     async with jetstream.connect("nats://127.0.0.1:99999", POOL, ScaledClock(), name="test", listener=listener):

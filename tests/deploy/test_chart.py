@@ -12,14 +12,14 @@ from tests.support.compose import ROOT
 from tests.support.deploy_scripts import deploy_script
 from tests.support.manifests import CHART, Object, by_name, chart, kubectl, rendered
 
-GPU = {"highAvailability": True, "simulatedEngines": False, "vllm": {"enabled": True}, "monitoring": True, "keda": True}
+GPU = {"highAvailability": True, "vllm": {"enabled": True}, "monitoring": True, "keda": True}
 VALUES: dict[str, dict[str, Any]] = {
     "single": {},
     "ha": {"highAvailability": True, "simulatedEngines": False},
     "gpu-vllm": GPU,
 }
 ACTION = re.compile(r"\{\{-?\s*(.*?)\s*-?\}\}")
-WORDS_OF_TEXT_TEMPLATE = {"if", "else", "end", "not", "range", "printf", "print", "index", "eq"}
+WORDS_OF_TEXT_TEMPLATE = {"if", "else", "end", "not", "range", "printf", "print", "index", "eq", "and"}
 
 
 @pytest.mark.parametrize("overlay", VALUES)
@@ -49,6 +49,15 @@ def test_each_value_reaches_what_it_names() -> None:
     assert set(re.findall(r"image: (\S+)", text)) == {"registry/pointsman@sha256:1", "vllm:1"}
     assert not re.search(r"pointsman\.io/pool: default|pool=default", text)
     assert "- m/m\n" in text
+
+
+def test_one_value_alone_gives_a_pool_of_one_kind_of_engines() -> None:
+    engines = {"pointsman-engine", "pointsman-vllm"}
+
+    assert engines & set(by_name(chart({}), "Deployment")) == {"pointsman-engine"}
+    assert engines & set(by_name(chart({"vllm": {"enabled": True}}), "Deployment")) == {"pointsman-vllm"}
+    assert "builtin" not in yaml.safe_dump_all(chart({"vllm": {"enabled": True}}))
+    assert keyed(chart({"keda": True})) == keyed(chart({}))
 
 
 @pytest.mark.parametrize(

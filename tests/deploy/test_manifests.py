@@ -222,7 +222,7 @@ def test_a_restart_for_new_settings_restarts_all_that_read_them_and_neither_engi
     queries = re.findall(r"rollout restart deployment,statefulset -l '(\S+)'", page + comment)
     readers = {pod.name for pod in pods(overlay) if "pointsman-settings" in str(pod.container.get("envFrom"))}
 
-    assert len(queries) == 2
+    assert len(queries) == 3
     for query in queries:
         assert {
             pod.name

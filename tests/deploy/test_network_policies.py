@@ -48,6 +48,7 @@ OUTSIDE = (
     Peer("squatter", NAMESPACE, (("app", "x"),)),
     Peer("prometheus", "monitoring", (("app.kubernetes.io/name", "prometheus"),)),
     Peer("keda", "keda", (("app", "keda-operator"),)),
+    Peer("router", "routers", (("app", "router"),)),
     Peer("dns", "kube-system", (("k8s-app", "kube-dns"),)),
     Peer("internet", address="93.184.216.34"),
     Peer("intranet", address="10.20.30.40"),
@@ -71,7 +72,7 @@ def allowed(overlay: str) -> set[tuple[str, str, int]]:
         reached |= {("worker", engine, port) for port in (8000, 5557, 5558, 5567, 5576)}
     reached |= {
         (anybody, "ingress", 8080)
-        for anybody in ("stranger", "squatter", "prometheus", "keda", "dns", "internet", "intranet")
+        for anybody in ("stranger", "squatter", "prometheus", "keda", "router", "dns", "internet", "intranet")
     }
     reached |= {("prometheus", name, 8081 if name == "ingress" else 8080) for name in SCRAPED}
     ours = [name for name in everybody if name not in {peer.name for peer in OUTSIDE}]
@@ -96,7 +97,7 @@ def test_those_who_must_reach_each_other_do_and_nobody_else(overlay: str) -> Non
     assert expected - found == set()
 
 
-def test_the_documented_policies_let_own_engines_download_and_transfer_and_nothing_else() -> None:
+def test_the_documented_policies_let_own_engines_download_and_transfer_and_routers_ask_and_nothing_else() -> None:
     page = (ROOT / "docs/kubernetes.md").read_text()
     blocks = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
     documented = {found["metadata"]["name"]: found for found in blocks if found["kind"] == "NetworkPolicy"}
@@ -109,6 +110,7 @@ def test_the_documented_policies_let_own_engines_download_and_transfer_and_nothi
     gained = {name: connections([*shipped, policy], peers, ports) - before for name, policy in documented.items()}
 
     assert gained["engines-download"] == {(name, "internet", 443) for name in (first, second)}
+    assert gained["routers-ask"] == {("router", "ingress", 8081)}
     assert gained["engines-transfer"] == {
         (source, target, port)
         for source, target in itertools.product((first, second), repeat=2)

@@ -2,16 +2,19 @@
 gives it; and what the fleet of them does."""
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
 
+from pointsman.runtime.bus_users import Credentials
 from tests.support.manifests import Object, by_name, rendered
 from tests.support.pod_processes import PodProcesses, Running
 from tests.support.rbac_api import RbacApi
@@ -111,6 +114,24 @@ def test_the_job_has_the_rights_it_needs_changes_nothing_that_is_there_and_repla
     }
     asked = {(verb, what) for account, verb, what in api.seen if account == "pointsman-worker"}
     assert asked == {("list", "endpointslices"), ("watch", "endpointslices")}
+
+
+def test_the_job_writes_an_admin_down_for_as_long_as_somebody_keeps_its_secret(
+    deployed: Deployed, tmp_path: Path
+) -> None:
+    api, job = deployed.api, deployed.one("credentials")
+    Credentials(tmp_path).make(admins=["root"])
+    without = dict(api.secrets["pointsman-nats-users"])
+    api.secrets["pointsman-nats-admin"] = {"admin.nk": (tmp_path / "admins/root.nk").read_text()}
+    run(deployed.pods, job)
+    users = api.secrets["pointsman-nats-users"]["nats-users.conf"]
+    del api.secrets["pointsman-nats-admin"]
+    run(deployed.pods, job)
+
+    (key,) = re.findall(r"# admin root\n.*nkey: (\w+)", (tmp_path / "nats-users.conf").read_text())
+    assert key in users
+    assert key not in without["nats-users.conf"]
+    assert api.secrets["pointsman-nats-users"] == without
 
 
 def test_an_engine_that_terminates_gets_nothing_new_finishes_what_it_has_and_only_then_may_stop(

@@ -1,6 +1,7 @@
 """docker-compose.yml: that what it says is understood. tests/containers runs it."""
 
 import re
+import socket
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.support.compose import (
     own_services,
     settings_of,
 )
+from tests.support.deploy_scripts import deploy_script
 
 SET_BY_COMPOSE = {"COMPOSE_PROJECT_NAME"}
 
@@ -149,6 +151,14 @@ def test_every_process_of_a_cluster_knows_its_three_servers_and_how_many_copies_
         assert (name, environment.get("POINTSMAN_LOG_REPLICAS")) == (name, "3")
 
 
+def test_the_ingresses_of_a_cluster_differ_in_their_names() -> None:
+    cluster = compose_services(CLUSTER_FILE)
+    names = [cluster[service]["environment"].get("POINTSMAN_NAME") for service in ("ingress", "ingress-2")]
+
+    assert all(names)
+    assert len(set(names)) == len(names)
+
+
 def test_the_pool_on_npus_has_the_blocks_of_its_engines() -> None:
     services, ascend = compose_services(), compose_services(ASCEND_FILE)
     processes = [service.name for service in own_services() if service.name.endswith("-gpu")]
@@ -186,6 +196,15 @@ def test_two_engines_on_gpus_have_one_each() -> None:
     reserved = [engine["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] for engine in engines]
 
     assert reserved == [["0"], ["1"]]
+
+
+@pytest.mark.parametrize(
+    ("listening", "asked"), [("0.0.0.0", "127.0.0.1"), ("127.0.0.1",) * 2, ("::", "::1"), ("::1",) * 2]
+)
+def test_the_health_check_finds_a_process_wherever_it_listens(listening: str, asked: str) -> None:
+    family = socket.AF_INET6 if ":" in listening else socket.AF_INET
+    with socket.create_server((listening, 0), family=family) as server:
+        assert (asked, server.getsockname()[1]) in deploy_script("healthcheck.py").listeners()
 
 
 def names_on_networks(name: str, service: dict[str, Any]) -> set[str]:

@@ -44,6 +44,7 @@ from pointsman.ports import (
 )
 from pointsman.primitives import Epoch, InstanceId, Term, WallSeconds
 from tests.support.bus import (
+    ADMIN,
     POOLS,
     ROUTERS,
     SETTLE_SECONDS,
@@ -248,6 +249,21 @@ async def test_a_scaler_that_follows_tells_the_acting_one_and_sets_no_other_name
             await following.commands.request(admin_subject(POOL, "scale", "scaler"), told, timeout=WallSeconds(2))
             with pytest.raises((CommandTimeoutError, NoResponderError)):
                 await following.commands.request(admin_subject(POOL, "scale", "alice"), told, timeout=WallSeconds(0.3))
+
+
+async def test_an_admin_shows_changes_saves_and_deletes_every_stream_by_the_program_of_nats(bus: LockedBus) -> None:
+    """What docs/upgrades.md, data.md and operations.md do with it."""
+    async with bus.raw(ADMIN) as admin:
+        names = (await admin.call("$JS.API.STREAM.NAMES"))["streams"]
+        described = await admin.call(f"$JS.API.STREAM.INFO.{LOG}")
+        changed = await admin.call(f"$JS.API.STREAM.UPDATE.{LOG}", described["config"])
+        saved = await admin.call(f"$JS.API.STREAM.SNAPSHOT.KV_pointsman-{POOL}", {"deliver_subject": "_INBOX.saved"})
+        made = await admin.call("$JS.API.STREAM.CREATE.OLD", {"name": "OLD", "subjects": ["old"]})
+        deleted = await admin.call("$JS.API.STREAM.DELETE.OLD")
+
+    assert {LOG, f"KV_pointsman-{POOL}", f"OBJ_pointsman-{POOL}"} <= set(names)
+    assert not [answer for answer in (described, changed, saved, made, deleted) if "error" in answer]
+    assert deleted["success"]
 
 
 async def test_another_router_asks_for_overlap_in_its_pool_and_one_scheduler_answers(bus: LockedBus) -> None:

@@ -110,13 +110,14 @@ def test_no_unit_takes_the_memory_of_its_host_and_the_bus_may_have_most() -> Non
     assert {unit.settings["TasksMax"][-1] for unit in units()} == {"512"}
 
 
-def test_the_drop_in_of_a_scaler_that_starts_processes_hands_it_the_secret_as_the_units_do() -> None:
+def test_the_drop_in_of_a_scaler_that_starts_processes_hands_it_the_secret_and_ends_no_engine() -> None:
+    """docs/operations.md, Scaling: an instance outlives its scaler. By default systemd ends what a unit has started."""
     (drop_in,) = re.findall(
         r"```ini\n# \S+/pointsman-scaler\.service\.d/\S+\n\[Service\]\n(.*?)```", OPERATIONS, re.DOTALL
     )
     scheduler = (UNITS / "pointsman-scheduler.service").read_text().splitlines()
 
-    assert drop_in.splitlines() == [line for line in scheduler if "secret" in line]
+    assert drop_in.splitlines() == [*(line for line in scheduler if "secret" in line), "KillMode=process"]
 
 
 def test_the_console_reads_its_table_and_has_only_its_own_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -260,6 +261,26 @@ def test_the_documented_steps_give_nats_server_tls_for_clients_with_a_certificat
     assert (told["tls_required"], told["tls_verify"]) == (True, True)
     assert (told["cluster"]["tls_required"], told["cluster"]["tls_verify"]) == (True, True)
     assert (open_path / "server.key").stat().st_mode & 0o777 == 0o640
+
+
+def test_everybody_may_read_the_installed_settings_whatever_the_umask_of_who_installs_them(open_path: Path) -> None:
+    (script,) = [s for s in re.findall(r"```sh\n(.*?)```", OPERATIONS, re.DOTALL) if "systemd/pointsman.toml" in s]
+    settings = open_path / "pointsman"
+
+    subprocess.run(["sh", "-ec", script.replace("/etc/pointsman", str(settings))], check=True, cwd=ROOT, umask=0o077)
+
+    assert settings.stat().st_mode & 0o777 == 0o755
+    assert {file.name: file.stat().st_mode & 0o777 for file in settings.iterdir()} == {
+        "pointsman.toml": 0o644,
+        "engines.toml": 0o644,
+    }
+
+
+def test_the_settings_name_no_file_that_no_step_makes() -> None:
+    content = tomllib.loads((UNITS / "pointsman.toml").read_text())
+    values = [value for table in (content, *content.values()) if isinstance(table, dict) for value in table.values()]
+
+    assert not [value for value in values if isinstance(value, str) and value.startswith("/")]
 
 
 def test_the_drop_in_for_tls_hands_processes_the_key_that_was_installed() -> None:

@@ -1,6 +1,7 @@
 """The worker beside an engine that publishes on real ZMQ sockets: what the log says is what the engine holds."""
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
@@ -47,7 +48,7 @@ from pointsman.contracts.codec import LogEvent, decode_event, encode
 from pointsman.contracts.commands import ResyncAnswered, ResyncCache
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceProbed, InstanceReported
 from pointsman.ports import Commands, EngineTarget
-from pointsman.primitives import WHOLE_MAX, BlockKey, Epoch, InstanceId, PoolName, WallSeconds
+from pointsman.primitives import WHOLE_MAX, BlockKey, Epoch, InstanceId, PoolName, Seconds, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.fleet import Knowledge
 from pointsman.state.state import PoolSettings, State
@@ -818,6 +819,17 @@ async def test_a_worker_that_cannot_go_on_begins_a_new_epoch_and_says_nothing_th
             assert second.log.of(InstanceJoined)[1].cache == "unknown"
             assert second.log.of(InstanceJoined)[1].epoch > second.log.of(InstanceJoined)[0].epoch
             assert not files_in(tmp_path)
+
+
+def test_sessions_of_engines_that_did_not_come_back_are_removed_when_they_are_of_no_use(tmp_path: Path) -> None:
+    names = ("default.gone.worker", "default.stopped.worker", "other.gone.worker", "default.notes")
+    for name in names:
+        (tmp_path / name).write_bytes(b"saved")
+        os.utime(tmp_path / name, (1000.0, 1100.0 if "stopped" in name else 1000.0))
+
+    saved_session.remove_expired(WorkerSettings(state_directory=str(tmp_path)), now=Seconds(1121.0))
+
+    assert {file.name for file in files_in(tmp_path)} == set(names) - {"default.gone.worker"}
 
 
 async def test_a_worker_that_is_started_again_with_other_settings_joins_anew_with_what_it_knew(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ WORKERS = [
     for name, pool in (("engine-1", POOLS[0]), ("engine-2", POOLS[0]), ("engine-3", POOLS[1]), (ANY_INSTANCE, POOLS[1]))
 ]
 OPERATORS = ["alice", "bob"]
+ADMIN = BusUser(BusRole.ADMIN, "root")
 ROUTERS = [BusUser(BusRole.ROUTER, "other", POOLS[0]), BusUser(BusRole.ROUTER, "other", POOLS[1])]
 USERS = [
     *(BusUser(role) for role in BusRole if role not in NAMED),
@@ -141,7 +142,7 @@ class LockedBus:
 async def start_bus(directory: Path, *, tls: str = "", identity: Identity | None = None) -> LockedBus:
     """`tls`: of nats-server's configuration; `identity`: with which our clients answer it."""
     credentials = Credentials(directory / "credentials")
-    credentials.make(POOLS, workers=WORKERS, operators=OPERATORS, routers=ROUTERS)
+    credentials.make(POOLS, workers=WORKERS, operators=OPERATORS, routers=ROUTERS, admins=[ADMIN.name])
     server = await start_nats(directory / "nats", accounts=credentials.configuration() + tls)
     return LockedBus(server, credentials, identity or Identity())
 

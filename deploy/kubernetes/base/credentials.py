@@ -28,16 +28,18 @@ SEEDS = (
     ("pointsman-nats-console", "console.nk", "console.nk"),
     ("pointsman-nats-operator", f"{OPERATOR}.nk", f"operators/{OPERATOR}.nk"),
 )
+# Used if somebody made it, in the same form; never made here.
+ADMIN = ("pointsman-nats-admin", "admin.nk", "admins/admin.nk")
 
 
 def main() -> None:
-    there = {name: read(name) for name, _, _ in (*SEEDS, ("pointsman-secret", "", ""), (USERS, "", ""))}
+    there = {name: read(name) for name, _, _ in (*SEEDS, ADMIN, ("pointsman-secret", "", ""), (USERS, "", ""))}
     if there["pointsman-secret"] is None:
         create("pointsman-secret", {"secret": secrets.token_urlsafe(32)})
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary) / "credentials"
         directory.mkdir(mode=0o700)
-        for name, key, file in SEEDS:
+        for name, key, file in (*SEEDS, ADMIN):
             if (known := there[name]) is not None:
                 (directory / file).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 (directory / file).write_text(known[key])

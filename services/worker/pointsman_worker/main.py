@@ -14,7 +14,7 @@ from pointsman.adapters.http_engine import HttpEngine
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import EngineSockets, KvEndpoint, shared_sockets
 from pointsman.contracts.permissions import ANY_INSTANCE, BusRole, BusUser
-from pointsman.ports import EngineDiscovery, EngineTarget
+from pointsman.ports import EngineDiscovery, EngineTarget, unix_now
 from pointsman.primitives import PoolName
 from pointsman.runtime.environment_names import start_logs
 from pointsman.runtime.health import HealthBoard, health_server
@@ -25,6 +25,7 @@ from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import Supervisor, run
 from pointsman_worker.engine_fleet import EngineFleet
 from pointsman_worker.followed_engine import WorkerContext
+from pointsman_worker.saved_session import remove_expired
 from pointsman_worker.settings import SettingsError, WorkerSettings
 from pointsman_worker.targets import listed_targets
 
@@ -66,6 +67,7 @@ async def _serve(
     raised_open_files()
     clock = ScaledClock(settings.speed)
     board = HealthBoard(pool=settings.pool)
+    remove_expired(settings, now=unix_now(clock))
     alone = len(listed) == 1 and not discovered
     if not alone:
         supervisor.stop_seconds_max = STOP_SECONDS_MAX

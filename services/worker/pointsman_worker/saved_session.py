@@ -15,7 +15,7 @@ from pointsman.primitives import Epoch, Seconds, Sequence, WallSeconds
 from pointsman_worker.event_sequencer import CacheEventSequencer
 from pointsman_worker.fleet_events import FleetEvents
 from pointsman_worker.session import CacheSession
-from pointsman_worker.settings import FRESH_WALL_SECONDS
+from pointsman_worker.settings import FRESH_WALL_SECONDS, WorkerSettings
 from pointsman_worker.tiers import HeldTiers
 
 log = structlog.get_logger()
@@ -23,6 +23,7 @@ log = structlog.get_logger()
 BREATH_WALL_SECONDS: WallSeconds = WallSeconds(0.1)
 """Between two restored caches: 40,000 blocks keep the event loop for 0.5 s, and others have reports to write."""
 FILE_BYTES_MAX = 1 << 30
+SUFFIX = ".worker"
 
 
 class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +74,18 @@ def read_handover(path: Path, *, now: Seconds) -> SavedSession | None:
     return found
 
 
+def remove_expired(settings: WorkerSettings, *, now: Seconds) -> None:
+    """Of engines of this pool that did not come back: nobody else would read, and so delete, their files."""
+    if not settings.state_directory:
+        return
+    for path in Path(settings.state_directory).glob(f"{settings.pool}.*{SUFFIX}"):
+        with contextlib.suppress(OSError):
+            age = now - path.stat().st_mtime
+            if age > float(FRESH_WALL_SECONDS):
+                path.unlink()
+                log.info("handover_expired", path=str(path), seconds=round(age))
+
+
 class SessionStore:
     def __init__(self, fleet_events: FleetEvents, turns: asyncio.Lock | None = None) -> None:
         """`turns`: of the engines of one worker, to restore their caches."""
@@ -85,7 +98,7 @@ class SessionStore:
     def _path(self) -> Path | None:
         settings = self._state.settings
         directory = settings.state_directory
-        return Path(directory) / f"{settings.pool}.{self._state.instance}.worker" if directory else None
+        return Path(directory) / f"{settings.pool}.{self._state.instance}{SUFFIX}" if directory else None
 
     def save(self, session: CacheSession) -> None:
         """No await: blocks and cursor must belong to the same moment."""

@@ -4,6 +4,7 @@ fields of `TenantPolicy`. A tenant has the default's value for each key that its
 The file replaces all policies, and one that is being written is empty for a moment. So a file without any policy must say
 `[tenants]`."""
 
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ import msgspec
 from pointsman.contracts.tenants import TENANTS_MAX, TenantPolicies, TenantPolicy
 from pointsman.primitives import Tenant
 
+STANDARD_INPUT = Path("-")
 DEFAULT = "default"
 RATE_MIN = 1e-6  # a request in eleven days
 TENANT_LENGTH_MAX = 128  # of names that an ingress passes on
@@ -29,15 +31,16 @@ class TenantsFileError(ValueError):
 
 
 def read_tenant_policies(path: Path) -> TenantPolicies:
-    """Raises TenantsFileError."""
+    """STANDARD_INPUT too. Raises TenantsFileError."""
+    place = "standard input" if path == STANDARD_INPUT else path
     try:
-        return parse_tenant_policies(path.read_text())
+        return parse_tenant_policies(sys.stdin.read() if path == STANDARD_INPUT else path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        msg = f"cannot read {path}: {reason}"
+        msg = f"cannot read {place}: {reason}"
         raise TenantsFileError(msg) from error
     except TenantsFileError as error:
-        msg = f"{path}: {error}"
+        msg = f"{place}: {error}"
         raise TenantsFileError(msg) from error
 
 

@@ -46,6 +46,8 @@ MAPPED_REPLY = "_R_"
 JETSTREAM_API = "$JS.API."
 SERVICE_API = "POINTSMAN.API."
 """JetStream API of FLEET, as the other accounts see it: there the server itself answers `$JS.API`."""
+EVERYTHING = ">"
+"""In the account of the user."""
 ANY_POOL = PoolName("*")
 ANY_INSTANCE = InstanceId("*")
 POOL_WIDE = "_"
@@ -63,6 +65,7 @@ class BusRole(StrEnum):
     CONSOLE = "console"
     OPERATOR = "operator"
     ROUTER = "router"
+    ADMIN = "admin"
 
 
 class Account(StrEnum):
@@ -73,8 +76,8 @@ class Account(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BusUser:
-    """`name`: instance of a worker, ANY_INSTANCE of one that follows many; name of an operator or router. `pool`: of a
-    worker or router; the others serve all pools."""
+    """`name`: instance of a worker, ANY_INSTANCE of one that follows many; name of an operator, router or admin. `pool`: of
+    a worker or router; the others serve all pools."""
 
     role: BusRole
     name: str = ""
@@ -118,6 +121,8 @@ class Service:
 
 def permissions_of(user: BusUser, pools: Sequence[PoolName]) -> Permissions:
     """`pools`: of the deployment."""
+    if user.role is BusRole.ADMIN:
+        return Permissions((EVERYTHING,), (EVERYTHING,))
     own_pools = list(pools) if user.pool is None else [user.pool]
     publish = [subject for pool in own_pools for subject in _publish(user, pool)]
     subscribe = [f"{user.inbox}.>", *(subject for pool in own_pools for subject in _subscribe(user, pool))]
@@ -207,6 +212,8 @@ def _publish(user: BusUser, pool: PoolName) -> Iterator[str]:
             yield f"{SERVICE_API}STREAM.MSG.GET.{checkpoint_bucket(pool)}"
             if user.role is BusRole.OPERATOR:
                 yield from (admin_subject(pool, action, user.name) for action in ADMIN_ACTIONS)
+        case BusRole.ADMIN:
+            pass  # has everything, of whatever pool
 
 
 def _subscribe(user: BusUser, pool: PoolName) -> Iterator[str]:

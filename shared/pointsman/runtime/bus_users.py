@@ -26,6 +26,7 @@ SEED_SUFFIX = ".nk"
 WORKERS = "workers"
 OPERATORS = "operators"
 ROUTERS = "routers"
+ADMINS = "admins"
 USERS_FILE = "nats-users.conf"
 ROUTES_FILE = "nats-routes.conf"
 ROUTE_PASSWORD = re.compile(r'password: "([0-9a-f]{64})"')
@@ -33,12 +34,12 @@ SEED_BYTES = 32
 ANSWER_WALL_SECONDS: WallSeconds = WallSeconds(10.0)
 """A worker may answer a message for this long."""
 DIRECTORY_MODE, SEED_MODE, PUBLIC_MODE = 0o700, 0o600, 0o644
-NAMED = (BusRole.WORKER, BusRole.OPERATOR, BusRole.ROUTER)
+NAMED = (BusRole.WORKER, BusRole.OPERATOR, BusRole.ROUTER, BusRole.ADMIN)
 
 
 class Credentials:
     """`workers/<pool>/<instance>.nk`, `workers/<pool>.nk` of a worker for any instance of the pool, `operators/<name>.nk`,
-    `routers/<pool>/<name>.nk`, and `<role>.nk` of every other role."""
+    `routers/<pool>/<name>.nk`, `admins/<name>.nk`, and `<role>.nk` of every other role."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -53,6 +54,8 @@ class Credentials:
                 return self.directory / OPERATORS / f"{user.name}{SEED_SUFFIX}"
             case BusRole.ROUTER:
                 return self.directory / ROUTERS / str(user.pool) / f"{user.name}{SEED_SUFFIX}"
+            case BusRole.ADMIN:
+                return self.directory / ADMINS / f"{user.name}{SEED_SUFFIX}"
             case _:
                 return self.directory / f"{user.role}{SEED_SUFFIX}"
 
@@ -63,12 +66,15 @@ class Credentials:
         workers: Iterable[BusUser] = (),
         operators: Iterable[str] = (),
         routers: Iterable[BusUser] = (),
+        admins: Iterable[str] = (),
     ) -> None:
         """Make what is missing, and write USERS_FILE. Raises OSError, ValueError for a seed that is none."""
         roles = [BusUser(role) for role in BusRole if role not in NAMED]
         for pool in pools:
             self._make_directory(self.directory / WORKERS / pool)
-        for user in (*roles, *workers, *routers, *(BusUser(BusRole.OPERATOR, name) for name in operators)):
+        named = [BusUser(BusRole.OPERATOR, name) for name in operators]
+        named += (BusUser(BusRole.ADMIN, name) for name in admins)
+        for user in (*roles, *workers, *routers, *named):
             self._make_seed(self.file(user))
         write_private(self.directory / USERS_FILE, self.configuration(), mode=PUBLIC_MODE)
 
@@ -115,6 +121,8 @@ class Credentials:
             yield BusUser(BusRole.OPERATOR, seed.stem)
         for seed in self.directory.glob(f"{ROUTERS}/*/*{SEED_SUFFIX}"):
             yield BusUser(BusRole.ROUTER, seed.stem, PoolName(seed.parent.name))
+        for seed in self.directory.glob(f"{ADMINS}/*{SEED_SUFFIX}"):
+            yield BusUser(BusRole.ADMIN, seed.stem)
 
     def _make_directory(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True, mode=DIRECTORY_MODE)
@@ -130,8 +138,8 @@ class Credentials:
 
 
 def valid_operator(name: str) -> bool:
-    """Names that are no role: `reader` as a file name is the reader's."""
-    return valid_name(name) and name not in set(BusRole)
+    """Of an operator or admin. No role has this seed: `reader` as a file name is the reader's."""
+    return valid_name(name) and name not in set(BusRole) - set(NAMED)
 
 
 def write_private(path: Path, content: str, *, mode: int = SEED_MODE) -> None:

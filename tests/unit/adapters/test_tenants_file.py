@@ -1,10 +1,12 @@
 """The tenants file: what it means, and what it says of mistakes."""
 
+import io
 from pathlib import Path
 
 import pytest
 
 from pointsman.adapters.tenants_file import (
+    STANDARD_INPUT,
     TenantsFileError,
     changed_policy,
     parse_tenant_policies,
@@ -94,6 +96,12 @@ def test_errors_of_a_file_name_it(tmp_path: Path) -> None:
     path.write_text("[default]\nspeed = 1")
     with pytest.raises(TenantsFileError, match=r"tenants\.toml: \[default\] has no key 'speed'"):
         read_tenant_policies(path)
+
+
+def test_standard_input_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("[tenants.alice]\nconcurrency = 3"))
+
+    assert read_tenant_policies(STANDARD_INPUT) == parse_tenant_policies("[tenants.alice]\nconcurrency = 3")
 
 
 def test_values_given_as_text_are_read_like_those_of_a_file() -> None:

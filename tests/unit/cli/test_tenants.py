@@ -53,6 +53,20 @@ def test_mistakes_are_told_before_anything_is_asked(words: list[str], message: s
 
 
 @pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("[default]\nspeed = 1", "standard input: [default] has no key 'speed'"),
+        ("", "standard input: it sets no policy"),
+    ],
+)
+def test_a_file_may_come_by_standard_input_where_there_is_no_place_for_one(given: str, message: str) -> None:
+    result = CliRunner().invoke(tenants_command, ["apply", "-"], input=given)
+
+    assert result.exit_code == 1
+    assert message in result.output
+
+
+@pytest.mark.parametrize(
     ("texts", "words"),
     [
         (["default.concurrency=8"], "default (concurrency 3 -> 8)"),

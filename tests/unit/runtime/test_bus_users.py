@@ -94,7 +94,21 @@ def test_another_router_is_named_with_its_pool(tmp_path: Path) -> None:
     assert "router default smg" in (tmp_path / USERS_FILE).read_text()
 
 
-@pytest.mark.parametrize(("name", "valid"), [("alice", True), ("reader", False), ("A b", False), ("a.b", False)])
+def test_an_admin_is_made_only_for_who_asks_and_stays(tmp_path: Path) -> None:
+    credentials, admin = Credentials(tmp_path), BusUser(BusRole.ADMIN, "root")
+    credentials.make([POOL])
+    before = credentials.users()
+    credentials.make([POOL], admins=["root"])
+    credentials.make([POOL])
+
+    assert not any(user.role is BusRole.ADMIN for user in before)
+    assert credentials.file(admin) == tmp_path / "admins" / "root.nk"
+    assert set(credentials.users()) == {*before, admin}
+
+
+@pytest.mark.parametrize(
+    ("name", "valid"), [("alice", True), ("admin", True), ("reader", False), ("A b", False), ("a.b", False)]
+)
 def test_an_operator_is_called_like_no_role(name: str, *, valid: bool) -> None:
     assert valid_operator(name) is valid
 

@@ -1,7 +1,7 @@
 """NATS connection over nats-py, the only module that imports it: nats-py connects, signs in and notices a dead server;
 messages go past it (`wire`). Works around measured behaviour of nats-py: while disconnected it buffers messages its caller
-gave up (buffer disabled); it stops for good on some server errors (client replaced); it notices a dead server after six
-minutes (ping every 2 s)."""
+gave up (buffer disabled); it stops for good on some server errors (client replaced); a first attempt goes on to the next
+server only where TCP fails (servers rotated); it notices a dead server after six minutes (ping every 2 s)."""
 
 import asyncio
 import contextlib
@@ -114,7 +114,8 @@ class NatsConnection(Connection):
         return forget
 
     async def stay_connected(self) -> None:
-        """Connect, and replace a client that closed. nats-py itself handles reconnects before that."""
+        """Connect, and replace a client that closed by one that begins at the next server. nats-py itself handles
+        reconnects before that."""
         while True:
             try:
                 options = self._identity.connect_options()
@@ -136,6 +137,7 @@ class NatsConnection(Connection):
             with contextlib.suppress(Exception):
                 await client.close()
             self._change(connected=False, detail="the client gave up")
+            self._servers = [*self._servers[1:], self._servers[0]]
             await asyncio.sleep(RECONNECT_SECONDS)
 
     async def close(self) -> None:
