@@ -231,7 +231,7 @@ CLAIMS = (
         place="Figure 4, P50",
         says="lower TTFT than each baseline",
         reported="-55% to -97%",
-        conditions="Whole answers; conversation 3/s, tools 6/s, where the better half of the policies keep TTFT and TBT.",
+        conditions="Whole answers; conversation 3/s, tools 6/s; the table tells who keeps TTFT and TBT there.",
         measure=partial(_reduction, what="ttft_p50_s", studies=LATENCY),
         rule=gain(0.55),
         why=FRESH,

@@ -1,5 +1,5 @@
-"""How well the length of an answer is predicted when its request arrives (`state/output_lengths.py`). The simulator's
-clients ask for as many tokens as they get, so that no study of a fleet tells."""
+"""How well the length of an answer is predicted when its request arrives (`state/output_lengths.py`). Studies of
+a fleet show what follows from it, not the error itself."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
