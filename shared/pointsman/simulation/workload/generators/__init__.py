@@ -56,7 +56,7 @@ WIDE_COLLECTIONS = RagShape(
 FEW_REPOSITORIES = CompletionShape(
     repositories=7, context_blocks_min=8, context_blocks_max=20, commit_share=0.3, file_blocks_max=20, moved_share=0.2
 )
-BRISK_CHAT = ChatShape(system_prompt_blocks=(14, 1), turns=9.0, question_tokens=900.0, think_s=8.0)
+BRISK_CHAT = ChatShape(system_prompt_blocks=(12, 1), turns=7.0, question_tokens=600.0, think_s=8.0)
 
 GENERATORS: dict[str, Generator] = {
     "chat": chat,
