@@ -17,7 +17,7 @@ LOADS: Mapping[str, tuple[float, str]] = {
     "long_document_qa_s2": (12.0, "has documents twice as long"),
 }
 """By generator: a rate at which nobody serves all in time, and how one client differs."""
-REQUESTS = 2500
+REQUESTS = 2000
 QUANTA = (1_024, 16_384, 40_960)
 """Besides the default of 4,096; the paper's are 2,000 to 40,000."""
 METRICS: tuple[Metric, ...] = (

@@ -102,7 +102,7 @@ def _tenants(workloads: Workloads) -> Study:
         key="tenants-llm-as-judge",
         title="Equal tenants past saturation, llm_as_judge",
         about="Eight clients that ask equally much; more load than 8 instances can serve.",
-        source=workloads.generated("llm_as_judge", 5000),
+        source=workloads.generated("llm_as_judge", 4000),
         seeds=SEEDS[:1],
         rows=[
             *rows((OURS,)),
@@ -120,16 +120,16 @@ def _tenants(workloads: Workloads) -> Study:
 def _ablation(workloads: Workloads) -> Iterable[Study]:
     """Each rule left out, where it should act: under load, with hot prefixes, with decoding, with old load, and among
     tenants."""
-    conversation = workloads.conversation(2000)
+    conversation, short_conversation = workloads.conversation(2000), workloads.conversation(1500)
     code_completion = workloads.generated("code_completion", 3600)
     floods = workloads.generated("llm_as_judge_s1", 2000)
     yield _without_rules("alone-conversation", conversation, 7.0)
     yield _without_rules("default-two-hot-prefixes", workloads.generated("two_hot_prefixes", 2000), 80.0, *LIVE_DEFAULT)
     yield _without_rules("alone-code-completion", code_completion, 240.0)
     yield _without_rules("default-code-completion", code_completion, 240.0, *LIVE_DEFAULT)
-    yield _without_rules("alone-answers", conversation, 3.0, prefill_only=False)
-    yield _without_rules("alone-small-kv", conversation, 2.5, prefill_only=False, kv_capacity_tokens=100_000)
-    yield _without_rules("alone-old-load", conversation, 6.0, load_lag_s=0.5)
+    yield _without_rules("alone-answers", short_conversation, 3.0, prefill_only=False)
+    yield _without_rules("alone-small-kv", short_conversation, 2.5, prefill_only=False, kv_capacity_tokens=100_000)
+    yield _without_rules("alone-old-load", short_conversation, 6.0, load_lag_s=0.5)
     yield _without_rules("alone-one-floods", floods, 90.0, instances=4)
     yield _without_rules("default-one-floods", floods, 130.0, *LIVE_DEFAULT, instances=4)
 

@@ -1,4 +1,4 @@
-"""A small grid for each rival, on both traces at one rate each. `rows.TUNED` holds what it found."""
+"""A small grid for each rival, on both traces at one rate each: the defaults, what `rows.TUNED` holds, and a step beyond."""
 
 from collections.abc import Iterable, Mapping
 
@@ -6,13 +6,13 @@ from pointsman_lab.results.studies.rows import AS_LIVE, OWN_CONDITIONS, Workload
 from pointsman_lab.results.study import Study
 
 GRID: Mapping[str, tuple[str, ...]] = {
-    "approximate_token_load": ("approximate_token_load.hit_share_min=0.15,0.3,0.5,0.8",),
+    "approximate_token_load": ("approximate_token_load.hit_share_min=0.15,0.3,0.8",),
     "d2lpm": ("d2lpm.quantum_tokens=4096,16384,65536,262144",),
-    "dualmap": ("dualmap.ttft_slo_threshold=0.25,0.5,0.75,1.0",),
-    "dynamo_cost": ("dynamo_cost.overlap_weight=1,4,16,64",),
-    "lbgr": ("lbgr.decay_s=10,20,40,80",),
-    "preble": ("preble.exploit_share=0.15,0.3,0.5", "preble.window_s=180,540"),
-    "sticky_least_loaded": ("sticky_least_loaded.imbalance_tokens_max=16384,32768,65536,131072",),
+    "dualmap": ("dualmap.ttft_slo_threshold=0.25,0.5,1.0",),
+    "dynamo_cost": ("dynamo_cost.overlap_weight=1,16,64",),
+    "lbgr": ("lbgr.decay_s=10,40,80",),
+    "preble": ("preble.exploit_share=0.15,0.3", "preble.window_s=180,540"),
+    "sticky_least_loaded": ("sticky_least_loaded.imbalance_tokens_max=16384,65536,131072",),
 }
 SEEDS = (0,)
 
