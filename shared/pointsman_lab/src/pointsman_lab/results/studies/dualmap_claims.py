@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import fmean
 
-from pointsman_lab.results.claims import NOISE, Claim, Measured, gain, holds, near, share_true, times
+from pointsman_lab.results.claims import Claim, Measured, gain, holds, near, share_true, times
 from pointsman_lab.results.numbers import Numbers
 from pointsman_lab.results.studies.rows import AS_WRITTEN, DUALMAP_BASELINES
 
@@ -110,10 +110,9 @@ def _balance(numbers: Numbers) -> Measured:
     return Measured(share_true(*lower), f"in {sum(map(sum, lower))} of {sum(map(len, lower))} comparisons")
 
 
-def _capacity_gain(numbers: Numbers, study: str) -> Measured:
+def _ahead(numbers: Numbers, study: str) -> Measured:
     own, best = numbers.mean(study, AS_WRITTEN, "capacity"), _best(numbers, study, "capacity")
-    rate = numbers.studies[study].rates()[0]
-    return Measured(own / best - 1 if best else 0.0, f"{own:.3f} against {best:.3f} at {rate:g}/s")
+    return Measured(float(own > best), f"capacity {own:.3f} against {best:.3f}")
 
 
 def _share_of_bound(numbers: Numbers, workload: str) -> Measured:
@@ -338,11 +337,11 @@ CLAIMS = (
     Claim(
         paper=PAPER,
         place="Figure 13a",
-        says="capacity over the best baseline at 32 instances",
+        says="serves more than the best baseline at 32 instances",
         reported="ahead from 8 to 32",
-        conditions="Conversation; the paper reports goodput.",
-        measure=partial(_capacity_gain, study="dualmap-32-instances"),
-        rule=gain(NOISE),
+        conditions="Conversation, 32 instances at 27/s; the paper reports goodput.",
+        measure=partial(_ahead, study="dualmap-32-instances"),
+        rule=holds,
         why=FRESH,
     ),
     Claim(
