@@ -10,7 +10,8 @@ import msgspec
 
 from pointsman.contracts.codec import AnyCommand, LogEvent, UndecodableError, decode_event
 from pointsman.contracts.decisions import LeaderElected
-from pointsman.primitives import EngineSeconds, InstanceId, Seconds, Sequence, Term, WallSeconds
+from pointsman.contracts.fleet import ANY_RANK
+from pointsman.primitives import EngineSeconds, InstanceId, Rank, Seconds, Sequence, Term, WallSeconds, wall_time_of
 
 
 class LogUnavailableError(Exception):
@@ -250,6 +251,10 @@ class Clock(Protocol):
     async def sleep_wall(self, seconds: WallSeconds) -> None: ...
 
 
+def unix_now(clock: Clock) -> Seconds:
+    return wall_time_of(clock.now(), clock.speed)
+
+
 @dataclass(frozen=True, slots=True)
 class Tenure:
     """The lease record. `holder` is empty after a release; `revision` grows with each write."""
@@ -372,8 +377,7 @@ class ProvidedInstance:
 class InstanceProvider(Protocol):
     """Starts and stops engines. Calls are idempotent and may be concurrent. All raise ProviderError."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
 
     @property
     def manages(self) -> bool:
@@ -388,7 +392,9 @@ class InstanceProvider(Protocol):
 
     async def stop(self, instance: InstanceId) -> None: ...
 
-    def stoppable(self, running: list[InstanceId]) -> list[InstanceId]: ...
+    def stoppable(self, running: list[InstanceId]) -> list[InstanceId]:
+        """Those that `stop` can take away now."""
+        return running
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -409,6 +415,11 @@ class EngineTarget:
     engine_model: str = ""
     identity: str = ""
     ready: bool = True
+
+    @property
+    def rank(self) -> Rank:
+        """ANY_RANK if it is all there is of the engine."""
+        return ANY_RANK if self.dp_rank is None else self.dp_rank
 
 
 class EngineDiscovery(Protocol):

@@ -1,6 +1,9 @@
 """Ids and units as types, with their bounds on the wire. `contracts.codec` alone checks the bounds (`Meta`), when it
 reads or writes a message. They are wide: values within them can be added, squared and counted up without overflow."""
 
+from array import array
+from collections.abc import Iterable
+from sys import byteorder
 from typing import TYPE_CHECKING, Annotated, NewType
 
 from msgspec import Meta
@@ -10,6 +13,8 @@ WHOLE_MAX = 2**53
 KEYS_MAX = 2**64 - 1
 BLOCK_TOKENS_MAX = 2**16
 SPEED_MIN = 1e-3
+ANCHOR_UNIX_SECONDS = 1_767_225_600.0
+"""2026-01-01T00:00:00Z: there, engine time and Unix time are equal."""
 
 InstanceId = NewType("InstanceId", Annotated[str, Meta(max_length=63)])
 """One engine. Made of `[a-z0-9-]`, so that it can be a subject token."""
@@ -79,6 +84,30 @@ def engine_seconds(wall: WallSeconds, speed: float) -> EngineSeconds:
     return float(wall) * speed
 
 
+def engine_time_of(unix_seconds: Seconds, speed: float) -> EngineSeconds:
+    return ANCHOR_UNIX_SECONDS + (unix_seconds - ANCHOR_UNIX_SECONDS) * speed
+
+
+def wall_time_of(now: EngineSeconds, speed: float) -> Seconds:
+    return ANCHOR_UNIX_SECONDS + (now - ANCHOR_UNIX_SECONDS) / speed
+
+
+def little_endian(kind: str, values: Iterable[int]) -> bytes:
+    """Packs unsigned integers. `kind`: type code of `array`. Raises OverflowError."""
+    packed = array(kind, values)
+    if byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def from_little_endian(kind: str, packed: bytes) -> "array[int]":
+    """Raises ValueError if the length is no multiple of the size of a value."""
+    values: array[int] = array(kind, packed)
+    if byteorder == "big":
+        values.byteswap()
+    return values
+
+
 Moment = Annotated[float, Meta(ge=0.0, le=1e13)]
 
 Number = Annotated[float, Meta(ge=-1e30, le=1e30)]
@@ -91,6 +120,11 @@ Tokens = Annotated[int, Meta(ge=-1, le=2**40)]
 BlockTokens = Annotated[int, Meta(ge=1, le=BLOCK_TOKENS_MAX)]
 
 Count = Annotated[int, Meta(ge=0, le=WHOLE_MAX)]
+
+ANSWERS_MAX = 2**31
+Answers = Annotated[int, Meta(ge=1, le=ANSWERS_MAX)]
+"""Of one request: its prompts times the answers to each."""
+
 Rank = Annotated[int, Meta(ge=-1, le=2**20)]
 Sequence = Annotated[int, Meta(ge=0, le=WHOLE_MAX)]
 

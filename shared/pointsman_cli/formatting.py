@@ -1,11 +1,15 @@
 """Number formats of tables and sentences."""
 
 from pointsman.contracts.requests import OUTPUT_UNBOUNDED
-from pointsman.primitives import Tokens
+from pointsman.primitives import EngineSeconds, Tokens
 
 
 def milliseconds(value: float) -> str:
     return f"{value * 1000:.1f} ms"
+
+
+def seconds(value: EngineSeconds) -> str:
+    return f"{value:.3f} s" if abs(value) < 10 else f"{value:.1f} s"
 
 
 def share(value: float) -> str:

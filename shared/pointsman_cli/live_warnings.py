@@ -7,7 +7,7 @@ from pointsman_cli.formatting import plural
 
 STALLED_ADVICE = (
     "The disk of nats-server is full or fails, or its cluster has no quorum: free space, then restart the nats-server. "
-    "Requests are served meanwhile, but what is not confirmed after 100 s, or at a stop, is lost (docs/operations.md, disk full)."
+    "Requests are served meanwhile, but what is not confirmed after 100 s, or at a stop, is lost (docs/failures.md, disk full)."
 )
 
 

@@ -18,8 +18,7 @@ from rich.table import Column, Table
 from rich.text import Text
 from typing_extensions import override
 
-from pointsman.adapters.clocks import wall_time_of
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import EngineSeconds, wall_time_of
 
 UNIX_SECONDS_MAX = 250_000_000_000.0
 PIPE_WIDTH = 180

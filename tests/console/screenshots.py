@@ -114,8 +114,8 @@ def cause_of(console: RunningConsole, request: str) -> str:
     while page["state"] in ("waiting", "running"):
         time.sleep(0.1)
         page = console.api(f"requests/{request}")
-    assert page["story"] is not None, page["problem"]
-    return str(page["story"]["cause"])
+    assert page["timeline"] is not None, page["problem"]
+    return str(page["timeline"]["cause"])
 
 
 def _misbehave(url: str, how: dict[str, Any]) -> None:

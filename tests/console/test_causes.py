@@ -13,7 +13,7 @@ from tests.support.running_console import running_console
 
 pytestmark = pytest.mark.browser
 
-STORY_MILLISECONDS_MAX = 20_000
+TIMELINE_MILLISECONDS_MAX = 20_000
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -31,13 +31,13 @@ def test_the_cause_stands_on_the_first_screen_of_the_request(
         page.wait_for_url(f"**/requests/{request}")
 
         verdict = page.locator(".verdict .say")
-        expect(verdict).to_contain_text(re.compile(case.says), timeout=STORY_MILLISECONDS_MAX)
+        expect(verdict).to_contain_text(re.compile(case.says), timeout=TIMELINE_MILLISECONDS_MAX)
         box, window = verdict.bounding_box(), page.viewport_size
         assert box is not None
         assert window is not None
         assert box["y"] + box["height"] <= window["height"]
         assert page.evaluate("scrollY") == 0
-        assert console.api(f"requests/{request}")["story"]["cause"] == case.cause
+        assert console.api(f"requests/{request}")["timeline"]["cause"] == case.cause
         why = page.locator("ol.why li")
         assert 1 <= why.count() <= 7
         for word in case.never:

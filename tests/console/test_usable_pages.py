@@ -29,7 +29,7 @@ RULES: dict[Scheme, dict[str, Any]] = {"dark": {}, "light": {"runOnly": ["color-
 """All of axe in one scheme; in the other those that can differ."""
 SETTLED = {"/doctor": ".finding"}
 """What is worked out beside, and shown when it is there."""
-STORY_MILLISECONDS_MAX = 20_000
+TIMELINE_MILLISECONDS_MAX = 20_000
 NOTE_FOCUS = """
   window.visited = [];
   document.addEventListener("focusin", () => {
@@ -87,9 +87,9 @@ def test_no_page_violates_a_rule_of_axe(console: RunningConsole, visit: Visit, s
     for path in (*PAGES, f"/requests/{a_request(console)}"):
         page = visitor.open(f"{path}?limit=8")
         if path in SETTLED:
-            page.locator(SETTLED[path]).first.wait_for(timeout=STORY_MILLISECONDS_MAX)
+            page.locator(SETTLED[path]).first.wait_for(timeout=TIMELINE_MILLISECONDS_MAX)
         elif path.startswith("/requests/"):
-            page.locator("table.waterfall").wait_for(timeout=STORY_MILLISECONDS_MAX)
+            page.locator("table.waterfall").wait_for(timeout=TIMELINE_MILLISECONDS_MAX)
         found += [
             f"{path}: {violation['id']} at {[node['target'] for node in violation['nodes']][:3]}: {violation['help']}"
             for violation in axe.run(page, options=RULES[scheme]).response["violations"]

@@ -25,7 +25,7 @@ from pointsman_cli.up.probe import NoAnswerError, http_get
 from pointsman_lab.faults.checks import agrees, one_leader_a_term
 from pointsman_lab.faults.clients import Exchange
 from pointsman_lab.faults.injector import Injection, leader_of
-from pointsman_lab.faults.log_tail import LogTail
+from pointsman_lab.faults.log_tail import LogTail, followed
 from pointsman_lab.faults.observations import Evidence, ask_engines, evidence_of, read_archive
 from tests.containers.fleet import MODEL, POOL, Container, ContainerFleet
 from tests.containers.judge import Row, judged
@@ -157,14 +157,11 @@ async def observing(fleet: ContainerFleet, *servers: str, url: str = "") -> Asyn
     if servers:
         addresses = [await asyncio.to_thread(fleet.address, server, "bus") for server in servers]
         settings = replace(settings, nats=",".join(f"nats://{address}:4222" for address in addresses))
-    async with open_link(settings, ScaledClock(1.0), HealthBoard(), name="containers", user=person(settings)) as link:
-        observer = Observer(fleet, settings, link, LogTail(1.0), url)
-        following = asyncio.create_task(observer.tail.follow(link))
-        try:
-            yield observer
-        finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+    async with (
+        open_link(settings, ScaledClock(1.0), HealthBoard(), name="containers", user=person(settings)) as link,
+        followed(link, 1.0) as tail,
+    ):
+        yield Observer(fleet, settings, link, tail, url)
 
 
 async def _why_unwell(container: Container) -> str:

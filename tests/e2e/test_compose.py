@@ -160,13 +160,15 @@ def test_the_pool_on_npus_has_the_blocks_of_its_engines() -> None:
         assert ascend[name]["command"] == [*services["engine-gpu-0"]["command"], "--block-size=128"]
 
 
-def test_haproxy_has_a_bound_of_connections_for_which_its_files_suffice() -> None:
-    (bound,) = re.findall(
-        r"^    maxconn (\d+)", (CLUSTER_FILE.parent / "haproxy/haproxy.cfg").read_text(), re.MULTILINE
-    )
-    files = compose_services(CLUSTER_FILE)["haproxy"]["ulimits"]["nofile"]
+def test_haproxy_bounds_its_files_and_asks_for_no_more_than_the_host_allows() -> None:
+    """https://docs.haproxy.org/2.6/configuration.html#fd-hard-limit: maxconn follows from it and from the system's limit.
+    A larger `ulimits` than the Docker daemon's own keeps the container from starting."""
+    settings = (CLUSTER_FILE.parent / "haproxy/haproxy.cfg").read_text()
+    (files,) = re.findall(r"^    fd-hard-limit (\d+)", settings, re.MULTILINE)
 
-    assert files >= 2 * int(bound) + 1_000
+    assert 10_000 <= int(files) <= 100_000
+    assert not re.search(r"^    maxconn", settings, re.MULTILINE)
+    assert "ulimits" not in compose_services(CLUSTER_FILE)["haproxy"]
 
 
 def test_nobody_signs_in_to_grafana() -> None:

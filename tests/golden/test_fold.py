@@ -83,6 +83,7 @@ def folded(state: State, entries: list[LogEntry]) -> State:
 
 def digest(state: State) -> str:
     vars(state).update(TOLD)
+    state.recent_decisions.claims.clear()  # which checkpoints of before lack; only forged decisions make use of them
     return state_digest(state)
 
 

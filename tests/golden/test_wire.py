@@ -8,9 +8,11 @@ import os
 from pathlib import Path
 from typing import get_args
 
+import msgspec
 import pytest
 
 from pointsman.contracts.codec import (
+    NEVER_DECIDED,
     AnyCommand,
     LogEvent,
     UndecodableError,
@@ -18,8 +20,9 @@ from pointsman.contracts.codec import (
     decode_event,
     encode,
 )
+from pointsman.contracts.envelope import Event, Stamp
 from pointsman.contracts.subjects import log_subjects, message_id, subject_of
-from pointsman.primitives import PoolName
+from pointsman.primitives import PoolName, Term
 from tests.golden.samples import COMMANDS, EVENTS
 
 WIRE = Path(__file__).with_name("wire.jsonl")
@@ -60,6 +63,15 @@ def test_message_ids_tell_events_apart() -> None:
 def test_what_does_not_decode_says_why(payload: bytes) -> None:
     with pytest.raises(UndecodableError, match=r".+"):
         decode_event(payload)
+
+
+@pytest.mark.parametrize("kind", NEVER_DECIDED)
+def test_a_stamp_on_what_no_leader_decides_does_not_decode(kind: type[Event]) -> None:
+    event = next(event for event in EVENTS if isinstance(event, kind))
+    stamp = Stamp(term=Term(1), number=10**9, as_of=1)
+
+    with pytest.raises(UndecodableError, match="no leader decides"):
+        decode_event(msgspec.json.encode(msgspec.structs.replace(event, stamp=stamp)))
 
 
 def test_a_field_from_the_future_is_passed_over() -> None:

@@ -110,7 +110,7 @@ async def test_a_finished_request_is_told_of_with_all_that_is_known() -> None:
 
 
 async def test_the_pages_sample_has_the_fields_of_a_line() -> None:
-    page = (ROOT / "docs/operations.md").read_text()
+    page = (ROOT / "docs/monitoring.md").read_text()
     sample = json.loads(next(text for text in page.splitlines() if text.startswith('{"log":"access"')))
 
     async with logged_world() as (world, output):

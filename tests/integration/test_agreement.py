@@ -1,13 +1,20 @@
 """A fleet that runs and the simulator, given the same requests: the same latencies and the same hits."""
 
 import asyncio
+import json
 import random
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from pointsman.simulation.outcome import Outcome
+from pointsman.simulation.simulator import FleetMirror, Scenario, simulate
 from pointsman.simulation.workload import TRACE_BLOCK_TOKENS, WorkloadRequest
 from pointsman.simulation.workload.arrivals import poisson
+from pointsman_cli.bench.load import LoadGenerator, Target
+from pointsman_lab.agreement import runner
 from pointsman_lab.agreement.command import exit_code
 from pointsman_lab.agreement.machine import Heartbeat, Machine
 from pointsman_lab.agreement.runner import Figures, Pool, pace, run_live, run_simulated
@@ -51,6 +58,25 @@ async def test_a_running_fleet_and_the_simulator_agree_on_ttft_and_hit_rate() ->
         pytest.skip(f"this machine is too busy to keep engine time at speed {paced.speed:g}: {machine}; {figures}")
     assert live.completed == len(requests) - WARMUP
     assert found == "agree", "\n".join(map(str, [*compared, machine]))
+
+
+def test_simulated_clients_ask_for_as_many_tokens_as_those_of_the_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that both schedulers know as much of the answers."""
+    answers = (1, 40, 300, 0)
+    requests = [
+        replace(one, output_tokens=answers[n % 4]) for n, one in enumerate(conversations(random.Random(1))[:24])
+    ]
+    simulated: list[int] = []
+
+    def watched(scenario: Scenario, asked: Sequence[WorkloadRequest], *, mirror: FleetMirror) -> Outcome:
+        simulated.extend(request.max_output_tokens for request in asked)
+        return simulate(scenario, asked, mirror=mirror)
+
+    monkeypatch.setattr(runner, "simulate", watched)
+    run_simulated(Pool(routing="round_robin", engines=2), requests, speed=1.0, warmup=0, simulations=1)
+    load = LoadGenerator(Target(url="http://127.0.0.1:9", model="m", speed=1.0, seed=1), requests, warmup=0)
+
+    assert simulated == [json.loads(prepared.body)["max_tokens"] for prepared in load._prepare()]
 
 
 def figures(ttft_p50_s: float | None, hit_rate: float | None = 0.5) -> Figures:

@@ -81,12 +81,12 @@ async def test_its_metrics_tell_its_version_and_every_step_that_may_fail(url: st
     assert 'pointsman_unexpected_errors_total{step="console_page"} 0.0' in page
 
 
-async def test_one_requests_story_is_worked_out_from_the_live_log(url: str, asked: str) -> None:
+async def test_one_requests_timeline_is_worked_out_from_the_live_log(url: str, asked: str) -> None:
     told = await until(lambda: api(url, f"/api/requests/{asked}"), lambda view: view["state"] in ("done", "failed"))
 
     assert told["state"] == "done", told["problem"]
-    assert told["story"]["request"] == asked
-    assert told["story"]["phases"]
+    assert told["timeline"]["request"] == asked
+    assert told["timeline"]["phases"]
 
 
 async def test_who_shows_the_token_drains_an_engine_and_takes_it_back(fleet: RunningUp, url: str) -> None:

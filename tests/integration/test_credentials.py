@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import aiohttp
 import pytest
 
 from pointsman.primitives import InstanceId
@@ -47,6 +48,55 @@ async def test_no_header_and_no_field_names_another_tenant() -> None:
             assert answer.status == 200
         assert world.scheduler.asked[-1].tenant == "bob"
         assert world.scheduler.asked[-1].session != world.scheduler.asked[0].session
+
+
+FOREIGN_PAGES = [
+    {"sec-fetch-site": "cross-site", "origin": "https://evil.example"},
+    {"sec-fetch-site": "same-site", "origin": "http://localhost:3000"},
+    {"sec-fetch-site": "cross-site"},
+    {"origin": "http://evil.example"},
+    {"origin": "null"},
+    {"origin": "http://evil.example:8080", "host": "evil.example:8080"},
+    {"origin": "http://[evil", "host": "[evil"},
+]
+OTHERS = [
+    {},
+    {"host": "models.example"},
+    {"sec-fetch-site": "same-origin", "origin": "https://models.example", "host": "127.0.0.1:1"},
+    {"origin": "http://10.0.0.9:8080", "host": "10.0.0.9:8080"},
+    {"origin": "http://localhost:8080", "host": "localhost:8080"},
+]
+
+
+def a_form() -> aiohttp.FormData:
+    form = aiohttp.FormData({"model": "m"})
+    form.add_field("file", b"RIFF", filename="a.wav", content_type="audio/wav")
+    return form
+
+
+async def test_without_credentials_pages_of_other_sites_are_refused_and_everybody_else_served() -> None:
+    async with world_with() as world:
+        audio, models, text = (f"{world.url}/v1/{path}" for path in ("audio/transcriptions", "models", "completions"))
+        for page in FOREIGN_PAGES:
+            for asking in (
+                world.client.post(audio, data=a_form(), headers=page),
+                world.client.post(text, json=TOKENS, headers=page),
+                world.client.get(models, headers=page),
+            ):
+                async with asking as answer:
+                    assert (answer.status, (await answer.json())["error"]["code"]) == (403, "cross_site"), page
+        assert world.scheduler.asked == []
+        for headers in OTHERS:
+            async with world.client.post(world.url + COMPLETIONS, json=TOKENS, headers=headers) as answer:
+                assert answer.status == 200, headers
+
+
+async def test_with_a_key_a_page_of_any_site_is_served() -> None:
+    async with world_with(keys=KEYS) as world:
+        for page in FOREIGN_PAGES[:4]:
+            headers = {"authorization": "Bearer sk-alice", **page}
+            async with world.client.post(world.url + COMPLETIONS, json=TOKENS, headers=headers) as answer:
+                assert answer.status == 200, page
 
 
 async def test_scopes_are_kept_and_told_in_each_apis_form() -> None:

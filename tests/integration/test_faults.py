@@ -31,8 +31,8 @@ def struck(directory: Path, *arguments: str) -> dict[str, Any]:
 def test_a_killed_leader_worker_engine_and_nats_server_lose_and_double_nothing(tmp_path: Path) -> None:
     report = struck(tmp_path, "--faults", "kill:leader,kill:worker,kill:engine,kill:nats", "--seed", "3")
 
-    assert len(report["strikes"]) == 4
-    assert all(strike["well_s"] is not None for strike in report["strikes"])
+    assert len(report["injections"]) == 4
+    assert all(injection["well_s"] is not None for injection in report["injections"])
     assert (report["lost"], report["doubled"]) == (0, 0)
     assert report["terms"] > 1
 
@@ -40,7 +40,7 @@ def test_a_killed_leader_worker_engine_and_nats_server_lose_and_double_nothing(t
 def test_a_killed_ingress_alone_and_with_the_leader_leaves_no_request_behind(tmp_path: Path) -> None:
     report = struck(tmp_path, "--faults", "kill:ingress,kill:ingress+leader", "--seed", "8")
 
-    assert [strike["fault"] for strike in report["strikes"]].count("kill:ingress+leader") == 1
+    assert [injection["fault"] for injection in report["injections"]].count("kill:ingress+leader") == 1
     assert (report["lost"], report["doubled"]) == (0, 0)
 
 
@@ -48,7 +48,7 @@ def test_a_network_that_fails_between_services_and_nats_loses_and_doubles_nothin
     faults = "network:cut,network:delay,network:drop,freeze:leader"
     report = struck(tmp_path, "--faults", faults, "--seed", "6")
 
-    assert len(report["strikes"]) == 4
+    assert len(report["injections"]) == 4
     assert (report["lost"], report["doubled"]) == (0, 0)
 
 
@@ -56,4 +56,4 @@ def test_a_cluster_goes_on_without_the_server_that_led_its_log(tmp_path: Path) -
     report = struck(tmp_path, "--faults", "kill:nats", "--nats-servers", "3", "--seed", "7")
 
     assert (report["lost"], report["doubled"]) == (0, 0)
-    assert report["strikes"][0]["victim"].startswith("nats-")
+    assert report["injections"][0]["victim"].startswith("nats-")

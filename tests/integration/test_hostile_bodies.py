@@ -10,7 +10,7 @@ import pytest
 
 from pointsman.contracts import codec
 from pointsman.contracts.requests import RequestFailed
-from pointsman_ingress.prompt.json_form import BRACKETS_MAX, ENTRIES_MAX, STRINGS_MAX, TOKEN_IDS_MAX
+from pointsman_ingress.http.json_form import BRACKETS_MAX, ENTRIES_MAX, STRINGS_MAX, TOKEN_IDS_MAX
 from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, TOKENS, World, world_with
 
 pytestmark = pytest.mark.quiet

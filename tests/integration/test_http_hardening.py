@@ -24,6 +24,8 @@ class Server:
     def __init__(self) -> None:
         self.port = 0
         self.asked: list[str] = []
+        self.headers: list[list[tuple[bytes, bytes]]] = []
+        """Of each request, once its body was read."""
         self.go = asyncio.Event()
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
@@ -40,6 +42,7 @@ class Server:
             if message["type"] == "http.disconnect":
                 return
             body, more = body + message["body"], message["more_body"]
+        self.headers.append(list(scope["headers"]))
         if scope["path"] == "/held":
             await self.go.wait()
         if scope["path"] == "/stream":
@@ -126,6 +129,33 @@ async def test_a_large_body_behind_a_split_head_is_no_long_head() -> None:
         answer = await told(server, head[:30], head[30:] + body, ends=True)
 
     assert answer.endswith(b"<" + body + b">")
+
+
+CHUNKED = b"POST / HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n"
+ENDLESS = {
+    "trailers": (b"0\r\n", b"a:b\r\n" * 1000),
+    "one trailer": (b"0\r\na: ", b"b" * 5000),
+    "the extension of a chunk": (b"5;a=", b"b" * 5000),
+}
+
+
+@pytest.mark.parametrize("of", ENDLESS)
+async def test_a_body_has_no_more_trailers_than_a_head_has_headers(of: str) -> None:
+    begin, more = ENDLESS[of]
+    async with serving() as server:
+        answer = await told(server, CHUNKED + b"5\r\nhello\r\n" + begin, *[more] * 8)
+
+    assert status(answer) == 431
+    assert server.headers == []
+
+
+async def test_trailers_are_no_headers_and_a_body_in_many_chunks_has_few_of_them() -> None:
+    chunks = [b"1\r\nx\r\n" * 5000] * 8
+    async with serving() as server:
+        answer = await told(server, CHUNKED, *chunks, b"0\r\nauthorization: me\r\nx: y\r\n\r\n", ends=True)
+
+    assert answer.endswith(b"<" + b"x" * 40_000 + b">")
+    assert server.headers == [[(b"host", b"x"), (b"transfer-encoding", b"chunked")]]
 
 
 async def test_an_unfinished_head_gets_408_and_a_silent_connection_is_closed() -> None:

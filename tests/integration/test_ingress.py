@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from openai import AsyncOpenAI
+from yarl import URL
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer
@@ -189,6 +190,35 @@ async def test_what_routing_needs_reaches_the_scheduler(world: World) -> None:
     assert asked.keys == pack_keys(chain.extend(chain.root(cache_salt="salt"), list(range(200))))
     assert (asked.tenant, asked.session, asked.slo_ttft, asked.slo_tpot) == ("team", "s-1", 0.75, 0.04)
     assert (asked.prompt_tokens, asked.max_output_tokens, asked.exact, asked.ingress) == (200, 3, True, "ingress-1")
+
+
+@pytest.mark.parametrize(
+    ("fields", "answers"),
+    [
+        ({}, 1),
+        ({"n": 128}, 128),
+        ({"n": 2, "best_of": 5}, 5),
+        ({"prompt": ["a", "b", "c"], "n": 4}, 12),
+        ({"n": -3}, 1),
+    ],
+)
+async def test_the_scheduler_learns_how_many_answers_a_request_gets(
+    world: World, fields: dict[str, Any], answers: int
+) -> None:
+    async with world.post(COMPLETIONS, TOKENS | fields) as answer:
+        await answer.read()
+
+    assert [asked.answers for asked in world.scheduler.asked] == [answers]
+
+
+@pytest.mark.parametrize("path", ["/%74okenize", "/v1/chat%2fcompletions", "/v1/completion%73", "/v1%2fmodels"])
+async def test_a_path_spelled_otherwise_than_a_proxy_knows_it_is_none(world: World, path: str) -> None:
+    url = URL(world.url + path, encoded=True)
+    for method in ("GET", "POST"):
+        async with world.client.request(method, url, json=TOKENS) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (404, "not_found")
+    async with world.client.get(URL(world.url + "/v1/models/%6d", encoded=True)) as answer:
+        assert (await answer.json())["id"] == "m"
 
 
 async def test_a_chat_is_tokenised_by_the_engine_where_there_is_no_tokenizer(world: World) -> None:

@@ -38,6 +38,8 @@ from tests.support.waiting import eventually
 class EnginesInTheLog(InstanceProvider):
     """Engines that are nothing but what their workers would write. Shared by all scalers of a test, like a machine."""
 
+    name = "engines-in-the-log"
+
     def __init__(self, world: World) -> None:
         self.world = world
         self.kept: dict[InstanceId, int] = {}
@@ -46,11 +48,6 @@ class EnginesInTheLog(InstanceProvider):
         self.age = 1.0
         self.started: list[str] = []
         self.stopped: list[str] = []
-
-    @property
-    @override
-    def name(self) -> str:
-        return "engines-in-the-log"
 
     @override
     async def running(self) -> list[ProvidedInstance]:
@@ -86,10 +83,6 @@ class EnginesInTheLog(InstanceProvider):
             await self.world.append(
                 InstanceLeft(at=self.world.clock.now(), instance=instance, epoch=Epoch(epoch), reason="stopped")
             )
-
-    @override
-    def stoppable(self, running: list[InstanceId]) -> list[InstanceId]:
-        return running
 
     async def report_for_ever(self) -> None:
         while True:

@@ -12,7 +12,7 @@ from pointsman.contracts.decisions import LeaderElected, RequestGranted, Request
 from pointsman.contracts.requests import PrefillFinished, RequestCancelled, RequestFailed, RequestFinished
 from pointsman.primitives import Term
 from pointsman_ingress.engine.disaggregation import SplitBody
-from pointsman_ingress.prompt.json_form import LIGHT_BYTES_MAX
+from pointsman_ingress.http.json_form import LIGHT_BYTES_MAX
 from tests.support.fake_engine import Behaviour, running_engine
 from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, world_with
 from tests.support.waiting import eventually

@@ -23,7 +23,7 @@ from pointsman.runtime.settings import ENVIRONMENT_PREFIX, FILE_SUFFIX, PUBLIC_S
 from pointsman_cli.console.command import console_command
 from pointsman_cli.up.scripts import settings_type_of
 from tests.support.certificates import Authority
-from tests.support.systemd import ROOT, UNITS, Unit, make_root, units
+from tests.support.systemd import ROOT, UNITS, Unit, drop_ins, make_root, units
 
 START_SECONDS_MAX = 30.0
 USER_ID, GROUP_ID = 61_234, 61_999
@@ -34,6 +34,7 @@ OWN_SEEDS = {"worker": "workers/default"}
 HAVE_THE_SECRET = {"pointsman-ingress", "pointsman-scheduler", "pointsman-worker"}
 """Who computes keys of blocks, salts or digests of API keys."""
 OPERATIONS = (ROOT / "docs/operations.md").read_text()
+OF_ONE_POOL = re.compile(r"StateDirectory=|STATE_DIRECTORY=|ARCHIVE_URL=|/workers/|engines\.toml")
 NOT_CALLED_A_SETTING = {"POINTSMAN_CONFIG", f"POINTSMAN_SECRET{FILE_SUFFIX}"}
 
 
@@ -95,9 +96,18 @@ def test_nats_server_is_started_again_whatever_its_exit_code_and_our_processes_u
 
 
 def test_a_drop_in_of_an_administrator_comes_after_ours() -> None:
-    (ours,) = (UNITS / "pointsman-.service.d").iterdir()
+    ours = [file.name for unit in units() for file in drop_ins(f"{unit.name}.service")]
 
-    assert ours.name < "10-limits.conf" < "limits.conf"
+    assert max(ours) < "10-limits.conf" < "limits.conf"
+
+
+def test_no_unit_takes_the_memory_of_its_host_and_the_bus_may_have_most() -> None:
+    memory = {unit.name: int(unit.settings["MemoryMax"][-1].removesuffix("G")) for unit in units()}
+    bus = memory.pop("pointsman-nats")
+
+    assert set(memory.values()) == {2}
+    assert bus > 2
+    assert {unit.settings["TasksMax"][-1] for unit in units()} == {"512"}
 
 
 def test_the_drop_in_of_a_scaler_that_starts_processes_hands_it_the_secret_as_the_units_do() -> None:
@@ -142,6 +152,28 @@ def test_systemd_finds_nothing_wrong(analyze: str, tmp_path: Path) -> None:
     found = subprocess.run([analyze, "verify", f"--root={root}", *names], capture_output=True, text=True, check=False)
 
     assert (found.returncode, found.stderr) == (0, "")
+
+
+def test_the_units_of_a_further_pool_are_those_of_the_first_but_for_names_and_ports(
+    analyze: str, tmp_path: Path
+) -> None:
+    root = make_root(tmp_path)
+    installed = root / "etc/systemd/system"
+    (script,) = [s for s in re.findall(r"```sh\n(.*?)```", OPERATIONS, re.DOTALL) if "-coder.service" in s]
+    script = script.replace("cd /etc/systemd/system", f"cd {installed}").replace("systemctl daemon-reload\n", "")
+
+    subprocess.run(["sh", "-ec", script], check=True)
+    made = sorted(file.name for file in installed.glob("*-coder.service"))
+    found = subprocess.run([analyze, "verify", f"--root={root}", *made], capture_output=True, text=True, check=False)
+
+    assert made == [f"pointsman-{name}-coder.service" for name in ("recorder", "scheduler", "worker")]
+    assert (found.returncode, found.stderr) == (0, "")
+    for name in made:
+        first = (installed / name.replace("-coder", "")).read_text().splitlines()
+        further = [line for line in (installed / name).read_text().splitlines() if "POINTSMAN_POOL=coder" not in line]
+        changed = [(before, line) for before, line in zip(first, further, strict=True) if before != line]
+        assert [before for before, _ in changed] == [line for line in first if OF_ONE_POOL.search(line)]
+        assert all("coder" in line for _, line in changed)
 
 
 @pytest.mark.parametrize("unit", units(), ids=lambda unit: unit.name)

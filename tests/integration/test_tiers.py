@@ -54,7 +54,7 @@ async def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
             cached = [await _ask(session, fleet.ingress, fleet.model, prompt) for prompt in _prompts() * ROUNDS]
             asked = time.monotonic()
             events = await events_in(link.log)
-            while not _all_reported(events[-20:]) and time.monotonic() - asked < 2 * PULSE_WALL_SECONDS:
+            while not _all_reported(events[-20:]) and time.monotonic() - asked < 2 * float(PULSE_WALL_SECONDS):
                 await asyncio.sleep(1.0)
                 events = await events_in(link.log)
         replayed = _verified(up.data)

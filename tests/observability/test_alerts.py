@@ -14,7 +14,7 @@ from tests.tidy.pages import ROOT
 from tests.tidy.test_tidiness import anchors
 
 FOLDER = ROOT / "deploy/observability"
-RUNBOOK = ROOT / "docs/operations.md"
+RUNBOOK = ROOT / "docs/monitoring.md"
 
 
 def rules() -> Iterator[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestMigrated, RequestPlaced
+from pointsman.contracts.requests import OUTPUT_UNBOUNDED, RequestArrived
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.simulation.event_queue import EventQueue
@@ -48,10 +49,12 @@ class Watched(Simulation):
         super().__init__(scenario, requests, agenda=agenda)
         self.sent: list[tuple[EngineSeconds, InstanceId]] = []
         """When a request was placed or moved, and where to."""
+        self.events: list[LogEvent] = []
         self.looks = 0
 
     @override
     def carry_out(self, events: list[LogEvent], now: EngineSeconds) -> None:
+        self.events += events
         self.sent += [(now, e.instance) for e in events if isinstance(e, RequestPlaced | RequestMigrated)]
         super().carry_out(events, now)
 
@@ -281,6 +284,39 @@ def test_a_draining_instance_gets_nothing_new_and_all_requests_end(load_lag_s: f
 
 
 # Knowledge
+
+
+@pytest.mark.parametrize("split", [(0, 0), (2, 2)])
+def test_how_long_answers_will_be_changes_no_decision_before_one_ends(split: tuple[int, int]) -> None:
+    """With a KV memory that expected answers fill."""
+    scenario = Scenario(
+        instances=4, routing="pointsman", prefill_only=False, split=split, kv_capacity_tokens=12_000, slo_ttft_s=60.0
+    )
+
+    def decided(output_tokens: int) -> list[LogEvent]:
+        simulation = Watched(scenario, unrelated(20, every=0.0, tokens=4096, output_tokens=output_tokens))
+        simulation.run()
+        return [event for event in simulation.events if event.at == 0.0]
+
+    short, long = decided(1), decided(900)
+
+    assert sum(isinstance(event, RequestPlaced) for event in short) == 20
+    assert short == long
+
+
+@pytest.mark.parametrize(
+    ("prefill_only", "asked", "known"), [(False, OUTPUT_UNBOUNDED, 2**31), (False, 300, 300), (True, 300, 1)]
+)
+def test_the_scheduler_knows_what_clients_ask_for_and_engines_generate_what_answers_have(
+    prefill_only: bool, asked: int, known: int
+) -> None:
+    requests = [replace(one, max_output_tokens=asked) for one in unrelated(5, every=1.0, tokens=512, output_tokens=7)]
+    simulation = Watched(Scenario(instances=1, prefill_only=prefill_only), requests)
+    rows = simulation.run().rows
+
+    arrivals = [event for event in simulation.events if isinstance(event, RequestArrived)]
+    assert [event.max_output_tokens for event in arrivals] == [known] * 5
+    assert [row.output_tokens for row in rows] == [1 if prefill_only else 7] * 5
 
 
 def test_lost_events_are_healed() -> None:

@@ -163,7 +163,7 @@ def _promising_nothing(_speculation: Promises, _instance: InstanceId, _keys: obj
     pass
 
 
-def _counting_again(_decided: RecentDecisions, _stamp: Stamp) -> bool:
+def _counting_again(_decided: RecentDecisions, _stamp: Stamp, _instance: InstanceId | None = None) -> bool:
     return True
 
 

@@ -1,6 +1,7 @@
 """A recorded log run again: the same policy gives the record back, a slow engine is slow again, less fleet is worse."""
 
 import json
+from collections import Counter
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pointsman.analysis.recorded_traffic import read_record
-from pointsman.analysis.what_if import SimulatedFleet
+from pointsman.analysis.what_if import ReplayedFleet
+from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestMigrated, RequestPlaced
 from pointsman.contracts.fleet import InstanceJoined
+from pointsman.contracts.requests import RequestArrived, RequestFinished
 from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
@@ -152,7 +155,7 @@ def test_engines_that_fetch_prefixes_do_so_in_the_simulation(entries: list[LogEn
             else entry
             for entry in entries
         ]
-        fleet = SimulatedFleet(read_record(told, origin="a log", settings=SETTINGS))
+        fleet = ReplayedFleet(read_record(told, origin="a log", settings=SETTINGS))
         return outcome_of(fleet.run(fleet.scenario))
 
     without, fetching = simulated(), simulated(fetches=True, transfer_tokens_per_s=100_000.0)
@@ -164,12 +167,36 @@ def test_engines_that_fetch_prefixes_do_so_in_the_simulation(entries: list[LogEn
 
 def test_the_simulated_pool_has_the_limits_of_the_recorded_one(entries: list[LogEntry]) -> None:
     settings = replace(SETTINGS, affinity_level_tokens=2 * BLOCK, hot_share=2.0)
-    scenario = SimulatedFleet(read_record(entries, origin="a log", settings=settings)).scenario
+    scenario = ReplayedFleet(read_record(entries, origin="a log", settings=settings)).scenario
 
     assert (scenario.running_max, scenario.affinity_level_tokens, scenario.hot_share) == (7, 2 * BLOCK, 2.0)
     slow = replace(scenario, running_max=1)
-    outcome = outcome_of(SimulatedFleet(read_record(entries, origin="a log", settings=settings)).run(slow))
+    outcome = outcome_of(ReplayedFleet(read_record(entries, origin="a log", settings=settings)).run(slow))
     assert max(running for sample in outcome.samples for running in sample.running) <= 1
+
+
+def test_simulated_clients_ask_for_as_many_tokens_as_the_recorded_ones(entries: list[LogEntry]) -> None:
+    """A third asks for 900, a third for any number, a third for none, as for an embedding; who gets any gets a few."""
+    bounds, answered = (900, 2**31, 0), (20, 20, 0)
+
+    def as_told(entry: LogEntry) -> LogEntry:
+        match entry.event:
+            case RequestArrived(request=request) as arrival:
+                event: LogEvent = msgspec.structs.replace(arrival, max_output_tokens=bounds[kind_of(request)])
+            case RequestFinished(request=request) as finish:
+                event = msgspec.structs.replace(finish, completion_tokens=answered[kind_of(request)])
+            case _:
+                return entry
+        return msgspec.structs.replace(entry, event=event)
+
+    def kind_of(request: str) -> int:
+        return int(request.removeprefix("r-")) % 3
+
+    requests = read_record(map(as_told, entries), origin="a log", settings=SETTINGS).requests
+
+    asked = Counter((request.max_output_tokens, request.output_tokens) for request in requests)
+    assert asked.keys() == {(900, 20), (2**31, 20), (1, 1)}, "an engine generates one token at least"
+    assert min(asked.values()) > 50
 
 
 def test_a_pool_that_splits_prefill_and_decode_is_refused(entries: list[LogEntry], tmp_path: Path) -> None:

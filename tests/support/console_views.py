@@ -17,7 +17,7 @@ from pointsman_cli.console.jobs.views import (
     FindingView,
     PhaseView,
     RequestPageView,
-    StoryView,
+    TimelineView,
     WhatIfChange,
     WhatIfRow,
     WhatIfRun,
@@ -143,7 +143,7 @@ def _candidate(number: int, *, chosen: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def story(cause: str = "long_prompt_ahead", **changes: Any) -> StoryView:
+def timeline(cause: str = "long_prompt_ahead", **changes: Any) -> TimelineView:
     whole = 9.912
     ahead = [
         {"request": f"{i:016x}", "tenant": "globex", "stage": "in prefill" if not i else "pending", "waited_seconds": 1.0,
@@ -160,7 +160,7 @@ def story(cause: str = "long_prompt_ahead", **changes: Any) -> StoryView:
         "candidates": [_candidate(i, chosen=i == 2) for i in range(8)], "ahead": ahead, "prefix": None,
         "others": [{"count": 2, "sentence": "and 2 others: first token in 6.1 s to 7.2 s"}],
     }  # fmt: skip
-    made = StoryView(
+    made = TimelineView(
         request="7f3a09c2be114d60", origin="nats://127.0.0.1:4222", note="", arrived_at=AT,
         headline="finished on engine-7: first token after 5.912 s, 4.912 s too late; 212 tokens in 9.912 s", cause=cause,
         verdict="slow because 60,112 tokens of one prompt were ahead of it on engine-7: it waited 5.1 s of 5.9 s for them",
@@ -192,14 +192,14 @@ def story(cause: str = "long_prompt_ahead", **changes: Any) -> StoryView:
     return msgspec.structs.replace(made, **changes)
 
 
-def told(cause: str = "long_prompt_ahead", **changes: Any) -> RequestPageView:
-    made = story(cause, **changes)
-    return RequestPageView(request=made.request, row=None, state="done", story=made)
+def request_page(cause: str = "long_prompt_ahead", **changes: Any) -> RequestPageView:
+    made = timeline(cause, **changes)
+    return RequestPageView(request=made.request, row=None, state="done", timeline=made)
 
 
 def reading() -> RequestPageView:
     row = requests(1).requests[0]
-    return RequestPageView(request=row.request, row=row, state="running", story=None)
+    return RequestPageView(request=row.request, row=row, state="running", timeline=None)
 
 
 def doctor() -> DoctorView:
@@ -357,7 +357,7 @@ EMPTY: dict[str, Any] = {
     "hit_rate": LadderView(pool=None, tenants=[], hours=[]),
     "shadow": ShadowsView(policy="pointsman"),
     "what_if": WhatIfView(runs=[], policies=[], orders=[], admissions=[], busy=False),
-    "request": told("unknown", phases=[], decisions=[], grants=[], reasons=[], details=[], events=[], failed_attempts=[], refused_moves=[], ttft=None, slo_ttft=None, predicted_ttft=None, late=False, arrival=None, verdict="", note="the log begins after it"),
+    "request": request_page("unknown", phases=[], decisions=[], grants=[], reasons=[], details=[], events=[], failed_attempts=[], refused_moves=[], ttft=None, slo_ttft=None, predicted_ttft=None, late=False, arrival=None, verdict="", note="the log begins after it"),
     "what_if_run": run("failed"),
     "problem": ProblemView(status=404, error="not_found", detail="No request of this id is in the log."),
     "sign_in": ProblemView(status=200, error=""),
@@ -365,7 +365,7 @@ EMPTY: dict[str, Any] = {
 }  # fmt: skip
 FULL: dict[str, Any] = {
     "fleet": fleet(20), "requests": requests(100), "doctor": doctor(), "history": history(), "tenants": tenants(), "hit_rate": ladder(),
-    "shadow": shadows(), "what_if": what_if(), "request": told(), "what_if_run": run(),
+    "shadow": shadows(), "what_if": what_if(), "request": request_page(), "what_if_run": run(),
     "problem": ProblemView(status=400, error="since", detail="since: not a time"), "sign_in": ProblemView(status=403, error="wrong_token", detail="That is not the token."),
     "api": ({"paths": {"/api/fleet": {"get": {"summary": "The fleet", "parameters": [{"name": "at", "in": "query"}]}}}}),
 }  # fmt: skip

@@ -94,7 +94,10 @@ class LimitedPool:
 
     def _arrive(self) -> None:
         self.arrive(
-            self.chance.choice(TENANTS), blocks=self.chance.randint(0, 12), priority=self.chance.choice(PRIORITIES)
+            self.chance.choice(TENANTS),
+            blocks=self.chance.randint(0, 12),
+            priority=self.chance.choice(PRIORITIES),
+            answers=self.chance.choice((1, 1, 3)),
         )
 
     def _one(self, *stages: Stage) -> Request | None:

@@ -37,8 +37,13 @@ class Unit:
 
 
 def units() -> list[Unit]:
-    drop_ins = sorted((UNITS / "pointsman-.service.d").glob("*.conf"))
-    return [Unit(file.stem, _service([file, *drop_ins])) for file in sorted(UNITS.glob("*.service"))]
+    return [Unit(file.stem, _service([file, *drop_ins(file.name)])) for file in sorted(UNITS.glob("*.service"))]
+
+
+def drop_ins(unit: str) -> list[Path]:
+    """Ours, in the order in which systemd applies them."""
+    found = [file for of in ("pointsman-.service.d", f"{unit}.d") for file in (UNITS / of).glob("*.conf")]
+    return sorted(found, key=lambda file: file.name)
 
 
 def make_root(directory: Path) -> Path:

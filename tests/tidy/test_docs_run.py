@@ -79,6 +79,7 @@ FOREIGN_OPTIONS = {
     "--enable-auto-tool-choice",
     "--enable-cache-report",
     "--enable-lora",
+    "--enable-prefix-caching",
     "--enable-prompt-tokens-details",
     "--enable-scale-out",
     "--enable-force-include-usage",
@@ -94,13 +95,17 @@ FOREIGN_OPTIONS = {
     "--no-enable-prefix-caching",
     "--otlp-traces-endpoint",
     "--profile",
+    "--runner",
     "--scheduler-cls",
     "--scheduling-policy",
     "--served-model-name",
+    "--signal",
     "--tool-call-parser",
     "--volumes",
 }
 """Of vLLM, SGLang, Docker and others."""
+OPTIONS_OF_INSTALLERS = {"--clear", "--disable-pip-version-check", "--no-deps"}
+OPTION = re.compile(r"(?<![\w-])--[a-z](?:[a-z-]*[a-z])?\b(?!-)")
 
 HISTORY = "CHANGELOG.md"
 """Names what is gone."""
@@ -318,6 +323,24 @@ def test_documented_options_and_variables_exist(page: Path) -> None:
     unset = set(re.findall(r"\bPOINTSMAN_[A-Z_]*[A-Z]\b", text)) - variables
 
     assert (unknown, unset) == (set(), set())
+
+
+@pytest.mark.parametrize("folder", ["services", "shared/pointsman", "shared/pointsman_cli"])
+def test_options_that_messages_name_exist(folder: str) -> None:
+    options, _ = known_names()
+
+    unknown = {
+        f"{module.relative_to(ROOT)}: {option}"
+        for module in ROOT.glob(f"{folder}/**/*.py")
+        for option in options_in_texts(module.read_text()) - options - FOREIGN_OPTIONS - OPTIONS_OF_INSTALLERS
+    }
+
+    assert unknown == set()
+
+
+def options_in_texts(source: str) -> set[str]:
+    texts = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
+    return {option for text in texts if isinstance(text, str) for option in OPTION.findall(text)}
 
 
 @functools.cache

@@ -79,7 +79,7 @@ def section(page: str, name: str) -> str:
 
 
 def test_every_metric_is_documented() -> None:
-    page = (ROOT / "docs/operations.md").read_text()
+    page = (ROOT / "docs/monitoring.md").read_text()
     declared = [metric for metric in vars(telemetry).values() if isinstance(metric, MetricWrapperBase)]
     names = {family.name for metric in declared for family in metric.describe()}
 
@@ -87,7 +87,7 @@ def test_every_metric_is_documented() -> None:
 
 
 def test_the_labels_of_every_metric_are_documented_with_their_values() -> None:
-    rows = (ROOT / "docs/operations.md").read_text().splitlines()
+    rows = (ROOT / "docs/monitoring.md").read_text().splitlines()
     found = [(row, *match) for row in rows for match in METRIC_LABELS.findall(row.partition(" | ")[0])]
 
     assert {name for _, name, _ in found if name in DECLARED} > {"pointsman_engines", "pointsman_migration_plans_total"}
@@ -95,7 +95,7 @@ def test_the_labels_of_every_metric_are_documented_with_their_values() -> None:
 
 
 def wrong_labels(row: str, name: str, told: str) -> list[str]:
-    """Of a metric's row in docs/operations.md. `told`: labels, with all their values or none; a list with "or" is open."""
+    """Of a metric's row in docs/monitoring.md. `told`: labels, with all their values or none; a list with "or" is open."""
     metric = DECLARED[name]
     labels = {*NAMED_LABEL.findall(told)} | ({"pool", "engine"} if told.startswith("e") else set())
     lists = {label: {one.strip("`") for one in values.split(", ")} for label, values in LABEL_VALUES.findall(told)}

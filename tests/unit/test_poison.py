@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,24 +19,41 @@ from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.log_listener import LogListener
+from pointsman.contracts.block_keys import pack_keys
+from pointsman.contracts.cache import BlocksStored, CacheCleared, Run
 from pointsman.contracts.codec import (
+    EVENT_PARTS_MAX,
     NESTING_MAX,
     PAYLOAD_BYTES_MAX,
     REASON_LENGTH_MAX,
+    SMALL_BYTES_MAX,
+    TooLargeError,
     UndecodableError,
     UnwritableError,
     decode_command,
     decode_event,
     encode,
+    unreadable,
 )
 from pointsman.contracts.commands import CancelRequest, CommandRefused, DescribeFleet, RouteRequest
 from pointsman.contracts.decisions import LeaderElected, ScaleDecided, WritesLost
-from pointsman.contracts.subjects import cache_subject, fleet_subject, leader_subject, subject_of
+from pointsman.contracts.fleet import InstanceReported
+from pointsman.contracts.reasons import CommandRefusal
+from pointsman.contracts.subjects import (
+    admin_subject,
+    cache_subject,
+    fleet_subject,
+    fleet_view_subject,
+    heartbeat_subject,
+    leader_subject,
+    route_subject,
+    subject_of,
+)
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.ports import CommandTimeoutError, LogEntry, LogReset, Reply
-from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
+from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_follower import LogFollower
 from pointsman.simulation.replay import fold, verify
@@ -50,6 +68,7 @@ from pointsman_cli.main import main
 from pointsman_cli.terminal import SafeConsole
 from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest
 from pointsman_lab.memory.log import MemoryBroker
+from pointsman_worker.event_sequencer import portions
 from tests.golden.samples import COMMANDS, EVENTS
 from tests.support.engine_urls import ANY_URL
 from tests.support.events import joined, reported, route, stored
@@ -59,6 +78,7 @@ from tests.support.recorded_log import RecordedFleet
 from tests.support.waiting import eventually
 
 POOL = PoolName("default")
+ENGINE = InstanceId("engine-1")
 
 
 def refusal(payload: bytes, decode: Any) -> str:
@@ -106,6 +126,68 @@ def test_deep_bad_and_long_messages_are_refused_whatever_they_are(message: Any) 
     assert not accepted(deep(good), decode)
     assert not accepted(bad_utf8(good), decode)
     assert not accepted(good[:-1] + b',"x":"' + b" " * PAYLOAD_BYTES_MAX + b'"}', decode)
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        fleet_subject(POOL, ENGINE),
+        heartbeat_subject(POOL, ENGINE),
+        fleet_view_subject(POOL),
+        admin_subject(POOL, "drain", "alice"),
+        admin_subject(POOL, "keys", "alice"),
+    ],
+)
+def test_what_workers_and_people_send_is_small(subject: str) -> None:
+    is_event = subject == fleet_subject(POOL, ENGINE)
+    good = encode(
+        next(event for event in EVENTS if isinstance(event, InstanceReported)) if is_event else DescribeFleet()
+    )
+    decode = partial(decode_event if is_event else decode_command, subject=subject)
+
+    assert accepted(good[:-1] + b',"x":"' + b" " * (SMALL_BYTES_MAX - len(good) - 7) + b'"}', decode)
+    assert not accepted(good[:-1] + b',"x":"' + b" " * (SMALL_BYTES_MAX - len(good) - 6) + b'"}', decode)
+
+
+def test_an_event_about_an_instance_that_readers_would_refuse_is_not_written() -> None:
+    large = joined(ENGINE, adapters=["a" * 1000 + str(number) for number in range(600)])
+
+    with pytest.raises(TooLargeError):
+        encode(large)
+
+
+def test_events_of_caches_and_routed_requests_may_be_large() -> None:
+    large = b',"x":"' + b" " * 2 * SMALL_BYTES_MAX + b'"}'
+    cleared = next(event for event in EVENTS if isinstance(event, CacheCleared))
+
+    assert accepted(encode(cleared)[:-1] + large, partial(decode_event, subject=subject_of(POOL, cleared)))
+    routed = next(command for command in COMMANDS if isinstance(command, RouteRequest))
+    assert accepted(encode(routed)[:-1] + large, partial(decode_command, subject=route_subject(POOL)))
+
+
+@pytest.mark.parametrize("part", [b'"",', b"[],", b"{},", b"1,", b'{"a":1},', b"[" * 20 + b"]" * 20 + b","])
+def test_an_event_of_too_many_parts_is_not_decoded(part: bytes) -> None:
+    """Decoding one of 8 MiB took more than a second."""
+    good = encode(next(event for event in EVENTS if isinstance(event, CacheCleared)))
+    few, many = (good[:-1] + b',"x":[' + part * count + b"0]}" for count in (10_000, EVENT_PARTS_MAX))
+
+    assert accepted(few, decode_event)
+    assert not accepted(many, decode_event)
+
+
+def test_the_largest_events_that_a_worker_writes_are_within_the_bounds() -> None:
+    runs = [Run(keys=pack_keys([BlockKey(2**64 - 1 - number)]), parent=BlockKey(2**64 - 1)) for number in range(40_000)]
+    for portion in portions(runs):
+        encode(BlocksStored(at=1e9, instance=ENGINE, epoch=Epoch(10**13), sequence=10**9, runs=portion))
+
+
+def test_of_a_command_that_is_too_large_nothing_is_read() -> None:
+    huge = b'{"type":"OfALaterRelease","x":"' + b" " * SMALL_BYTES_MAX + b'"}'
+
+    with pytest.raises(UndecodableError) as refused:
+        decode_command(huge, heartbeat_subject(POOL, ENGINE))
+
+    assert unreadable(huge, refused.value).reason == CommandRefusal.INVALID
 
 
 def test_nesting_is_judged_by_the_message_and_not_by_the_readers_stack() -> None:

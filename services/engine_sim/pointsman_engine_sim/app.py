@@ -10,7 +10,7 @@ from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.primitives import Tokens
 from pointsman.runtime.health import Receive, Scope, Send, send_whole
 from pointsman_engine_sim import answers, embeddings, messages, openai_bodies, responses, scores
-from pointsman_engine_sim.engine import RequestAbortedError, SimulatedEngine, prompt_hash
+from pointsman_engine_sim.engine import LiveEngine, RequestAbortedError, prompt_hash
 from pointsman_engine_sim.generation import JSON, Answer, Generator, ServedModel
 from pointsman_engine_sim.kv_transfer import TRANSFER_PATH, KvTransfer
 from pointsman_engine_sim.metrics import EngineMetrics
@@ -27,7 +27,7 @@ Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 class EngineApp(Generator):
     def __init__(
         self,
-        engine: SimulatedEngine,
+        engine: LiveEngine,
         *,
         tokenizer: Tokenizer,
         metrics: EngineMetrics,

@@ -1,17 +1,15 @@
 """Drives the engine model in real time. A late step does not delay the next one's schedule."""
 
 import asyncio
-from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
-from sys import byteorder
 from typing import Protocol
 
 import structlog
 
 from pointsman.ports import Clock
-from pointsman.primitives import EngineSeconds, RequestId, Tokens, WallSeconds
+from pointsman.primitives import EngineSeconds, RequestId, Tokens, WallSeconds, little_endian
 from pointsman.simulation.block_cache import CacheChange, PromptIdentity
 from pointsman.simulation.engine_model import EngineModel
 from pointsman.simulation.engine_types import StepResult, TokenPrompt
@@ -83,7 +81,9 @@ class Generation:
             self._waiter.set_result(None)
 
 
-class SimulatedEngine:
+class LiveEngine:
+    """Answers over the time of a clock; the simulator's engines answer in events."""
+
     def __init__(
         self,
         model: EngineModel,
@@ -217,7 +217,4 @@ class SimulatedEngine:
 
 
 def prompt_hash(tokens: list[int]) -> int:
-    packed = array("I", tokens)
-    if byteorder == "big":
-        packed.byteswap()
-    return int.from_bytes(blake2b(packed.tobytes(), digest_size=8).digest(), "little")
+    return int.from_bytes(blake2b(little_endian("I", tokens), digest_size=8).digest(), "little")

@@ -13,7 +13,7 @@ from pointsman.primitives import Tokens
 from pointsman.runtime.health import Receive, Scope, Send, send_whole
 from pointsman.simulation.block_cache import PromptIdentity
 from pointsman_engine_sim import answers, openai_bodies
-from pointsman_engine_sim.engine import EngineStoppedError, Generation, SimulatedEngine
+from pointsman_engine_sim.engine import EngineStoppedError, Generation, LiveEngine
 from pointsman_engine_sim.kv_transfer import KvTransfer
 from pointsman_engine_sim.metrics import EngineMetrics
 from pointsman_engine_sim.openai_bodies import ApiError, ChatBody, CompletionBody, TokenizeBody
@@ -55,7 +55,7 @@ class Answer:
 class Generator:
     def __init__(
         self,
-        engine: SimulatedEngine,
+        engine: LiveEngine,
         *,
         tokenizer: Tokenizer,
         metrics: EngineMetrics,

@@ -17,7 +17,7 @@ from pointsman.simulation.engine_model import EngineModel
 from pointsman.simulation.engine_types import EngineSettings
 from pointsman.state.engine_profiles import PROFILES
 from pointsman_engine_sim.app import EngineApp
-from pointsman_engine_sim.engine import SimulatedEngine
+from pointsman_engine_sim.engine import LiveEngine
 from pointsman_engine_sim.generation import ServedModel
 from pointsman_engine_sim.kv_events import EventFaults, KvEventPublisher, parse_kv_events_config
 from pointsman_engine_sim.kv_transfer import KvTransfer, parse_kv_transfer_config
@@ -49,7 +49,7 @@ async def engine_server(settings: EngineSimSettings, supervisor: Supervisor) -> 
     publisher = _publisher(settings)
     metrics = EngineMetrics(model, model_name=settings.model)
     clock = ScaledClock(settings.speed)
-    engine = SimulatedEngine(model, clock=clock, wording=wording, publisher=publisher, timings=metrics)
+    engine = LiveEngine(model, clock=clock, wording=wording, publisher=publisher, timings=metrics)
     transfer = _transfer(settings, clock, engine)
     app = EngineApp(engine, tokenizer=tokenizer, metrics=metrics, served=_served(settings, model), transfer=transfer)
     http = HttpServer(
@@ -100,7 +100,7 @@ def engine_model(settings: EngineSimSettings) -> EngineModel:
 
 
 @contextlib.asynccontextmanager
-async def _listening(supervisor: Supervisor, http: HttpServer, engine: SimulatedEngine) -> AsyncIterator[None]:
+async def _listening(supervisor: Supervisor, http: HttpServer, engine: LiveEngine) -> AsyncIterator[None]:
     """Ends open streams with an error before the server closes, so that it need not wait for them."""
     ended = asyncio.Event()
 
@@ -135,7 +135,7 @@ def _publisher(settings: EngineSimSettings) -> KvEventPublisher | None:
     return KvEventPublisher(config, block_size=settings.block_size, faults=faults)
 
 
-def _transfer(settings: EngineSimSettings, clock: Clock, engine: SimulatedEngine) -> KvTransfer | None:
+def _transfer(settings: EngineSimSettings, clock: Clock, engine: LiveEngine) -> KvTransfer | None:
     if parse_kv_transfer_config(settings.kv_transfer_config) is None:
         return None
     bytes_per_token = PROFILES[settings.engine_model].kv_bytes_per_token

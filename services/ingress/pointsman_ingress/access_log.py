@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 
 from pointsman.ports import Clock
-from pointsman.primitives import Tokens, WallSeconds
+from pointsman.primitives import WallSeconds
 from pointsman.runtime.line_writer import LineWriter
 from pointsman.runtime.telemetry import ACCESS_LOG_LINES_DROPPED
 from pointsman_ingress.context import RequestFacts
-from pointsman_ingress.engine.usage import Usage
+from pointsman_ingress.engine.usage import Usage, known
 from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.http.request_headers import header_text
 from pointsman_ingress.lifecycle import RequestLifecycle
@@ -68,15 +68,11 @@ def _line(
         "predicted_ttft_ms": _milliseconds(grant.predicted_ttft / speed if grant else None),
         "request_bytes": call.request_bytes,
         "response_bytes": call.response_bytes,
-        "prompt_tokens": _known(usage.prompt_tokens) or facts.prompt_tokens,
-        "completion_tokens": _known(usage.completion_tokens),
-        "cached_tokens": _known(usage.cached_tokens),
+        "prompt_tokens": known(usage.prompt_tokens) or facts.prompt_tokens,
+        "completion_tokens": known(usage.completion_tokens),
+        "cached_tokens": known(usage.cached_tokens),
         "predicted_cached_tokens": grant.hit_tokens if grant else None,
     }
-
-
-def _known(tokens: Tokens) -> Tokens | None:
-    return tokens if tokens >= 0 else None
 
 
 def _milliseconds(seconds: float | None) -> float | None:

@@ -16,6 +16,7 @@ from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
 from pointsman_ingress.service import Gateway
 
+MODEL_PATH = b"/v1/models/"
 _MESSAGES = {
     404: ("not_found", "There is no such path."),
     405: ("method_not_allowed", "This path does not take that method."),
@@ -32,11 +33,15 @@ class IngressApps:
 
 def ingress_app(*, gateway: Gateway, pools: Pools, authentication: Authentication) -> AsgiApp:
     rest = _fastapi(pools, authentication)
-    endpoints, serve = BY_PATH, gateway.serve
+    endpoints, serve = {path.encode(): endpoint for path, endpoint in BY_PATH.items()}, gateway.serve
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = endpoints.get(scope["path"]) if scope["type"] == "http" else None
+        """Paths count as they were sent: a proxy's rules see no other spelling. Only a model's name may be encoded."""
+        path: bytes = scope.get("raw_path", b"")
+        endpoint = endpoints.get(path)
         if endpoint is None:
+            if b"%" in path and not path.startswith(MODEL_PATH):
+                scope["path"] = path.decode("latin-1")
             await rest(scope, receive, send)
         elif scope["method"] == "POST":
             await serve(endpoint, scope, receive, send)

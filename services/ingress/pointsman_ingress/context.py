@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pointsman.contracts.cache_salts import CacheSalts
 from pointsman.contracts.commands import RouteRequest
 from pointsman.contracts.requests import OUTPUT_UNBOUNDED
-from pointsman.primitives import InstanceId, PoolName, SessionId, Tenant, Tokens
+from pointsman.primitives import ANSWERS_MAX, InstanceId, PoolName, SessionId, Tenant, Tokens
 from pointsman.runtime import span_attributes
 from pointsman.runtime.tenant_policies import FollowedPolicies
 from pointsman_ingress import metrics
@@ -56,7 +56,7 @@ class RequestFacts:
     """Whether its body may be worked on in the event loop."""
 
     def owner(self, call: HttpExchange) -> str:
-        """Whose share of work threads and body memory it takes."""
+        """Whose share of work threads, body memory and held requests it takes."""
         return self.tenant or call.client or ""
 
 
@@ -65,7 +65,7 @@ class RequestContext:
     endpoint: Endpoint
     pool: Pool
     command: RouteRequest
-    owner: str  # of the work on its body (`WorkThreads`)
+    owner: str  # of the work on its body (`WorkThreads`) and of its place in the `HoldQueue`
     headers: Headers
     body: bytes  # as sent to engines
     removes_usage: bool  # whether only the ingress asked for the stream's usage
@@ -90,7 +90,7 @@ async def find_model(
     facts.model, facts.stream = cleaned(request.model) or None, request.stream
     if facts.identity is None:
         facts.tenant = tenant_of(call.headers, request.user)
-    pool, model = await pools.await_model(request.model, facts.identity)
+    pool, model = await pools.await_model(request.model, facts.identity, owner=facts.owner(call))
     facts.model, facts.pool = model.name, pool.name
     return pool, model
 
@@ -157,6 +157,7 @@ async def understand(
         cache_group=group,
         client_request_id=call.client_request_id,
         priority=priority,
+        answers=min(len(tokens.prompts) * request.answers, ANSWERS_MAX),
     )
     return RequestContext(
         endpoint=endpoint,

@@ -15,7 +15,7 @@ from pointsman.contracts.commands import PrefixFetch, RouteGranted, RouteRejecte
 from pointsman.contracts.reasons import TENANT_LIMITS, FailReason, RejectReason
 from pointsman.contracts.tenants import RateLimits
 from pointsman.ports import Clock, CommandTooLargeError
-from pointsman.primitives import EngineSeconds, Seconds, WallSeconds
+from pointsman.primitives import EngineSeconds, Seconds, WallSeconds, engine_seconds
 from pointsman.runtime.telemetry import REQUEST_RETRIES
 from pointsman.runtime.tracing import NO_SPAN, Span
 from pointsman.state.fleet import Knowledge
@@ -48,11 +48,11 @@ from pointsman_ingress.http.errors import (
     request_too_large,
     retry_budget_spent,
 )
+from pointsman_ingress.http.json_form import LIGHT_BYTES_MAX
 from pointsman_ingress.lifecycle import RequestLifecycle
 from pointsman_ingress.placement.in_flight import InFlightRequest
 from pointsman_ingress.prefix_copies import PrefixCopier
 from pointsman_ingress.prompt.body_fields import DROPPED_HEADER
-from pointsman_ingress.prompt.json_form import LIGHT_BYTES_MAX
 from pointsman_ingress.settings import IngressSettings
 from pointsman_ingress.spans import describe_answer, describe_grant, engine_span, route_span
 from pointsman_ingress.work_threads import WorkThreads
@@ -130,7 +130,7 @@ class Delivery:
             if span.recording:
                 command = msgspec.structs.replace(command, traceparent=span.headers["traceparent"])
             try:
-                answer = await self._pool.scheduler.route(command)
+                answer = await self._pool.scheduler.route(command, owner=self.context.owner)
             except CommandTooLargeError as error:
                 self.lifecycle.failed(FailReason.REQUEST_TOO_LARGE, 413)
                 raise request_too_large() from error
@@ -143,7 +143,7 @@ class Delivery:
 
     def _may_hold(self) -> bool:
         waited = self.clock.now() - self._command.arrived_at
-        return waited < self.settings.hold_seconds * self.clock.speed
+        return waited < engine_seconds(self.settings.hold_seconds, self.clock.speed)
 
     def _rejected(self, answer: RouteRejected) -> ApiError:
         self._limits = answer.limits or self._limits

@@ -16,11 +16,11 @@ from pointsman_ingress.http.errors import (
     bad_request,
     not_json,
 )
+from pointsman_ingress.http.json_form import LIGHT_BYTES_MAX, check_text, is_light
 from pointsman_ingress.http.rate_limits import LimitHeaders, anthropic_limits, openai_limits
 from pointsman_ingress.http.request_headers import Headers
 from pointsman_ingress.prompt import body_fields
 from pointsman_ingress.prompt.body_fields import FieldRules
-from pointsman_ingress.prompt.json_form import LIGHT_BYTES_MAX, check_text, is_light
 from pointsman_ingress.prompt.messages_input import parse_messages
 from pointsman_ingress.prompt.openai_requests import (
     ParsedRequest,
@@ -55,7 +55,7 @@ class Endpoint:
     limit_headers: LimitHeaders = openai_limits
 
     def check_content_type(self, headers: Headers) -> None:
-        """Browsers post forms and plain text to any site, but JSON only after a preflight. Raises ApiError (415)."""
+        """Raises ApiError (415)."""
         if self.parse is not None and not is_json(headers):
             raise not_json()
 

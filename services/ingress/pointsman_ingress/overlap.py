@@ -40,9 +40,9 @@ from pointsman_ingress.http.errors import (
     request_too_large,
     too_many_lookups,
 )
+from pointsman_ingress.http.json_form import LIGHT_BYTES_MAX
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
-from pointsman_ingress.prompt.json_form import LIGHT_BYTES_MAX
 from pointsman_ingress.token_ids import token_ids
 from pointsman_ingress.work_threads import WorkThreads
 

@@ -80,7 +80,7 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
         "Multiple of the predicted seconds that an engine may take to its first byte before the request is tried "
         "elsewhere; 0: no limit.",
     )
-    first_byte_seconds_min: float = setting(5.0, "Wall seconds that it may always take.")
+    first_byte_seconds_min: WallSeconds = setting(5.0, "Wall seconds that it may always take.")
     chunk_timeout_seconds: WallSeconds = setting(
         60.0, "Wall seconds without a byte after which an answer that has begun is given up.", bounds=POSITIVE
     )
@@ -89,7 +89,7 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
         "Wall seconds without an answer of a scheduler before the ingress places requests itself, by least load.",
         bounds=POSITIVE,
     )
-    hold_seconds: float = setting(
+    hold_seconds: WallSeconds = setting(
         30.0,
         "Wall seconds for which a request waits while there is no engine and no scheduler that would queue it.",
     )

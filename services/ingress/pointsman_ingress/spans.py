@@ -12,6 +12,7 @@ from pointsman.primitives import InstanceId
 from pointsman.runtime import span_attributes
 from pointsman.runtime.tracing import Span, Tracer, trace_headers
 from pointsman_ingress.context import RequestFacts
+from pointsman_ingress.engine.usage import known
 from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.lifecycle import RequestLifecycle
 from pointsman_ingress.outcome import reason_of
@@ -72,9 +73,9 @@ def end_request(call: HttpExchange, facts: RequestFacts, lifecycle: RequestLifec
 def _outcome(lifecycle: RequestLifecycle) -> dict[str, object]:
     usage, grant = lifecycle.usage, lifecycle.grant
     found: dict[str, object] = {
-        span_attributes.INPUT_TOKENS: _known(usage.prompt_tokens),
-        span_attributes.OUTPUT_TOKENS: _known(usage.completion_tokens),
-        span_attributes.CACHED_TOKENS: _known(usage.cached_tokens),
+        span_attributes.INPUT_TOKENS: known(usage.prompt_tokens),
+        span_attributes.OUTPUT_TOKENS: known(usage.completion_tokens),
+        span_attributes.CACHED_TOKENS: known(usage.cached_tokens),
     }
     if grant is not None:
         found |= {
@@ -155,7 +156,3 @@ def _address(url: str) -> tuple[str | None, int | None]:
     except ValueError:
         return None, None
     return parts.hostname, port
-
-
-def _known(tokens: int) -> int | None:
-    return tokens if tokens >= 0 else None

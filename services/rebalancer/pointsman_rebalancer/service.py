@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import structlog
 
+from pointsman.adapters.waiting import wait_at_most
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import MigrateRequests, MigrationAnswered, PlannedMove
 from pointsman.contracts.decisions import LeaderElected, RequestMigrated, RequestPlaced
@@ -102,7 +103,7 @@ class RebalancerService:
         if isinstance(self._policy, Off) and not self._rebind:
             return
         while True:
-            await _wait(PERIOD_WALL_SECONDS, self._triggered)
+            await wait_at_most(self._triggered, PERIOD_WALL_SECONDS)
             await self._clock.sleep_wall(DEBOUNCE_WALL_SECONDS)
             started = self._clock.wall()
             plan, trigger_at = MigrationPlan(self.state.sequence), None
@@ -180,7 +181,7 @@ class RebalancerService:
         deadline = self._clock.wall() + SETTLED_WALL_SECONDS
         while (self.state.sequence < as_of or self._newest_decision < decision) and self._clock.wall() < deadline:
             self._entry_read.clear()
-            await _wait(deadline - self._clock.wall(), self._entry_read)
+            await wait_at_most(self._entry_read, deadline - self._clock.wall())
 
 
 def _command(plan: MigrationPlan, term: Term) -> MigrateRequests:
@@ -203,11 +204,3 @@ def _window_of(elected: LeaderElected) -> Window:
     return Window(
         int(settings.get("prefill_window_tokens", usual.tokens)), int(settings.get("running_max", usual.running_max))
     )
-
-
-async def _wait(seconds: WallSeconds, event: asyncio.Event) -> None:
-    try:
-        async with asyncio.timeout(max(0.0, float(seconds))):
-            await event.wait()
-    except TimeoutError:
-        return

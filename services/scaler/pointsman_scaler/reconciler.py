@@ -8,7 +8,7 @@ from pointsman.adapters.discovery.targets import rank_name
 from pointsman.policies.scaling.decider import in_service
 from pointsman.policies.scaling.roles import NOT_SIZED, RoleSizes, Switch, future_role, role_switches, staying
 from pointsman.ports import ProvidedInstance
-from pointsman.primitives import EngineSeconds, InstanceId, WallSeconds
+from pointsman.primitives import InstanceId, WallSeconds
 from pointsman.state.fleet import Instance
 from pointsman.state.state import State
 
@@ -75,14 +75,14 @@ def pool_status(
     state: State,
     provided: list[ProvidedInstance],
     *,
-    start_seconds_max: EngineSeconds,
+    start_seconds_max: WallSeconds,
     absent_seconds: Callable[[InstanceId], WallSeconds],
 ) -> PoolStatus:
-    """`start_seconds_max`: wall seconds for a started instance to join. `absent_seconds`: since when one that runs is not in
+    """`start_seconds_max`: for a started instance to join. `absent_seconds`: since when one that runs is not in
     the fleet. A worker that restarts, or that has to join again since the log was lost, gets REJOIN_WALL_SECONDS at
     least."""
     instances, away = state.fleet.instances, absent(state, provided)
-    patience = max(float(REJOIN_WALL_SECONDS), start_seconds_max)
+    patience = float(max(REJOIN_WALL_SECONDS, start_seconds_max))
     late = [p.instance for p in away if min(p.age, float(absent_seconds(p.instance))) > patience]
     overdue = {name for name in late if not requests_at(state, name)} if _are_observed(state, provided) else set()
     return PoolStatus(

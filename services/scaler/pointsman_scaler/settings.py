@@ -43,7 +43,7 @@ class ScalerSettings(FleetSettings, ProcessSettings):
     drain_seconds_max: WallSeconds = setting(
         300.0, "Wall seconds that draining may take; then the instance is stopped."
     )
-    start_seconds_max: float = setting(
+    start_seconds_max: WallSeconds = setting(
         600.0, "Wall seconds that a started instance may take to answer; then it is replaced.", bounds=POSITIVE
     )
     scaler_lease_seconds: WallSeconds = setting(

@@ -5,10 +5,9 @@ import hmac
 
 import msgspec
 
-from pointsman.adapters.clocks import wall_time_of
 from pointsman.contracts.access import ApiKey, decode_key, name_of_key, scope_refusal, secret_proof, valid_tenant
 from pointsman.contracts.commands import ChangeApiKey
-from pointsman.ports import Clock, KeyValueStore, StoreUnavailableError, ValueChangedError
+from pointsman.ports import Clock, KeyValueStore, StoreUnavailableError, ValueChangedError, unix_now
 from pointsman.primitives import Moment
 
 WRITES_MAX = 3
@@ -55,7 +54,7 @@ class ApiKeyWriter:
 
     def _changed(self, command: ChangeApiKey, known: ApiKey | None, by: str) -> ApiKey | None:
         """Raises KeyRefusedError."""
-        now = wall_time_of(self._clock.now(), self._clock.speed)
+        now = unix_now(self._clock)
         if command.action == "create":
             if not hmac.compare_digest(command.secret_proof, secret_proof(self._secret, command.key.id)):
                 other = "the command and the scheduler have different secrets; ingresses would not admit the key"

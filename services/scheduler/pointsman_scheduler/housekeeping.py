@@ -125,7 +125,7 @@ class Housekeeping:
         timeouts = LivenessTimeouts(
             heard_since=self._log_liveness.listening_since,
             suspect_after=engine_seconds(self._settings.suspect_seconds, speed),
-            leave_after=self._settings.leave_seconds * speed,
+            leave_after=engine_seconds(self._settings.leave_seconds, speed),
         )
         term.heard.forget_absent(self._replica.state)
         events = dispatcher.check_liveness(timeouts, now, term.heard.silent_since(self._replica.state, now))
@@ -158,7 +158,7 @@ class Housekeeping:
 
     async def _end_lost_requests(self, term: ActiveTerm) -> None:
         now, speed, dispatcher = self._clock.now(), self._clock.speed, term.dispatcher
-        state = self._replica.state
+        state, longest = self._replica.state, engine_seconds(self._settings.request_seconds_max, speed)
         events: list[LogEvent] = []
         for request in self._orphans(term):
             end = dispatcher.cancel_ungranted if request.stage in UNGRANTED else dispatcher.cancel_any
@@ -167,7 +167,7 @@ class Housekeeping:
             events += dispatcher.cancel_any(request.id, CancelCause.ENGINE_IDLE, now)
         for request in list(state.workload.requests.values()):
             granted = request.stage not in UNGRANTED
-            if granted and now - request.granted_at > self._settings.request_seconds_max * speed:
+            if granted and now - request.granted_at > longest:
                 events += dispatcher.cancel_any(request.id, CancelCause.NEVER_ENDED, now)
         await term.publish(events)
         term.waiters.forget_absent()

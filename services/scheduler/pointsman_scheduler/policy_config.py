@@ -2,6 +2,7 @@
 
 from pointsman.policies.policy_set import PolicySet, policy_set
 from pointsman.policies.setting_text import settings_of
+from pointsman.primitives import engine_seconds
 from pointsman.runtime.policy_options import policy_usage
 from pointsman.state.state import PoolSettings, State
 from pointsman_scheduler.settings import SchedulerSettings
@@ -18,7 +19,7 @@ def chosen_policies(settings: SchedulerSettings) -> PolicySet:
             prefill_window_tokens=settings.prefill_window_tokens,
             running_max=settings.running_max,
             pending_max=settings.pending_max,
-            hold_seconds=settings.hold_seconds * settings.speed,
+            hold_seconds=engine_seconds(settings.hold_seconds, settings.speed),
             hold_max=settings.hold_max,
             rebind=settings.rebind,
             copies=settings.copies,

@@ -41,7 +41,7 @@ class SchedulerSettings(FleetSettings, EngineUrlSettings, ProcessSettings):
     suspect_seconds: WallSeconds = setting(
         3.0, "Wall seconds of silence after which a worker is suspected.", bounds=POSITIVE
     )
-    leave_seconds: float = setting(
+    leave_seconds: WallSeconds = setting(
         30.0, "Wall seconds of silence after which an instance counts as gone.", bounds=POSITIVE
     )
     lease_seconds: WallSeconds = setting(
@@ -52,7 +52,7 @@ class SchedulerSettings(FleetSettings, EngineUrlSettings, ProcessSettings):
     checkpoint_seconds: WallSeconds = setting(
         60.0, "Wall seconds between checkpoints; 0 takes none, and each start folds the whole log."
     )
-    hold_seconds: float = setting(
+    hold_seconds: WallSeconds = setting(
         30.0,
         "Wall seconds for which arrivals wait while no instance is ready, whatever the reason; 0 answers 503 at once.",
     )
@@ -76,7 +76,7 @@ class SchedulerSettings(FleetSettings, EngineUrlSettings, ProcessSettings):
         "Wall seconds after which a request that its ingress no longer names is given up: that ingress is gone.",
         bounds=POSITIVE,
     )
-    request_seconds_max: float = setting(
+    request_seconds_max: WallSeconds = setting(
         900.0, "Wall seconds after which a granted request without an end is given up.", bounds=POSITIVE
     )
 

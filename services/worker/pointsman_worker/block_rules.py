@@ -1,7 +1,8 @@
 """Key-related rules of vLLM's block events: tier, attention group, adapter, salt, and blocks keyed by tokens alone."""
 
 from dataclasses import dataclass
-from typing import Any
+
+import msgspec
 
 from pointsman.adapters.kv_events.events import EngineBlockStored
 from pointsman.contracts.cache import SlowerTier, Tier
@@ -12,6 +13,22 @@ TIER_OF_MEDIUM: dict[str, SlowerTier] = {"CPU": "host", "STORAGE": "storage", "D
 """vLLM's media, and LMCache's names for them."""
 REMOTE = "REMOTE"
 FULL_ATTENTION_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+
+_NO_EXTRA_KEYS = (msgspec.Raw(b"\xc0"), msgspec.Raw(b"\x90"))
+"""nil, and an empty array."""
+_ABSENT = msgspec.Raw()
+
+
+class _ExtraKeys(msgspec.Struct, array_like=True):
+    """The first values of a block's entry: adapter, salt, and whether there are more. The others are skipped."""
+
+    first: msgspec.Raw = _ABSENT
+    second: msgspec.Raw = _ABSENT
+    third: msgspec.Raw = _ABSENT
+
+
+_extra_keys = msgspec.msgpack.Decoder(_ExtraKeys)
+_text = msgspec.msgpack.Decoder(str)
 
 
 def on_device(medium: str | None) -> bool:
@@ -53,26 +70,25 @@ def lora_of(event: EngineBlockStored) -> str:
 
 def salt_of(event: EngineBlockStored) -> str:
     """What remains of the first block's extra keys after the adapter."""
-    extra = event.extra_keys[0] if event.extra_keys else None
-    rest = _beyond_lora(event, extra or [])
-    return str(rest[0]) if rest else ""
+    rest = _beyond_lora(event, event.extra_keys[0]) if event.extra_keys else []
+    return (rest[0] or "") if rest else ""
 
 
 def token_keyed_blocks(event: EngineBlockStored) -> int:
     """Leading blocks keyed only by tokens, adapter and, at a prompt's start, a salt."""
     starts_prompt = event.parent_block_hash is None
     for index, extra in enumerate(event.extra_keys or ()):
-        if not extra:
+        if extra in _NO_EXTRA_KEYS:
             continue
         rest = _beyond_lora(event, extra)
-        salt_only = starts_prompt and index == 0 and len(rest) == 1 and isinstance(rest[0], str)
+        salt_only = starts_prompt and index == 0 and len(rest) == 1 and rest[0] is not None
         if rest and not salt_only:
             return min(index, len(event.block_hashes))
     return len(event.block_hashes)
 
 
 def layout_error(event: EngineBlockStored, block_tokens: Tokens) -> str:
-    """Empty if block size and token count match the engine's block size."""
+    """Empty if block size, token count and extra keys match the blocks."""
     if event.block_size != block_tokens:
         return (
             f"the engine's events have blocks of {event.block_size} tokens, its /metrics say {block_tokens}: "
@@ -80,8 +96,23 @@ def layout_error(event: EngineBlockStored, block_tokens: Tokens) -> str:
         )
     if len(event.token_ids) != event.block_size * len(event.block_hashes):
         return f"a store of {len(event.block_hashes)} blocks of {event.block_size} tokens has {len(event.token_ids)} tokens"
+    if event.extra_keys and len(event.extra_keys) != len(event.block_hashes):
+        return f"a store of {len(event.block_hashes)} blocks has extra keys of {len(event.extra_keys)}"
     return ""
 
 
-def _beyond_lora(event: EngineBlockStored, extra: list[Any]) -> list[Any]:
-    return extra[1:] if event.lora_name and extra[:1] == [event.lora_name] else extra
+def _beyond_lora(event: EngineBlockStored, extra: msgspec.Raw) -> list[str | None]:
+    """At most three values; None for one that is no text."""
+    try:
+        keys = _extra_keys.decode(extra)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return [None]
+    values = [_text_of(value) for value in (keys.first, keys.second, keys.third) if value != _ABSENT]
+    return values[1:] if event.lora_name and values[:1] == [event.lora_name] else values
+
+
+def _text_of(value: msgspec.Raw) -> str | None:
+    try:
+        return _text.decode(value)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None

@@ -6,7 +6,7 @@ from typing import cast
 import msgspec
 
 from pointsman.adapters.calibration_file import Calibration
-from pointsman.contracts.fleet import ANY_RANK, InstanceJoined, InstanceReported, Role
+from pointsman.contracts.fleet import InstanceJoined, InstanceReported, Role
 from pointsman.primitives import EngineSeconds
 from pointsman.state.engine_profiles import PROFILES
 from pointsman_worker.engine_monitor import EngineMonitor
@@ -37,7 +37,7 @@ class FleetEvents:
             speed=settings.speed,
             engine_version=facts.version,
             cache=session.cache,
-            dp_rank=ANY_RANK if target.dp_rank is None else target.dp_rank,
+            dp_rank=target.rank,
             role=cast("Role", target.role),
             decode=measured.decode if measured else profile.decode_cost,
             transfer_tokens_per_s=settings.kv_transfer_gb_per_s * 1e9 / profile.kv_bytes_per_token,

@@ -11,6 +11,7 @@ import structlog
 
 from pointsman.adapters.backoff import Backoff
 from pointsman.adapters.calibration_file import Calibration
+from pointsman.adapters.waiting import wait_at_most
 from pointsman.contracts.codec import UnwritableError
 from pointsman.contracts.fleet import InstanceLeft
 from pointsman.ports import Clock, Commands, EngineTarget, EventLog, LogUnavailableError
@@ -122,7 +123,7 @@ class FollowedEngine:
                     self._note(error)
                     if clock.wall() - began > RESTART_SECONDS_MAX:
                         backoff.reset()
-                    await self._wait(backoff.next_wait())
+                    await wait_at_most(self._change, backoff.next_wait())
             if self._back_within is None:
                 await self._leave()
         finally:
@@ -194,9 +195,3 @@ class FollowedEngine:
             note_failure("engine", error, instance=self.instance)
         reason = error.message if isinstance(error, SettingsError) else f"{type(error).__name__}: {error}"
         self._board.missing(FOLLOWING_PART, reason[:500])
-
-    async def _wait(self, seconds: WallSeconds) -> None:
-        """Or until it is stopped or its target changes."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(float(seconds)):
-                await self._change.wait()

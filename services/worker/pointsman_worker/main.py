@@ -13,7 +13,6 @@ from pointsman.adapters.discovery.sources import source_of
 from pointsman.adapters.http_engine import HttpEngine
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import EngineSockets, KvEndpoint, shared_sockets
-from pointsman.contracts.fleet import ANY_RANK
 from pointsman.contracts.permissions import ANY_INSTANCE, BusRole, BusUser
 from pointsman.ports import EngineDiscovery, EngineTarget
 from pointsman.primitives import PoolName
@@ -85,9 +84,7 @@ async def _serve(
             board=board,
             settings=settings,
             calibration=calibration,
-            open_engine=lambda target: HttpEngine(
-                target.url, api_key=settings.engine_api_key, dp_rank=_rank_of(target)
-            ),
+            open_engine=lambda target: HttpEngine(target.url, api_key=settings.engine_api_key, dp_rank=target.rank),
             open_events=lambda target: _event_source(target, sockets),
             alone=alone,
         )
@@ -98,10 +95,6 @@ async def _serve(
         finally:
             in_order = supervisor.stopped_in_order and not supervisor.for_good
             await fleet.stop("worker stopped", pausing=in_order and bool(settings.state_directory or discovered))
-
-
-def _rank_of(target: EngineTarget) -> int:
-    return ANY_RANK if target.dp_rank is None else target.dp_rank
 
 
 def _event_source(target: EngineTarget, sockets: Callable[[KvEndpoint], EngineSockets]) -> KvEventReader | None:

@@ -3,6 +3,8 @@
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+import msgspec
+
 from pointsman.adapters.kv_events.events import EngineBlockStored, EngineHash
 from pointsman.primitives import Seconds
 
@@ -11,9 +13,11 @@ PARKED_BLOCKS_MAX = 16_384  # then the oldest stores are dropped
 
 @dataclass(slots=True)
 class Orphan:
-    """`removed`: blocks removed while parked."""
+    """`event`: without its extra keys, of which each would keep a payload of the engine in memory; `keyed` blocks have none
+    that count. `removed`: blocks removed while parked."""
 
     event: EngineBlockStored
+    keyed: int
     since: Seconds
     removed: list[EngineHash] = field(default_factory=list)
 
@@ -39,11 +43,13 @@ class Orphans:
     def since(self) -> Seconds | None:
         return next(iter(self._parked.values())).since if self._parked else None
 
-    def park(self, event: EngineBlockStored, now: Seconds) -> list[EngineBlockStored]:
-        """Returns stores dropped for the bound, oldest first."""
+    def park(self, event: EngineBlockStored, keyed: int, now: Seconds) -> list[EngineBlockStored]:
+        """Returns stores dropped for the bound, oldest first. A store of no block is not parked: the bound counts blocks."""
         assert event.parent_block_hash is not None
+        if not event.block_hashes:
+            return []
         self._number += 1
-        self._parked[self._number] = Orphan(event, now)
+        self._parked[self._number] = Orphan(msgspec.structs.replace(event, extra_keys=None), keyed, now)
         _note(self._by_parent, event.parent_block_hash, self._number)
         for engine_hash in event.block_hashes:
             _note(self._by_hash, engine_hash, self._number)

@@ -8,11 +8,10 @@ from typing import Literal, Protocol
 
 import structlog
 
-from pointsman.adapters.clocks import wall_time_of
 from pointsman.adapters.http_engine import EngineFacts
 from pointsman.adapters.kv_events.events import Cursor, EngineItem
 from pointsman.contracts.block_keys import KeyChain
-from pointsman.ports import Clock, EngineTarget
+from pointsman.ports import Clock, EngineTarget, unix_now
 from pointsman.primitives import WHOLE_MAX, Epoch, InstanceId, Seconds, Sequence, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman_worker.event_sequencer import CacheEventSequencer
@@ -236,8 +235,8 @@ class SessionState:
             )
         except ValueError as error:
             msg = (
-                f"--block-tokens does not fit this engine: {error}; under pointsman up give a pool of --also a number of its "
-                "own with --also-block-tokens"
+                f"--block-tokens does not fit this engine: {error}; under pointsman up give a pool a number of its own with "
+                "#block_tokens=N in --also"
             )
             raise SettingsError(msg) from error
         if self.session is not None and self.session.translator is not None:
@@ -249,7 +248,7 @@ class SessionState:
         return KeyChain(secret=settings.secret.encode(), model=facts.model, block_tokens=settings.block_tokens)
 
     def unix_time(self) -> Seconds:
-        return wall_time_of(self.clock.now(), self.clock.speed)
+        return unix_now(self.clock)
 
     def _contents_unknown(self, session: CacheSession, missed: int, reason: str) -> None:
         """A clear that is not written yet would make the cache exact for the log, so it is not written any more."""

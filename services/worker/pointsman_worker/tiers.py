@@ -4,7 +4,7 @@ of. Slower tiers have their own blocks, since a block stays in host memory after
 - vLLM's offloading tells of a block by its hash alone unless `self_describing_kv_events` is set; the device's store of
   the same block says what it is. Blocks that neither knows count as ignored.
 - LMCache has hashes of its own, for chunks of several engine blocks: each is taken apart.
-- A connector need not tell of removals, so the oldest blocks of a slower tier are dropped beyond a bound.
+- A connector need not tell of removals, nor need an engine that lies, so each tier drops its oldest blocks beyond a bound.
 - `AllBlocksCleared` names no tier, so it clears all of the engine's: a hit missed, never one promised in vain. The shared
   store is not the engine's. It outlives it, too."""
 
@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from pointsman.adapters.kv_events.events import (
+    BLOCKS_PER_EVENT_MAX,
     EngineBlockRemoved,
     EngineBlockStored,
     EngineCacheCleared,
@@ -36,6 +37,9 @@ RECOUNTS_PER_BATCH_MAX: Final = 2_000_000
 others of its span build needs as many each time."""
 TIER_BLOCKS_MAX: Final = 1_048_576
 """Engine blocks of one slower tier; 16 million tokens at 16 a block."""
+DEVICE_BLOCKS_MAX: Final = 2_097_152
+"""Whatever the engine says of its capacity; 33 million tokens at 16 a block, for which eight GPUs of 141 GB have no room.
+They take 1 GB in the worker."""
 
 STORE: Final = "external"
 """The tier that all engines share."""
@@ -65,6 +69,7 @@ class CacheTranslator:
         capacity_blocks: int = 0,
         shared_store: bool = False,
         tier_blocks_max: int = TIER_BLOCKS_MAX,
+        device_blocks_max: int = DEVICE_BLOCKS_MAX,
     ) -> None:
         """`capacity_blocks`: of the device, 0 if unknown. `shared_store`: slower blocks are in a store that all engines
         share. Raises ValueError if a pool block is not a multiple of the engine's block."""
@@ -72,6 +77,7 @@ class CacheTranslator:
         self.width = engine_block_tokens
         self._shared_store = shared_store
         self._tier_blocks_max = tier_blocks_max
+        self._device_blocks_max = device_blocks_max
         self.device = BlockTranslator(key_chain, engine_block_tokens, capacity_blocks=capacity_blocks)
         self.slower: dict[SlowerTier, BlockTranslator] = {}
         self.chunks: dict[SlowerTier, dict[EngineHash, _Chunk]] = {}
@@ -105,6 +111,7 @@ class CacheTranslator:
         tier = tier_of(event.medium, event.locality, shared_store=self._shared_store)
         if tier == "device":
             self.device.apply(event, now)
+            self.device.trim(max(0, self.device.held_blocks - self._device_blocks_max))
         elif tier is None:
             self.device.counters.ignored += 1
         elif isinstance(event, EngineBlockRemoved):
@@ -205,7 +212,8 @@ class CacheTranslator:
     def _taken_apart(self, tier: SlowerTier, event: EngineBlockStored) -> EngineBlockStored | None:
         """The same blocks in the engine's size; None if they are no multiple of it."""
         count, rest = divmod(event.block_size, self.width)
-        if rest or count < 1 or len(event.token_ids) != event.block_size * len(event.block_hashes):
+        hashes = len(event.block_hashes)
+        if rest or not 0 < count * hashes <= BLOCKS_PER_EVENT_MAX or len(event.token_ids) != event.block_size * hashes:
             return None
         chunks = self.chunks.setdefault(tier, {})
         for engine_hash in event.block_hashes:

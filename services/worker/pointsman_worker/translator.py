@@ -116,7 +116,7 @@ class BlockTranslator:
         known = [h for h in event.block_hashes if self.blocks.adopt(h, source.blocks) is not None]
         if known:
             named = EngineBlockStored(known, None, [], event.block_size)
-            self._store(named, None)
+            self._store(named, None, len(known))
             if self.orphans:
                 self._store_orphans(known)
         return len(event.block_hashes) - len(known)
@@ -152,13 +152,14 @@ class BlockTranslator:
             self._reject(problem)
             return
         parent: Block | None = None
+        keyed = token_keyed_blocks(event)
         if event.parent_block_hash is not None:
             parent = self.blocks.nodes.get(event.parent_block_hash)
             if parent is None:
-                self._park(event)
+                self._park(event, keyed)
                 return
         try:
-            self._store(event, parent)
+            self._store(event, parent, keyed)
         except ValueError as error:
             self._reject(f"a store with {error}")
             return
@@ -171,11 +172,9 @@ class BlockTranslator:
         self.counters.mismatches += 1
         self.counters.problem = problem
 
-    def _store(self, event: EngineBlockStored, parent: Block | None) -> None:
+    def _store(self, event: EngineBlockStored, parent: Block | None, keyed: int) -> None:
+        """`keyed`: the leading blocks that are keyed by tokens alone."""
         hashes, nodes = event.block_hashes, self.blocks.nodes
-        keyed = len(hashes)
-        if event.extra_keys is not None:
-            keyed = token_keyed_blocks(event)
         if parent is not None and parent.key is None:
             keyed = 0
         if any(h not in nodes for h in hashes[:keyed]):
@@ -226,8 +225,8 @@ class BlockTranslator:
             previous = node.previous
         verification.confirm(confirmed, now)
 
-    def _park(self, event: EngineBlockStored) -> None:
-        for dropped in self.orphans.park(event, self._now):
+    def _park(self, event: EngineBlockStored, keyed: int) -> None:
+        for dropped in self.orphans.park(event, keyed, self._now):
             self.counters.parked_dropped += len(dropped.block_hashes)
             self.counters.problem = f"{len(dropped.block_hashes)} blocks follow one that was never stored"
 
@@ -240,7 +239,7 @@ class BlockTranslator:
             for orphan in self.orphans.take_children(parent):
                 event = orphan.event
                 try:
-                    self._store(event, self.blocks.nodes[parent])
+                    self._store(event, self.blocks.nodes[parent], orphan.keyed)
                 except ValueError as error:
                     self._reject(f"a store with {error}")
                     continue

@@ -6,10 +6,7 @@ import time
 from typing_extensions import override
 
 from pointsman.ports import Clock
-from pointsman.primitives import EngineSeconds, Seconds, WallSeconds
-
-ANCHOR_UNIX_SECONDS = 1_767_225_600.0
-"""2026-01-01T00:00:00Z."""
+from pointsman.primitives import EngineSeconds, WallSeconds, engine_time_of
 
 
 class ScaledClock(Clock):
@@ -39,11 +36,3 @@ class ScaledClock(Clock):
     @override
     async def sleep_wall(self, seconds: WallSeconds) -> None:
         await asyncio.sleep(float(seconds))
-
-
-def engine_time_of(unix_seconds: Seconds, speed: float) -> EngineSeconds:
-    return ANCHOR_UNIX_SECONDS + (unix_seconds - ANCHOR_UNIX_SECONDS) * speed
-
-
-def wall_time_of(now: EngineSeconds, speed: float) -> Seconds:
-    return ANCHOR_UNIX_SECONDS + (now - ANCHOR_UNIX_SECONDS) / speed

@@ -37,7 +37,7 @@ def encoded(command: AnyCommand, listener: LogListener) -> bytes:
 def decoding(handler: CommandHandler, listener: LogListener) -> PayloadHandler:
     async def on_payload(payload: bytes, reply: Reply) -> None:
         try:
-            command = decode_command(payload)
+            command = decode_command(payload, reply.subject)
         except UndecodableError as error:
             listener.undecodable(reply.subject, str(error))
             command = unreadable(payload, error)

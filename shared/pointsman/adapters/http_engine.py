@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from itertools import islice
-from typing import Any, Self
+from typing import Self, TypeVar
 
 import aiohttp
 import msgspec
 import structlog
 
+from pointsman.adapters.http_bodies import bounded_body
 from pointsman.contracts.fleet import ANY_RANK
 from pointsman.primitives import BLOCK_TOKENS_MAX, Seconds, Tokens
 
@@ -30,6 +31,8 @@ SAMPLES_MAX = 1024
 SAMPLE_CHARACTERS_MAX = 4096
 NAME_BYTES_MAX = 256
 NAMES_MAX = 512
+LISTED_MAX = 1024
+"""Entries of `/v1/models` that are looked at; engines list the base model first."""
 NAMES_BYTES_MAX = 16 * 1024
 """Bound on all further names together, since each report repeats them."""
 COUNT_MAX = 1_000_000_000
@@ -41,13 +44,34 @@ KV_USAGE_METRICS = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 CACHE_CONFIG_METRIC = "vllm:cache_config_info"
 REASON_CHARACTERS_MAX = 200
 
-_json = msgspec.json.Decoder()
 _LABEL = re.compile(r'[{,]([A-Za-z_][A-Za-z0-9_]*)="([^"]*)"')
 _SAMPLE = re.compile(
     r"\n(" + "|".join((WAITING_METRIC, RUNNING_METRIC, *KV_USAGE_METRICS, CACHE_CONFIG_METRIC)) + r")(?=[{ ])"
 )
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
+
+
+class _Version(msgspec.Struct):
+    version: str
+
+
+class _List(msgspec.Struct):
+    data: list[msgspec.Raw]
+
+
+class _Model(msgspec.Struct):
+    id: str
+    parent: str | None = None
+    max_model_len: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_versions = msgspec.json.Decoder(_Version)
+_lists = msgspec.json.Decoder(_List)
+_models = msgspec.json.Decoder(_Model)
+_lengths = msgspec.json.Decoder(int)
 
 
 class EngineUnreachableError(Exception):
@@ -65,6 +89,15 @@ class FurtherNames:
     aliases: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
     dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModels:
+    """`model`: the base model. `max_model_len`: 0 if unknown."""
+
+    model: str
+    max_model_len: Tokens
+    further_names: FurtherNames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,37 +150,37 @@ class HttpEngine:
     async def describe(self) -> EngineFacts:
         """Raises EngineUnreachableError."""
         await self._get("/health", HEALTH_BYTES_MAX)
-        listed = await self._get("/v1/models", MODELS_BYTES_MAX)
-        model, max_model_len = served_model(listed)
+        listed = listed_models(await self._get("/v1/models", MODELS_BYTES_MAX))
+        if listed is None:
+            msg = f"/v1/models lists no model with a name of at most {NAME_BYTES_MAX} printable bytes"
+            raise EngineUnreachableError(msg)
         block_tokens, kv_capacity_tokens = cache_size(await self._metrics(), self._dp_rank)
         return EngineFacts(
-            model=model,
-            max_model_len=max_model_len,
+            model=listed.model,
+            max_model_len=listed.max_model_len,
             version=await self._version(),
             block_tokens=block_tokens,
             kv_capacity_tokens=kv_capacity_tokens,
-            further_names=further_names(listed) or FurtherNames(),
+            further_names=listed.further_names,
             completes=await self._has(COMPLETIONS_PATH) or not any([await self._has(path) for path in VECTOR_PATHS]),
         )
 
     async def load(self) -> EngineLoad:
         """Raises EngineUnreachableError."""
         await self._get("/health", HEALTH_BYTES_MAX)
-        listed = await self._get("/v1/models", MODELS_BYTES_MAX, refusal_is_fatal=False)
+        listed = listed_models(await self._get("/v1/models", MODELS_BYTES_MAX, refusal_is_fatal=False))
         load = load_in(await self._metrics(), self._dp_rank)
-        names = further_names(listed)
-        if names is None:
+        if listed is None:
             return load
-        model, max_model_len = served_model(listed)
-        return replace(load, further_names=names, model=model, max_model_len=max_model_len)
+        names = listed.further_names
+        return replace(load, further_names=names, model=listed.model, max_model_len=listed.max_model_len)
 
     async def _metrics(self) -> str:
         return (await self._get("/metrics", METRICS_BYTES_MAX, refusal_is_fatal=False)).decode(errors="replace")
 
     async def _version(self) -> str:
-        answer = _decoded(await self._get("/version", VERSION_BYTES_MAX, refusal_is_fatal=False))
-        version = answer.get("version") if isinstance(answer, dict) else None
-        return version[:VERSION_CHARACTERS_MAX] if isinstance(version, str) and version.isprintable() else ""
+        answer = _decoded(_versions, await self._get("/version", VERSION_BYTES_MAX, refusal_is_fatal=False))
+        return answer.version[:VERSION_CHARACTERS_MAX] if answer is not None and answer.version.isprintable() else ""
 
     async def _has(self, path: str) -> bool:
         status, _ = await self._request(path, HEALTH_BYTES_MAX)
@@ -182,47 +215,36 @@ class HttpEngine:
     async def _body(self, response: aiohttp.ClientResponse, path: str, bytes_max: int) -> bytes:
         if not bytes_max or response.status != HTTPStatus.OK:
             return b""
-        pieces, size = list[bytes](), 0
-        while piece := await response.content.readany():
-            pieces.append(piece)
-            size += len(piece)
-            if size > bytes_max:
-                response.close()
-                if path not in self._too_large:
-                    self._too_large.add(path)
-                    log.warning("engine_answer_too_large", path=path, bytes_max=bytes_max)
-                return b""
-        return b"".join(pieces)
+        body = await bounded_body(response, bytes_max)
+        if body is None and path not in self._too_large:
+            self._too_large.add(path)
+            log.warning("engine_answer_too_large", path=path, bytes_max=bytes_max)
+        return body or b""
 
 
-def served_model(body: bytes) -> tuple[str, Tokens]:
-    """Name and context length (0: unknown) of the base model. Raises EngineUnreachableError if there is none."""
-    models = _listed_models(body)
-    name = _base_name(models)
-    if not name:
-        msg = f"/v1/models lists no model with a name of at most {NAME_BYTES_MAX} printable bytes"
-        raise EngineUnreachableError(msg)
-    length = _base_of(models).get("max_model_len")
-    return name, length if type(length) is int and 0 < length <= COUNT_MAX else 0
-
-
-def further_names(body: bytes) -> FurtherNames | None:
-    models = _listed_models(body)
-    base = _base_name(models)
-    if not base:
+def listed_models(body: bytes) -> ListedModels | None:
+    """None without a base model that has a valid name."""
+    listed = _decoded(_lists, body)
+    if listed is None:
         return None
-    aliases, adapters, seen, size = list[str](), list[str](), {base}, 0
-    others = [model for model in models if model["id"] != base]
+    found = [model for entry in listed.data[:LISTED_MAX] if (model := _decoded(_models, entry)) is not None]
+    base = next((model for model in found if not model.parent), found[0] if found else None)
+    if base is None or not _is_name(base.id):
+        return None
+    others = [model for model in found if model.id != base.id]
+    aliases, adapters, seen, size = list[str](), list[str](), {base.id}, 0
     for model in others:
-        name: str = model["id"]
-        if name in seen or not _is_name(name):
+        if model.id in seen or not _is_name(model.id):
             continue
-        size += len(name.encode())
+        size += len(model.id.encode())
         if len(seen) > NAMES_MAX or size > NAMES_BYTES_MAX:
             break
-        seen.add(name)
-        (adapters if model.get("parent") else aliases).append(name)
-    return FurtherNames(tuple(aliases), tuple(adapters), dropped=len(others) - len(aliases) - len(adapters))
+        seen.add(model.id)
+        (adapters if model.parent else aliases).append(model.id)
+    left_out = len(others) - len(aliases) - len(adapters) + len(listed.data[LISTED_MAX:])
+    length = _decoded(_lengths, base.max_model_len) or 0
+    names = FurtherNames(tuple(aliases), tuple(adapters), dropped=left_out)
+    return ListedModels(base.id, length if 0 < length <= COUNT_MAX else 0, names)
 
 
 def load_in(metrics: str, dp_rank: int = ANY_RANK) -> EngineLoad:
@@ -275,29 +297,12 @@ def _number(text: str | None, most: int = COUNT_MAX) -> int:
     return number if (number := int(text)) <= most else 0
 
 
-def _listed_models(body: bytes) -> list[dict[str, Any]]:
-    answer = _decoded(body)
-    listed = answer.get("data") if isinstance(answer, dict) else None
-    return (
-        [m for m in listed if isinstance(m, dict) and isinstance(m.get("id"), str)] if isinstance(listed, list) else []
-    )
-
-
 def _is_name(text: str) -> bool:
     return bool(text) and text.isprintable() and len(text.encode()) <= NAME_BYTES_MAX
 
 
-def _base_name(models: list[dict[str, Any]]) -> str:
-    name: str = _base_of(models)["id"] if models else ""
-    return name if _is_name(name) else ""
-
-
-def _base_of(models: list[dict[str, Any]]) -> dict[str, Any]:
-    return next((model for model in models if not model.get("parent")), models[0])
-
-
-def _decoded(body: bytes) -> Any:
+def _decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw) -> T | None:
     try:
-        return _json.decode(body)
-    except (ValueError, RecursionError):
+        return decoder.decode(body)
+    except (msgspec.DecodeError, ValueError, RecursionError):
         return None

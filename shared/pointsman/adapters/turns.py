@@ -5,6 +5,9 @@ from math import inf
 
 from pointsman.primitives import Seconds
 
+TURN_SECONDS_MAX: Seconds = 0.02
+"""Of messages that may take long to decode."""
+
 
 class Turn:
     """Of one reader. Over after `messages_max`, or `seconds_max` of the loop's time."""

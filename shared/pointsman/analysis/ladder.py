@@ -1,6 +1,6 @@
 """The hit-rate ladder: which share of prompt tokens a cache could have had, from an unbounded one down to what engines
 delivered. In: events in log order, each after State has applied it. Out: sums by hour and tenant (`ladder_figures`). What
-each rung means, and what no log can tell, is in docs/operations.md#hit-rate. Costs microseconds a request: nothing here
+each rung means, and what no log can tell, is in docs/data.md#hit-rate. Costs microseconds a request: nothing here
 looks at every engine or at every block of an engine."""
 
 from collections import OrderedDict, deque
@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pointsman.adapters.clocks import wall_time_of
 from pointsman.analysis.hindsight import WATCHED_MAX, Hindsight, Holding, PromptsInFlight
 from pointsman.analysis.ladder_figures import LadderFigures
 from pointsman.analysis.recent_blocks import RecentBlocks, SeenBlocks
@@ -26,11 +25,22 @@ from pointsman.contracts.decisions import (
 )
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft
 from pointsman.contracts.requests import PrefillFinished, RequestCancelled, RequestFailed, RequestFinished
-from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, RequestId, Sequence, Tenant, Tokens
+from pointsman.primitives import (
+    BlockKey,
+    EngineSeconds,
+    InstanceId,
+    RequestId,
+    Sequence,
+    Tenant,
+    Tokens,
+    WallSeconds,
+    engine_seconds,
+    wall_time_of,
+)
 from pointsman.state.holdings import CONFIRMATION_WALL_SECONDS
 from pointsman.state.state import PoolSettings, State
 
-HINDSIGHT_WALL_SECONDS = 10.0
+HINDSIGHT_WALL_SECONDS: WallSeconds = WallSeconds(10.0)
 """How late a cache event may reach the log and still count for placements after its time."""
 SEEN_BLOCKS_MIN, SEEN_BLOCKS_MAX = 2_000_000, 8_000_000
 """Blocks that the unbounded cache remembers: twice the fleet's capacity, within these. The second bounds both caches."""
@@ -116,7 +126,7 @@ class HitRateLadder:
         if step is not None:
             self._in_flight.expire(state.last_at)
             step(event, state)
-            self._settle(state.last_at - HINDSIGHT_WALL_SECONDS * self._settings.speed, state)
+            self._settle(state.last_at - engine_seconds(HINDSIGHT_WALL_SECONDS, self._settings.speed), state)
 
     def settle(self, state: State) -> None:
         """At the end of a log: count all that finished."""
@@ -177,7 +187,7 @@ class HitRateLadder:
             placed.known = max(placed.known, placed.chosen)
 
     def _compute(self, event: PrefillFinished | RequestHandedOver | RequestFinished, state: State) -> None:
-        deadline = event.at + CONFIRMATION_WALL_SECONDS * self._settings.speed
+        deadline = event.at + engine_seconds(CONFIRMATION_WALL_SECONDS, self._settings.speed)
         instance = event.source if isinstance(event, RequestHandedOver) else event.instance
         self._in_flight.computed(event.request, instance, state.index, deadline)
 

@@ -15,7 +15,7 @@ HOUR_SECONDS = 3600
 
 
 class Rung(StrEnum):
-    """From the most that any cache could give to what was given. docs/operations.md#hit-rate defines each."""
+    """From the most that any cache could give to what was given. docs/data.md#hit-rate defines each."""
 
     UNBOUNDED = "unbounded"
     CAPACITY = "capacity"
@@ -45,10 +45,6 @@ class Tally(msgspec.Struct):
 
     def share(self, rung: Rung) -> float:
         return self.tokens[RUNGS.index(rung)] / self.prompt_tokens if self.prompt_tokens else 0.0
-
-    @property
-    def missed_share(self) -> float:
-        return self.missed_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def count(self, prompt_tokens: Tokens, tokens: list[Tokens]) -> None:
         self.requests += 1

@@ -1,6 +1,6 @@
 """Caches that exist only on paper: one that never forgets (`SeenBlocks`), and one of a given size (`RecentBlocks`). Both
 hold the blocks of prompts in order of their placement, so that whoever has a block has those before it (but for generated
-blocks that outlive their prompt), and a prompt is looked up by bisection. Memory is bounded: docs/operations.md has the bytes."""
+blocks that outlive their prompt), and a prompt is looked up by bisection. Memory is bounded: docs/data.md has the bytes."""
 
 from array import array
 from bisect import bisect_left

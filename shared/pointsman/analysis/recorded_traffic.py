@@ -398,6 +398,7 @@ def _request(
         block_ids=_block_ids(arrival, number, settings),
         input_length=arrival.prompt_tokens,
         output_tokens=max(1, output),
+        max_output_tokens=arrival.max_output_tokens if output else 1,
         tenant=arrival.tenant,
         session=arrival.session,
         slo_ttft_s=arrival.slo_ttft,

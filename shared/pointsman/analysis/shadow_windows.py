@@ -13,7 +13,7 @@ import msgspec
 
 from pointsman.analysis.comparison import Regret, Side, fidelity, regret
 from pointsman.analysis.recorded_traffic import Passed, TrafficReader
-from pointsman.analysis.what_if import Change, Progress, SimulatedFleet, WhatIf
+from pointsman.analysis.what_if import Change, Progress, ReplayedFleet, WhatIf
 from pointsman.contracts.codec import LogEvent, short_reason
 from pointsman.contracts.requests import RequestArrived
 from pointsman.policies.policy_set import PolicySet
@@ -240,7 +240,7 @@ class ShadowWindows:
         problems: dict[str, str] = {}
         for name, change in self._changes.items():
             try:
-                SimulatedFleet(record).changed(change)
+                ReplayedFleet(record).changed(change)
                 fitting[name] = change
             except ValueError as error:
                 problems[name] = str(error)

@@ -117,7 +117,7 @@ class WhatIf:
         """Raises UnknownPolicyError, SettingTextError and errors of `Change.limits`."""
         self.record = record
         self.changes = changes
-        self._fleet = SimulatedFleet(record)
+        self._fleet = ReplayedFleet(record)
         self._scenarios = [self._fleet.changed(change) for change in changes]
         self.calibration = Calibration({}, {}, 0.0)
         self.recorded: Side
@@ -154,7 +154,9 @@ def _told(what: str, run: int, runs: int, shares: Generator[float, None, T]) -> 
         yield Progress(what, run, runs, share)
 
 
-class SimulatedFleet:
+class ReplayedFleet:
+    """The fleet of a record, as the simulator runs it again."""
+
     def __init__(self, record: Record) -> None:
         """Raises UnknownPolicyError if the recorded policies are unknown here."""
         self.record = record
@@ -186,7 +188,7 @@ class SimulatedFleet:
         )
 
     def run(self, scenario: Scenario) -> Generator[float, None, Outcome]:
-        like = FleetMirror(
+        mirror = FleetMirror(
             name_of=self._name_of,
             keys_of=recorded_keys,
             speed=self.record.settings.speed,
@@ -194,7 +196,7 @@ class SimulatedFleet:
             way_of=self._way_of if self._calibration else None,
         )
         requests = [_within(request, self.profile.kv_capacity_tokens) for request in self.record.requests]
-        return (yield from simulate_in_slices(self._paced(scenario), requests, mirror=like, events=EVENTS_A_SLICE))
+        return (yield from simulate_in_slices(self._paced(scenario), requests, mirror=mirror, events=EVENTS_A_SLICE))
 
     def _paced(self, scenario: Scenario) -> Scenario:
         if self._calibration is None:

@@ -2,16 +2,14 @@
 from model, LoRA adapter, cache salt and a secret, so a leaked log reveals no prompt and prompts of different salts
 never match. Ingress and worker compute the same keys; engine hashes stay in the worker."""
 
-import struct
-from array import array
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from sys import byteorder
 from typing import cast
 
-from pointsman.primitives import KEYS_MAX, BlockKey, Tokens
+from pointsman.primitives import KEYS_MAX, BlockKey, Tokens, from_little_endian, little_endian
 
 KEY_BYTES = 8
+TOKEN_BYTES = 4
 SECRET_BYTES_MAX = 64
 
 
@@ -37,14 +35,11 @@ class KeyChain:
     def extend(self, parent: BlockKey, tokens: Sequence[int]) -> list[BlockKey]:
         """Keys of the whole blocks in `tokens`. Raises ValueError if a token id does not fit 32 bits."""
         try:
-            packed = array("I", tokens)
+            data = little_endian("I", tokens)
         except (OverflowError, TypeError) as error:
             msg = "token ids must be integers from 0 to 4294967295"
             raise ValueError(msg) from error
-        if byteorder == "big":
-            packed.byteswap()
-        data = packed.tobytes()
-        width = self.block_tokens * packed.itemsize
+        width = self.block_tokens * TOKEN_BYTES
         secret = self._secret
         previous = parent.to_bytes(KEY_BYTES, "little")
         digests = []
@@ -54,18 +49,13 @@ class KeyChain:
         return unpack_keys(b"".join(digests))
 
 
-def pack_keys(keys: Iterable[BlockKey]) -> bytes:
-    keys = list(keys)
-    return struct.pack(f"<{len(keys)}Q", *keys)
+def pack_keys(keys: Iterable[int]) -> bytes:
+    return little_endian("Q", keys)
 
 
 def unpack_keys(packed: bytes) -> list[BlockKey]:
     """Raises ValueError if the length is not a multiple of 8."""
-    check_packed(packed)
-    keys = array("Q", packed)
-    if byteorder == "big":
-        keys.byteswap()
-    return cast("list[BlockKey]", keys.tolist())
+    return cast("list[BlockKey]", from_little_endian("Q", packed).tolist())
 
 
 def check_packed(packed: bytes) -> None:

@@ -7,7 +7,7 @@ from typing import get_args
 import msgspec
 
 from pointsman.contracts.access import ApiKeyChanged
-from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheGap, CacheSnapshot
+from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, CacheGap, CacheSnapshot
 from pointsman.contracts.commands import (
     ApiKeyAnswered,
     CancelAnswered,
@@ -54,6 +54,7 @@ from pointsman.contracts.decisions import (
 )
 from pointsman.contracts.envelope import Event
 from pointsman.contracts.fleet import (
+    FleetEvent,
     InstanceDraining,
     InstanceEjected,
     InstanceJoined,
@@ -77,7 +78,7 @@ from pointsman.contracts.requests import (
     RequestFailed,
     RequestFinished,
 )
-from pointsman.contracts.subjects import is_subject_of
+from pointsman.contracts.subjects import is_small, is_subject_of
 from pointsman.contracts.tenants import TenantPoliciesSet
 from pointsman.contracts.wire import WIRE_VERSION
 
@@ -159,12 +160,29 @@ AnyCommand = (
 )
 
 PAYLOAD_BYTES_MAX = 8 * 1024 * 1024
+SMALL_BYTES_MAX = 512 * 1024
+"""Of events about instances, and of commands of workers, readers and operators: the leader decodes them in one step."""
+EVENT_PARTS_MAX = 2**18
+"""Commas and opening brackets of an event, which bound the time that it takes to decode. Thousands are usual at most."""
 EVENT_ROOM_BYTES = 4096
 """By which a command is smaller, so that the event that records it fits too."""
 NESTING_MAX = 32
 """Nested lists and objects. Present messages have five levels."""
 SHALLOW_BYTES_MAX = 512
 REASON_LENGTH_MAX = 200
+
+NEVER_DECIDED = (
+    CacheEvent,
+    InstanceJoined,
+    InstanceReported,
+    InstanceProbed,
+    PrefixCopyEnded,
+    PrefixFetchEnded,
+    RequestAttemptFailed,
+    RequestFinished,
+    RequestFailed,
+)
+"""Written by workers and ingresses. With a stamp it would use up a number of the leader's decisions."""
 
 _COMMAND_NAMES = frozenset(kind.__name__ for kind in get_args(AnyCommand))
 
@@ -189,13 +207,18 @@ class UndecodableError(ValueError):
     """Not a known event or command. The message has place and reason, at most REASON_LENGTH_MAX characters."""
 
 
+class OversizedError(UndecodableError):
+    """Not decoded: the message is larger than what belongs on its subject, or has too many parts."""
+
+
 class UnwritableError(ValueError):
     """The message could not be read back: a number is not finite, or a value exceeds its bounds. Or it is larger than
     what the server takes."""
 
 
 class TooLargeError(UnwritableError):
-    """The event is larger than PAYLOAD_BYTES_MAX, or the command than that less EVENT_ROOM_BYTES."""
+    """The event is larger than PAYLOAD_BYTES_MAX or, about an instance, SMALL_BYTES_MAX; or the command than the first less
+    EVENT_ROOM_BYTES."""
 
 
 def encode(message: Event | AnyCommand) -> bytes:
@@ -203,6 +226,8 @@ def encode(message: Event | AnyCommand) -> bytes:
     unwritable = f"a {type(message).__name__} cannot be written"
     is_event = isinstance(message, Event)
     most = PAYLOAD_BYTES_MAX if is_event else PAYLOAD_BYTES_MAX - EVENT_ROOM_BYTES
+    if isinstance(message, FleetEvent):
+        most = SMALL_BYTES_MAX
     try:
         payload = _encoder.encode(message)
         if len(payload) <= most:
@@ -218,19 +243,25 @@ def encode(message: Event | AnyCommand) -> bytes:
 
 def decode_event(payload: bytes, subject: str | None = None) -> LogEvent:
     """One event, which must belong on `subject` if given. Raises UndecodableError."""
+    _check_size(payload, subject)
+    _check_parts(payload)
     _check_form(payload)
     try:
         event = _events.decode(payload)
     except (msgspec.DecodeError, ValueError) as error:
         raise UndecodableError(short_reason(error)) from error
+    if event.stamp is not None and isinstance(event, NEVER_DECIDED):
+        stamped = f"no leader decides a {type(event).__name__}, so it has no stamp"
+        raise UndecodableError(stamped)
     if subject is not None and not is_subject_of(subject, event):
         misplaced = short_reason(f"a {type(event).__name__} does not belong on this subject")
         raise UndecodableError(misplaced)
     return event
 
 
-def decode_command(payload: bytes) -> AnyCommand:
-    """Raises UndecodableError, also for a command that needs a later wire version."""
+def decode_command(payload: bytes, subject: str | None = None) -> AnyCommand:
+    """`subject`: where it came, if given. Raises UndecodableError, also for a command that needs a later wire version."""
+    _check_size(payload, subject)
     _check_form(payload)
     try:
         command = _commands.decode(payload)
@@ -244,7 +275,7 @@ def decode_command(payload: bytes) -> AnyCommand:
 def unreadable(payload: bytes, problem: UndecodableError) -> CommandRefused:
     """The answer to a command that `decode_command` refuses."""
     try:
-        head = _heads.decode(payload)
+        head = _Head() if isinstance(problem, OversizedError) else _heads.decode(payload)
     except (msgspec.DecodeError, ValueError, RecursionError):
         head = _Head()
     if head.wire > WIRE_VERSION:
@@ -268,6 +299,21 @@ def short_reason(error: object) -> str:
     return text if len(text) <= REASON_LENGTH_MAX else text[: REASON_LENGTH_MAX - 3] + "..."
 
 
+def _check_size(payload: bytes, subject: str | None) -> None:
+    if len(payload) <= SMALL_BYTES_MAX:
+        return
+    most = SMALL_BYTES_MAX if subject is not None and is_small(subject) else PAYLOAD_BYTES_MAX
+    if len(payload) > most:
+        large = f"{len(payload)} bytes are more than {most}"
+        raise OversizedError(large)
+
+
+def _check_parts(payload: bytes) -> None:
+    if len(payload) > EVENT_PARTS_MAX and sum(map(payload.count, (b",", b"[", b"{"))) > EVENT_PARTS_MAX:
+        many = f"more than {EVENT_PARTS_MAX} lists, objects and their parts"
+        raise OversizedError(many)
+
+
 def _check_form(payload: bytes) -> None:
     """Checks unknown fields, which msgspec skips, and nesting. Raises UndecodableError."""
     if not payload.isascii():
@@ -278,9 +324,6 @@ def _check_form(payload: bytes) -> None:
             raise UndecodableError(not_utf8) from None
     if len(payload) <= SHALLOW_BYTES_MAX:
         return
-    if len(payload) > PAYLOAD_BYTES_MAX:
-        large = f"{len(payload)} bytes are more than {PAYLOAD_BYTES_MAX}"
-        raise UndecodableError(large)
     if payload.count(b"[") + payload.count(b"{") > NESTING_MAX and _is_deep(payload):
         deep = f"more than {NESTING_MAX} lists and objects within each other"
         raise UndecodableError(deep)

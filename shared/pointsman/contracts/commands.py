@@ -13,6 +13,7 @@ from pointsman.contracts.reasons import CommandRefusal
 from pointsman.contracts.tenants import Priority, RateLimits, TenantPolicies
 from pointsman.contracts.wire import WIRE_VERSION
 from pointsman.primitives import (
+    Answers,
     Count,
     Digest,
     EngineSeconds,
@@ -79,6 +80,7 @@ class RouteRequest(Command, frozen=True, kw_only=True):
     client_request_id: Name = ""
     traceparent: Name = ""
     """Of the ingress's span if the request is traced; not in the log."""
+    answers: Answers = 1
 
     def __post_init__(self) -> None:
         check_packed(self.keys)

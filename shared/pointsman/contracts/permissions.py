@@ -15,6 +15,7 @@ from pointsman.contracts.subjects import (
     SUBJECT_ROOT,
     AdminAction,
     admin_subject,
+    bucket_name,
     cache_subject,
     cancel_subject,
     checkpoint_bucket,
@@ -166,8 +167,8 @@ def _publish(user: BusUser, pool: PoolName) -> Iterator[str]:
         case BusRole.SCHEDULER:
             yield from _events(pool, "fleet.*", "request.*", "leader", "lost", "access")
             yield resync_subject(pool, ANY_INSTANCE)
-            yield f"$KV.pointsman-{pool}.{LEADER_KEY}"
-            yield f"$O.pointsman-{pool}.>"
+            yield f"$KV.{bucket_name(pool)}.{LEADER_KEY}"
+            yield f"$O.{bucket_name(pool)}.>"
             yield from _reading(pool)
             yield from _api("STREAM.CREATE", log, lease_bucket(pool), checkpoint_bucket(pool))
             yield from _api("STREAM.UPDATE", log)
@@ -186,7 +187,7 @@ def _publish(user: BusUser, pool: PoolName) -> Iterator[str]:
         case BusRole.SCALER:
             yield from _events(pool, "scale", "lost")
             yield from (admin_subject(pool, action, SCALER_ACTOR) for action in SCALER_ACTIONS)
-            yield f"$KV.pointsman-{pool}.{SCALER_KEY}"
+            yield f"$KV.{bucket_name(pool)}.{SCALER_KEY}"
             yield from _reading(pool)
             yield from _api("STREAM.MSG.GET", lease_bucket(pool), checkpoint_bucket(pool))
         case BusRole.RECORDER:

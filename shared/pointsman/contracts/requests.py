@@ -12,6 +12,7 @@ from pointsman.contracts.reasons import CancelCause, recorded_cancel_cause
 from pointsman.contracts.tenants import Priority
 from pointsman.primitives import (
     NO_SECONDS,
+    Answers,
     Count,
     EngineSeconds,
     InstanceId,
@@ -60,6 +61,8 @@ class RequestArrived(RequestEvent, frozen=True, kw_only=True):
     priority: Priority = "standard"
     client_request_id: Name = ""
     """What the client sent as `x-request-id`; not unique."""
+    answers: Answers = 1
+    """Each of at most `max_output_tokens`."""
 
     def __post_init__(self) -> None:
         check_packed(self.keys)

@@ -27,11 +27,13 @@ ANY_ACTOR = "*"
 LOCAL_ACTOR = "local"
 SCALER_ACTOR = "scaler"
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,62}\Z")
+KINDS = ("kv.*", "fleet.*", "request.*", "scale", "leader", "lost", "access")
+"""What follows the pool in subjects of the log."""
 _LOG_SUBJECT = re.compile(
-    r"pm\.[^.]+\.(?:(?P<kind>kv|fleet|request|scale|leader|lost|access)(?:\.(?P<name>[A-Za-z0-9_-]{1,64}))?)"
+    rf"{SUBJECT_ROOT}\.[^.]+\.(?P<kind>{'|'.join(kind.partition('.')[0] for kind in KINDS)})"
+    r"(?:\.(?P<name>[A-Za-z0-9_-]{1,64}))?"
 )
-
-
+_SMALL_COMMANDS = frozenset({"heartbeat", "fleet", "drain", "scale", "keys"})
 _OF_AN_ATTEMPT = (RequestGranted, RequestHandedOver, RequestAttemptFailed, PrefixFetchEnded, PrefixCopyEnded)
 
 
@@ -43,13 +45,18 @@ def stream_name(pool: PoolName) -> str:
     return f"POINTSMAN_{pool}"
 
 
+def bucket_name(pool: PoolName) -> str:
+    """Of the pool's two buckets: leases at `$KV.<name>.<key>`, checkpoints under `$O.<name>`."""
+    return f"pointsman-{pool}"
+
+
 def lease_bucket(pool: PoolName) -> str:
-    """Stream of the key-value bucket with the leases; its keys are at `$KV.pointsman-<pool>.<key>`."""
-    return f"KV_pointsman-{pool}"
+    """Stream of the key-value bucket with the leases."""
+    return f"KV_{bucket_name(pool)}"
 
 
 def checkpoint_bucket(pool: PoolName) -> str:
-    return f"OBJ_pointsman-{pool}"
+    return f"OBJ_{bucket_name(pool)}"
 
 
 def covers(pattern: str, subject: str) -> bool:
@@ -64,10 +71,7 @@ def covers(pattern: str, subject: str) -> bool:
 
 
 def log_subjects(pool: PoolName) -> list[str]:
-    return [
-        f"{SUBJECT_ROOT}.{pool}.{kind}"
-        for kind in ("kv.*", "fleet.*", "request.*", "scale", "leader", "lost", "access")
-    ]
+    return [f"{SUBJECT_ROOT}.{pool}.{kind}" for kind in KINDS]
 
 
 def cache_subject(pool: PoolName, instance: InstanceId | str) -> str:
@@ -137,6 +141,12 @@ def leader_subject(pool: PoolName) -> str:
 
 def fleet_view_subject(pool: PoolName) -> str:
     return f"{SUBJECT_ROOT}.{pool}.cmd.fleet"
+
+
+def is_small(subject: str) -> bool:
+    """Whether only small messages belong there, and workers, readers or operators may write them."""
+    _, _, kind, action, *_ = *subject.split(".", 4), "", "", "", ""
+    return kind == "fleet" or (kind == "cmd" and action in _SMALL_COMMANDS)
 
 
 def subject_of(pool: PoolName, event: Event) -> str:

@@ -1,5 +1,5 @@
 """Chooses the instance that decodes what another one prefills; checked again at the hand-over. Source: Mooncake
-(FAST'25), Algorithm 1 and section 7.2. Order: least predicted time per output token; within `tie_share` of it the most
+(FAST'25), Algorithm 1, section 4.1. Order: least predicted time per output token; within `tie_share` of it the most
 prompt cached, then the most free KV cache; instances without room last. The time per token is what the instance showed
 lately at that load, else the cost model (`DecodeCost`), else unknown and unchecked. Requests in prefill count, so that
 a burst spreads. Bias: free KV cache ignores shared blocks. Limit: transfer time ignores other transfers in flight."""

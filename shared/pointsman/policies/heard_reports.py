@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from pointsman.contracts.fleet import InstanceReported
-from pointsman.primitives import EngineSeconds, Epoch, InstanceId, Sequence
+from pointsman.primitives import EngineSeconds, Epoch, InstanceId, Sequence, WallSeconds, engine_seconds
 from pointsman.state import holdings
 from pointsman.state.fleet import Instance
 from pointsman.state.state import State
 from pointsman.state.workload import EMPTY_QUEUE
 
-PULSE_WALL_SECONDS = 30.0
+PULSE_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
 """The longest time without a report in the log; the shortest is two thirds of it, by the instance's name, so that pulses
 spread."""
-LOAD_WALL_SECONDS = 5.0
+LOAD_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 """How often a load that only differs in numbers is logged."""
-EXCUSED_WALL_SECONDS_MAX = 1200.0
+EXCUSED_WALL_SECONDS_MAX: WallSeconds = WallSeconds(1200.0)
 """Of a worker that restarts, whatever it asks for: 10 s and 1 s for each of at most 1024 engines are less."""
 KV_USAGE_STEP = 0.05
-GRANTED_WALL_SECONDS = 1.0
+GRANTED_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 """An engine's figures may be so old: it cannot know of requests granted since."""
 
 
@@ -59,7 +59,7 @@ class HeardReports:
     def silent_since(self, state: State, now: EngineSeconds) -> dict[InstanceId, EngineSeconds]:
         """From when silence counts, by the leader's evidence outside the log: the last heartbeat, or the time at which a
         restarting worker is to be back. Heartbeats after now are from before our clock was set back: they excuse nobody."""
-        longest = EXCUSED_WALL_SECONDS_MAX * state.settings.speed
+        longest = engine_seconds(EXCUSED_WALL_SECONDS_MAX, state.settings.speed)
         heard = {name: at for name, at in self._heard_at.items() if at <= now}
         return heard | {
             i.id: max(heard.get(i.id, 0.0), min(i.excused_until, i.heard_at + longest))
@@ -72,13 +72,13 @@ class HeardReports:
             del self._heard_at[gone], self._before[gone]
 
 
-def pulse_seconds(instance: InstanceId) -> float:
+def pulse_seconds(instance: InstanceId) -> WallSeconds:
     return PULSE_WALL_SECONDS * (1 - crc32(instance.encode()) % 1000 / 3000)
 
 
 def _is_due(state: State, instance: Instance, report: InstanceReported) -> bool:
     """Also if the worker's clock has gone back."""
-    return not 0 <= report.at - instance.heard_at < pulse_seconds(instance.id) * state.settings.speed
+    return not 0 <= report.at - instance.heard_at < engine_seconds(pulse_seconds(instance.id), state.settings.speed)
 
 
 def _standing_differs(instance: Instance, report: InstanceReported) -> bool:
@@ -113,13 +113,13 @@ def _load_differs(state: State, instance: Instance, report: InstanceReported, no
         return False
     if busy and (instance.idle_since or not instance.counts_load):
         return True
-    if not busy and _expects_work(state, instance, now - GRANTED_WALL_SECONDS * speed):
+    if not busy and _expects_work(state, instance, now - engine_seconds(GRANTED_WALL_SECONDS, speed)):
         return True
     if not busy and not instance.idle_since and instance.draining:
         return True
     changed = (report.waiting, report.running) != (instance.waiting, instance.running)
     changed = changed or abs(report.kv_usage - instance.kv_usage) >= KV_USAGE_STEP
-    return changed and report.at - instance.heard_at >= LOAD_WALL_SECONDS * speed
+    return changed and report.at - instance.heard_at >= engine_seconds(LOAD_WALL_SECONDS, speed)
 
 
 def _expects_work(state: State, instance: Instance, before: EngineSeconds) -> bool:

@@ -14,7 +14,7 @@ from statistics import fmean, median, pstdev
 from pointsman.bounds import SHARE, Bounds, bounded, check_settings
 from pointsman.contracts.decisions import Settings
 from pointsman.contracts.fleet import EjectionCause
-from pointsman.primitives import EngineSeconds, InstanceId
+from pointsman.primitives import EngineSeconds, InstanceId, WallSeconds, engine_seconds
 from pointsman.state.fleet import Instance, Status
 from pointsman.state.outliers import HISTORY_WALL_SECONDS, Failure, Prefill, Record
 from pointsman.state.state import State
@@ -27,17 +27,17 @@ SUCCESS_RATE_STDEV_MIN = 0.05
 """So that a single failure does not make an outlier."""
 PREFILLS_MIN = 5
 PREFILLS_NEWEST = 10
-SLOW_WALL_SECONDS_MIN = 2.0
+SLOW_WALL_SECONDS_MIN: WallSeconds = WallSeconds(2.0)
 """From the first slow prefill to the last: a pause ends all prefills of an engine at once."""
-EXCESS_WALL_SECONDS_MIN = 0.2
+EXCESS_WALL_SECONDS_MIN: WallSeconds = WallSeconds(0.2)
 """A slow prefill takes at least so much longer than expected; a busy machine causes less."""
-OVERDUE_WALL_SECONDS_MIN = 1.0
+OVERDUE_WALL_SECONDS_MIN: WallSeconds = WallSeconds(1.0)
 TRIALS = 3
-TRIALS_WALL_SECONDS = 5.0
+TRIALS_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 """After so long one served request is enough."""
-TRIAL_WALL_SECONDS = 2.0
+TRIAL_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 """A trial request counts as served so long after its first token."""
-DOUBT_WALL_SECONDS_MIN = 0.5
+DOUBT_WALL_SECONDS_MIN: WallSeconds = WallSeconds(0.5)
 """Least time inside another engine before a failure counts against the first."""
 
 
@@ -65,12 +65,12 @@ class OutlierDetection:
     others. An ejection lasts `base_ejection_seconds` times its number in a row, less one per interval without."""
 
     consecutive_failures: int = 5
-    interval_seconds: float = bounded(10.0, Bounds(most=HISTORY_WALL_SECONDS, above=True))
+    interval_seconds: WallSeconds = bounded(10.0, Bounds(most=float(HISTORY_WALL_SECONDS), above=True))
     failure_share: float = bounded(0.5, SHARE)
     success_rate_stdev_factor: float = 1.9
     latency_factor: float = 5.0
-    base_ejection_seconds: float = 5.0
-    max_ejection_seconds: float = 15.0
+    base_ejection_seconds: WallSeconds = WallSeconds(5.0)
+    max_ejection_seconds: WallSeconds = WallSeconds(15.0)
     max_ejection_share: float = bounded(0.75, SHARE)
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ class _Evaluation:
         self._state = state
         self._now = now
         self._speed = state.settings.speed
-        self._since = now - settings.interval_seconds * self._speed
+        self._since = now - engine_seconds(settings.interval_seconds, self._speed)
         self._instances = sorted(state.fleet.instances, key=lambda instance: instance.id)
         self._healthy = [i for i in self._instances if i.status is Status.READY and not i.half_open]
 
@@ -112,7 +112,7 @@ class _Evaluation:
     def _readmission(self, instance: Instance) -> Ejection | Readmission | None:
         record = self._state.outliers.record(instance.id)
         if instance.ejected:
-            longest = 2 * self._settings.max_ejection_seconds * self._speed
+            longest = engine_seconds(2 * self._settings.max_ejection_seconds, self._speed)
             over = self._now >= record.until or record.until - self._now > longest  # then a clock was far ahead
             return Readmission(instance, half_open=True) if over else None
         if record.trial_failure:
@@ -126,8 +126,8 @@ class _Evaluation:
         waited = record.trials_served > 0 and self._is_over(record.half_open_since, TRIALS_WALL_SECONDS)
         return Readmission(instance, half_open=False) if lasts or waited or record.trials_served >= TRIALS else None
 
-    def _is_over(self, since: EngineSeconds, wall_seconds: float) -> bool:
-        return self._now - since >= wall_seconds * self._speed
+    def _is_over(self, since: EngineSeconds, wall_seconds: WallSeconds) -> bool:
+        return self._now - since >= engine_seconds(wall_seconds, self._speed)
 
     def _eject_again(self, instance: Instance, detail: str) -> Ejection | None:
         return self._ejection(instance, "failed_probe", detail) if self._is_replaceable(instance) else None
@@ -151,10 +151,10 @@ class _Evaluation:
         number = record.number
         if not instance.half_open:
             whole = max(0.0, self._now - record.whole_since)  # a leader's clock may be behind that of the one before it
-            number -= int(whole / (settings.interval_seconds * self._speed))
+            number -= int(whole / engine_seconds(settings.interval_seconds, self._speed))
         number = max(0, number) + 1
         seconds = min(settings.base_ejection_seconds * number, settings.max_ejection_seconds)
-        return Ejection(instance, cause, detail, seconds * self._speed, number)
+        return Ejection(instance, cause, detail, engine_seconds(seconds, self._speed), number)
 
     def _is_replaceable(self, instance: Instance) -> bool:
         roles = {other.role for other in self._healthy if other.id != instance.id}
@@ -234,7 +234,7 @@ class _Evaluation:
         inside = request.stage in (Stage.PREFILL, Stage.HANDED_OVER, Stage.DECODING)
         if not inside or request.instance == failure.instance or request.granted_at < failure.at:
             return False
-        settled_after = max(2 * (failure.at - failure.since), DOUBT_WALL_SECONDS_MIN * self._speed)
+        settled_after = max(2 * (failure.at - failure.since), engine_seconds(DOUBT_WALL_SECONDS_MIN, self._speed))
         return self._now - request.granted_at > settled_after
 
     # Slowness
@@ -249,12 +249,12 @@ class _Evaluation:
         if len(prefills) < PREFILLS_MIN or not lately or min(_pace(prefills), _pace(lately)) < least:
             return ""
         slow = [p.at for p in prefills if p.observed >= least * p.predicted]
-        if max(slow) - min(slow) < SLOW_WALL_SECONDS_MIN * self._speed:
+        if max(slow) - min(slow) < engine_seconds(SLOW_WALL_SECONDS_MIN, self._speed):
             return ""
         return self._slowness(instance, prefills)
 
     def _newest(self, instance: Instance) -> list[Prefill]:
-        since = self._now - HISTORY_WALL_SECONDS * self._speed
+        since = self._now - engine_seconds(HISTORY_WALL_SECONDS, self._speed)
         done = [p for p in self._state.outliers.record(instance.id).prefills if p.at >= since]
         overdue = [p for p in self._prefills[instance.id] if p.at == self._now]
         return [*done, *overdue][-PREFILLS_NEWEST:]
@@ -271,7 +271,7 @@ class _Evaluation:
             return ""
         own, usual = _pace(prefills), _pace(list(chain(*others)))
         excess = median(prefill.observed - usual * prefill.predicted for prefill in prefills)
-        if own < factor * usual or excess < EXCESS_WALL_SECONDS_MIN * self._speed:
+        if own < factor * usual or excess < engine_seconds(EXCESS_WALL_SECONDS_MIN, self._speed):
             return ""
         what = "its prefill took" if len(prefills) == 1 else f"{len(prefills)} prefills there took"
         return f"{what} {own:.1f} times what the cost model says, those of the others {usual:.1f} times"
@@ -295,7 +295,7 @@ class _Evaluation:
         """Prefills that were slow when another instance finished one, at `other_at`: the ingresses report."""
         queue = self._state.workload.queues.get(instance)
         inside = () if queue is None else queue.prefill.values()
-        least, factor = OVERDUE_WALL_SECONDS_MIN * self._speed, self._settings.latency_factor
+        least, factor = engine_seconds(OVERDUE_WALL_SECONDS_MIN, self._speed), self._settings.latency_factor
         return [
             Prefill(self._now, self._now - request.granted_at, request.engine_seconds)
             for request in inside

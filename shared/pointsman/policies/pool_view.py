@@ -339,9 +339,10 @@ class PoolView:
         return sum(other.prefill_seconds for other in waiting), sum(other.uncached_tokens for other in waiting)
 
     def kv_waits(self, candidates: list[CandidateEstimate], tpot_max: EngineSeconds) -> list[EngineSeconds]:
-        """Of each: until others have freed the KV blocks that the request and those ahead of it lack. A full cache is
-        assumed to turn over once in the time of an answer at its TPOT SLO, at most `tpot_max` (Little's law). Prefixes
-        that requests share count for each of them. 0 on an instance that only prefills."""
+        """Of each: until others have freed the KV blocks that the request and those ahead of it lack. Each of them is
+        assumed to have an answer as long as this one's expected. A full cache is assumed to turn over once in the time
+        of an answer at its TPOT SLO, at most `tpot_max` (Little's law). Prefixes that requests share count for each of
+        them. 0 on an instance that only prefills."""
         fleet, queues = self._state.fleet, self._state.workload.queues
         own, answer = self.request.prompt_tokens, self.expected_output_tokens
         tpot = min(self.request.slo_tpot, tpot_max)

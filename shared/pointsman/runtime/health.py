@@ -16,7 +16,8 @@ import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST
 from typing_extensions import override
 
-from pointsman.primitives import Seconds
+from pointsman.adapters.waiting import wait_at_most
+from pointsman.primitives import Seconds, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.http_protocol import HttpLimits, http_protocol
 from pointsman.runtime.metrics_page import metrics_page
@@ -268,9 +269,7 @@ class HttpServer(uvicorn.Server):
             wait = min(SHUTDOWN_POLL_SECONDS, deadline - loop.time())
             if wait <= 0 or self._hurried.is_set():
                 return False
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait):
-                    await self._hurried.wait()
+            await wait_at_most(self._hurried, WallSeconds(wait))
         return True
 
 

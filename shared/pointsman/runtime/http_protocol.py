@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 protocol (httptools) with bounds on heads and on slow and idle clients. llhttp rejects ambiguous
+"""uvicorn's HTTP/1.1 protocol (httptools) with bounds on heads, trailers and on slow and idle clients. llhttp rejects ambiguous
 requests; the checks here are those it leaves to servers. Bodies are bounded by their readers."""
 
 import asyncio
@@ -115,6 +115,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_measured = False
         self._offers_upgrade = False
         self._body_open = False
+        self._framing_bytes = 0
+        """Of an open body, read since its last byte: chunk heads and trailers."""
         self._refused = False
         self._deadline: asyncio.TimerHandle | None = None
         self._send_deadline: asyncio.TimerHandle | None = None
@@ -174,6 +176,7 @@ class HttpProtocol(HttpToolsProtocol):
             return
         continued, in_body = self._head_open, self._body_open
         self._head_measured = continued or len(data) > self._limits.head_bytes
+        self._framing_bytes += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -185,6 +188,8 @@ class HttpProtocol(HttpToolsProtocol):
         if self._head_open:
             self._head_bytes += len(data) if continued else 0
             self._bound_open_head()
+        elif self._body_open and self._framing_bytes > self._limits.head_bytes:
+            self._refuse(_too_large(self._limits))
         elif not (in_body or self._body_open or self._in_flight):  # empty lines, for instance
             self._shared.idle.pop(self, None)
             self._set_deadline(self._limits.head_seconds)
@@ -212,6 +217,16 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     @override
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._body_open:  # else a trailer: dropped, it is none of the request's headers
+            super().on_header(name, value)
+
+    @override
+    def on_body(self, body: bytes) -> None:
+        self._framing_bytes = 0
+        super().on_body(body)
+
+    @override
     def on_headers_complete(self) -> None:
         self._check_head()
         self._offers_upgrade = self.parser.should_upgrade()
@@ -222,6 +237,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_open = False
         self._shared.opening.pop(self, None)
         self._body_open = True
+        self._framing_bytes = 0
         self._clear_deadline()
         super().on_headers_complete()
 

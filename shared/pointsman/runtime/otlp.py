@@ -39,7 +39,6 @@ log = structlog.get_logger()
 STORED_SECONDS_MAX: Seconds = 5.0
 """How long an ended span waits for the sequences of its log events."""
 FLUSH_SECONDS_MAX: Seconds = 2.0
-_NONE: Attributes = {}
 _KINDS = {"internal": OtelKind.INTERNAL, "server": OtelKind.SERVER, "client": OtelKind.CLIENT}
 _propagator = TraceContextTextMapPropagator()
 
@@ -130,12 +129,12 @@ class RecordedSpan(Span):
             self._span.set_attributes(_known(attributes))
 
     @override
-    def event(self, name: str, attributes: Attributes = _NONE) -> None:
+    def event(self, name: str) -> None:
         if self.recording:
-            self._span.add_event(name, _known(attributes))
+            self._span.add_event(name)
 
     @override
-    def stored(self, event: object, attributes: Attributes = _NONE) -> OnStored | None:
+    def stored(self, event: object) -> OnStored | None:
         if not self.recording:
             return None
         at, name = time.time_ns(), type(event).__name__
@@ -146,7 +145,7 @@ class RecordedSpan(Span):
             if self._sent:
                 return
             self._sequences.append(sequence)
-            self._span.add_event(name, {span_attributes.SEQUENCE: sequence, **_known(attributes)}, at)
+            self._span.add_event(name, {span_attributes.SEQUENCE: sequence}, at)
             if self._ended_at and not self._unstored:
                 self.send()
 

@@ -1,5 +1,5 @@
 """Names of the attributes of spans: OpenTelemetry's where its conventions for HTTP and generative AI have one, else ours.
-docs/operations.md lists ours; a test compares."""
+docs/monitoring.md lists ours; a test compares."""
 
 METHOD = "http.request.method"
 ROUTE = "http.route"

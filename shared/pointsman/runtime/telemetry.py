@@ -1,5 +1,5 @@
 """Structured logs, and all metrics. Seconds are engine time (wall time at `--speed 1`) unless the help says wall.
-`docs/operations.md` lists them; a test compares."""
+`docs/monitoring.md` lists them; a test compares."""
 
 import contextlib
 import logging

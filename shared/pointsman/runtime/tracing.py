@@ -46,9 +46,9 @@ class Span:
     def set(self, attributes: Attributes) -> None:
         """Values that are None are left out."""
 
-    def event(self, name: str, attributes: Attributes = _NONE) -> None: ...
+    def event(self, name: str) -> None: ...
 
-    def stored(self, event: object, attributes: Attributes = _NONE) -> OnStored | None:
+    def stored(self, event: object) -> OnStored | None:
         """Notes a log event. The result takes its sequence, for which the span is kept open a bounded time."""
 
     def fail(self, error_type: str) -> None: ...

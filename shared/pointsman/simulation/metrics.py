@@ -123,7 +123,7 @@ def summarise(
         tbt=_latency(row.tbt_p90 for row in served),
         e2e=_latency(e2e(row) for row in served),
         well_behaved_ttft=_latency(row.ttft for row in served if row.tenant not in misbehaving),
-        late_ttft_s=_mean(row.ttft for row in served if not row.on_time),
+        late_ttft_s=mean_known(row.ttft for row in served if not row.on_time),
         hit_rate=hits,
         loaded_share=loaded_share(served),
         fetched_share=fetched_share(served),
@@ -199,6 +199,12 @@ def hit_rate(served: Sequence[RequestRow]) -> float | None:
 def percentile(values: Sequence[float], percent: float) -> float | None:
     """Linear between the two nearest ranks."""
     return _of_ordered(sorted(values), percent)
+
+
+def mean_known(values: Iterable[float | None]) -> float | None:
+    """Of the values that are not None; None if all are."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def load_cv(samples: Sequence[LoadSample]) -> float | None:
@@ -341,13 +347,8 @@ def _latency(values: Iterable[EngineSeconds | None]) -> Latency:
         p50_s=_of_ordered(ordered, 50),
         p90_s=_of_ordered(ordered, 90),
         p99_s=_of_ordered(ordered, 99),
-        mean_s=_mean(ordered),
+        mean_s=mean_known(ordered),
     )
-
-
-def _mean(values: Iterable[EngineSeconds | None]) -> EngineSeconds | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
 
 
 def _of_ordered(ordered: Sequence[float], percent: float) -> float | None:

@@ -37,7 +37,7 @@ class Scenario:
     eviction: str = "lru"
     slo_ttft_s: EngineSeconds = 5.0
     prefill_only: bool = True
-    """Answers of one token. False: decoding shares the engine."""
+    """Clients ask for one token. False: decoding shares the engine."""
     split: tuple[int, int] = (0, 0)
     """Numbers of prefill-only and decode-only instances; all others do both."""
     role_switching: bool = False
@@ -99,6 +99,9 @@ class Scenario:
             output_tokens=1 if self.prefill_only else max(1, request.output_tokens),
             slo_ttft=self.slo_ttft(request),
         )
+
+    def max_output_tokens(self, request: WorkloadRequest) -> Tokens:
+        return 1 if self.prefill_only else request.max_output_tokens
 
     def slo_ttft(self, request: WorkloadRequest) -> EngineSeconds:
         return self.slo_ttft_s if request.slo_ttft_s is None else request.slo_ttft_s

@@ -162,7 +162,7 @@ class Simulation:
             session=SessionId(request.session),
             keys=pack_keys(self.pool.mirror.keys_of(request, scenario.block_tokens)),
             prompt_tokens=request.input_length,
-            max_output_tokens=request.output_tokens,
+            max_output_tokens=scenario.max_output_tokens(request),
             slo_ttft=scenario.slo_ttft(request),
             slo_tpot=self.outcome.rows[number].slo_tpot,
             priority=request.priority,

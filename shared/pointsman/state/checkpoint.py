@@ -13,9 +13,10 @@ from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from hashlib import blake2b
 from importlib import import_module
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
+from msgspec import Meta
 
 from pointsman.primitives import InstanceId
 from pointsman.state.checkpoint_additions import ADDITIONS
@@ -30,6 +31,10 @@ SCALARS = frozenset({int, float, str, bool, bytes, type(None)})
 MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
 
 NO_INDEXES = b"\x90"  # an empty array, as msgpack writes it
+
+NODES_MAX = 2**20
+NODE_BYTES_MIN = 24
+"""Mean size of a node in the content; a hundred bytes are usual. An object made of a node takes up to a kilobyte."""
 
 Slot = Any
 """A scalar, or a list with the number of a node."""
@@ -50,7 +55,7 @@ class _Node(msgspec.Struct, array_like=True, omit_defaults=True):
 class _Graph(msgspec.Struct):
     """`fields`: of the structs, by class. `indexes` come last."""
 
-    nodes: list[_Node]
+    nodes: Annotated[list[_Node], Meta(max_length=NODES_MAX)]
     fields: dict[str, list[str]] = {}
     indexes: list[PackedIndex] = []
 
@@ -74,7 +79,9 @@ def encode_parts(state: State) -> tuple[bytes, bytes]:
 def decode_state(content: bytes) -> State:
     """Raises UnreadableStateError."""
     try:
-        return _Reader(_decoder.decode(content)).state()
+        graph = _decoder.decode(content)
+        _check_form(graph, len(content))
+        return _Reader(graph).state()
     except UnreadableStateError:
         raise
     except Exception as error:
@@ -92,6 +99,17 @@ def decode_head(head: bytes) -> State:
 def state_digest(state: State) -> str:
     content = _encoder.encode(_Writer(canonical=True).graph(state))
     return blake2b(content, digest_size=16).hexdigest()
+
+
+def _check_form(graph: _Graph, size: int) -> None:
+    """Before anything is made of the nodes. Raises UnreadableStateError."""
+    if len(graph.nodes) > size // NODE_BYTES_MIN:
+        many = f"{len(graph.nodes)} nodes are too many for {size} bytes"
+        raise UnreadableStateError(many)
+    indexes = [node.slots[0] for node in graph.nodes if node.kind == "index"]
+    if len(set(indexes)) < len(indexes):
+        repeated = "two nodes have the same index"
+        raise UnreadableStateError(repeated)
 
 
 class _Writer:

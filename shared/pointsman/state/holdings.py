@@ -6,28 +6,41 @@ from pointsman.contracts.block_keys import KEY_BYTES, unpack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, CacheGap, CacheSnapshot
 from pointsman.contracts.fleet import InstanceReported
 from pointsman.contracts.requests import RequestFinished
-from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId
+from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, WallSeconds, engine_seconds
 from pointsman.state.fleet import Instance
 from pointsman.state.no_index import NoIndex
 from pointsman.state.parts import StateParts, check_step
 from pointsman.state.slower_tiers import REFUTED_WALL_SECONDS, TIERS
 from pointsman.state.workload import Request
 
-CONFIRMATION_WALL_SECONDS = 2.0
+CONFIRMATION_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 """How long a promise is kept after the first token, for cache events to confirm it."""
-DELIVERED_WALL_SECONDS = 45.0
+DELIVERED_WALL_SECONDS: WallSeconds = WallSeconds(45.0)
+DEVICE_BLOCKS_MAX = 2**22
+SLOWER_BLOCKS_MAX = 2**24
+"""Of an instance in each slower tier, and of the shared store. An event that would exceed it stores nothing."""
 
 
 def store(parts: StateParts, event: BlocksStored) -> None:
     if not _next_cache_event(parts, event):
         return
     if event.tier != "device":
+        _check_room(event, parts.slower.blocks(event.tier, event.instance), SLOWER_BLOCKS_MAX)
         for run in event.runs:
             parts.slower.store(event.tier, event.instance, unpack_keys(run.keys))
     else:
+        _check_room(event, parts.index.blocks(event.instance), DEVICE_BLOCKS_MAX)
         for run in event.runs:
             parts.index.store(event.instance, run.parent, unpack_keys(run.keys))
         parts.contradictions.stored(event.instance, parts.sequence)
+
+
+def _check_room(event: BlocksStored | CacheSnapshot, held: int, most: int) -> None:
+    """Raises ValueError if the instance would hold more blocks than engines do."""
+    told = sum(len(run.keys) for run in event.runs) // KEY_BYTES
+    if held + told > most:
+        msg = f"{told} more blocks than {held} are more than {most}"
+        raise ValueError(msg)
 
 
 def count(parts: StateParts, event: CacheEvent) -> None:
@@ -96,6 +109,7 @@ def replace(parts: StateParts, event: CacheSnapshot) -> None:
     if instance is None or event.sequence < instance.sequence:
         return
     check_step("sequence", instance.sequence, event.sequence)
+    _check_room(event, 0, DEVICE_BLOCKS_MAX)
     parts.index.clear(event.instance)
     parts.slower.clear(event.instance)
     for run in event.runs:
@@ -178,7 +192,7 @@ def release(parts: StateParts, instance: InstanceId, epoch: Epoch, keys: list[Bl
 
 def promise_until_confirmed(parts: StateParts, request: Request, at: EngineSeconds) -> None:
     """The prompt was computed: keep its promise until cache events should have confirmed it."""
-    deadline = at + CONFIRMATION_WALL_SECONDS * parts.settings.speed
+    deadline = at + engine_seconds(CONFIRMATION_WALL_SECONDS, parts.settings.speed)
     parts.promises.unconfirmed.append((deadline, request.instance, request.epoch, request.keys))
 
 
@@ -226,7 +240,7 @@ def learn_delivered(parts: StateParts, request: Request, event: RequestFinished)
         reached = parts.slower.depth(name, keys, held)
         claimed = parts.latency.cached_tokens(instance, reached, request.prompt_tokens)
         if request.loads and claimed - tokens > block_tokens:
-            until = event.at + REFUTED_WALL_SECONDS * parts.settings.speed
+            until = event.at + engine_seconds(REFUTED_WALL_SECONDS, parts.settings.speed)
             parts.slower.refute(name, keys[delivered:reached], until)
         held = min(reached, delivered)
     claimed = parts.latency.cached_tokens(instance, min(held, request.held_blocks), request.prompt_tokens)
@@ -242,4 +256,4 @@ def learn_delivered(parts: StateParts, request: Request, event: RequestFinished)
 
 
 def _learn_hit(parts: StateParts, instance: Instance, keys: list[BlockKey], at: EngineSeconds) -> None:
-    parts.delivered.learn(instance.id, keys, at + DELIVERED_WALL_SECONDS * parts.settings.speed)
+    parts.delivered.learn(instance.id, keys, at + engine_seconds(DELIVERED_WALL_SECONDS, parts.settings.speed))

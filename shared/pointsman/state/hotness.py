@@ -42,9 +42,6 @@ class Hotness:
     def arrivals_of(self, key: BlockKey) -> int:
         return self._counts.get(key, 0)
 
-    def is_extended(self, key: BlockKey) -> bool:
-        return key in self._extended
-
     def __len__(self) -> int:
         return len(self._counts)
 

@@ -6,12 +6,11 @@ each new bucket begins as the same bytes as its *twin* in the lower half; then a
 twin. Nobody looks for a key in the twin, once there are both."""
 
 import struct
-from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
-from sys import byteorder
-from typing import Any, cast
+from typing import Any
 
+from pointsman.contracts.block_keys import pack_keys, unpack_keys
 from pointsman.primitives import BlockKey
 
 KEY = 8
@@ -81,14 +80,14 @@ class KeyTable:
 
     def insert_again(self, key: BlockKey, place: int) -> None:
         """One that may be somewhere already."""
-        self._buckets[self._slot(key)] += pack((key, place))
+        self._buckets[self._slot(key)] += pack_keys((key, place))
         self._make_room(1)
 
     def delete(self, packed: bytes, place: int) -> None:
         """Keys at consecutive places."""
         buckets, mask = self._buckets, self._mask
         size, lower = len(buckets), mask >> 1
-        keys = unpack(packed)
+        keys = unpack_keys(packed)
         for key, first, second in zip(keys, *_halves(packed, place), strict=True):
             slot = key & mask
             if slot >= size:
@@ -155,25 +154,11 @@ class KeyTable:
         self._unswept -= count
 
 
-def pack(keys: Iterable[int]) -> bytes:
-    packed = array("Q", keys)
-    if byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def unpack(packed: bytes) -> list[BlockKey]:
-    keys = array("Q", packed)
-    if byteorder == "big":
-        keys.byteswap()
-    return cast("list[BlockKey]", keys.tolist())
-
-
 def _halves(packed: bytes, place: int) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
     """Of each entry."""
     count = len(packed) // KEY
     form = "8s" * count
-    return struct.unpack(form, packed), struct.unpack(form, pack(range(place, place + count)))
+    return struct.unpack(form, packed), struct.unpack(form, pack_keys(range(place, place + count)))
 
 
 def common(ours: bytes, theirs: bytes) -> int:

@@ -3,6 +3,7 @@ detection. `TRANSITIONS` has every legal move; other events change nothing, sinc
 that crossed each other. Functions over `StateParts`."""
 
 from enum import StrEnum
+from math import ceil
 
 from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.decisions import (
@@ -25,7 +26,7 @@ from pointsman.contracts.requests import (
     RequestFailed,
     RequestFinished,
 )
-from pointsman.primitives import EngineSeconds, InstanceId
+from pointsman.primitives import EngineSeconds, InstanceId, engine_seconds
 from pointsman.state import fold_versions
 from pointsman.state.fleet import Instance
 from pointsman.state.holdings import learn_delivered, promise_until_confirmed
@@ -93,6 +94,7 @@ def arrive(parts: StateParts, event: RequestArrived) -> None:
         followed=event.followed,
         alias=event.alias,
         context_tokens=event.context_tokens,
+        answers=event.answers,
     )
     _take_in(parts, request, event.at, limited=True)
 
@@ -252,7 +254,7 @@ def grant(parts: StateParts, event: RequestGranted) -> None:
         _take_fetch(parts, request, event)
     request.copy_to, request.copy_blocks, request.copy_seconds = event.copy_to, event.copy_blocks, event.copy_seconds
     if event.copy_to:
-        until = event.at + COPY_WALL_SECONDS * parts.settings.speed
+        until = event.at + engine_seconds(COPY_WALL_SECONDS, parts.settings.speed)
         parts.copies.begin(event.request, event.instance, event.copy_to, now=event.at, until=until)
     _enter_engine(parts, request, event.at)
 
@@ -298,7 +300,7 @@ def end_fetch(parts: StateParts, event: PrefixFetchEnded) -> None:
     fetch = _stop_fetching(parts, request)
     instance = parts.fleet.get(request.instance)
     if event.failure:
-        until = event.at + REST_WALL_SECONDS * parts.settings.speed
+        until = event.at + engine_seconds(REST_WALL_SECONDS, parts.settings.speed)
         parts.transfers.rest(request.fetch_from, request.instance, until=until)
         if instance is not None:
             _reprice(parts, request, instance, 0)
@@ -315,7 +317,7 @@ def end_fetch(parts: StateParts, event: PrefixFetchEnded) -> None:
 def end_copy(parts: StateParts, event: PrefixCopyEnded) -> None:
     """What was copied is told by cache events."""
     if parts.copies.end(event.request) and event.failure:
-        until = event.at + REST_WALL_SECONDS * parts.settings.speed
+        until = event.at + engine_seconds(REST_WALL_SECONDS, parts.settings.speed)
         parts.transfers.rest(event.source, event.instance, until=until)
 
 
@@ -522,7 +524,8 @@ def _note_end(parts: StateParts, request: Request, event: RequestEnd) -> None:
     _stop_fetching(parts, request)
     finished = event if isinstance(event, RequestFinished) else None
     if finished is not None:
-        parts.output_lengths.learn(request.tenant, finished.completion_tokens, request.max_output_tokens)
+        of_each = ceil(finished.completion_tokens / request.answers)
+        parts.output_lengths.learn(request.tenant, of_each, request.max_output_tokens)
         if finished.instance == request.instance:
             parts.outliers.served(finished.instance, finished.at, since=request.granted_at)
         if parts.learns_from_deliveries:

@@ -2,18 +2,18 @@
 by its backlog, those behind them. Both get extra time; the latter less and less as the backlog drains. Engine seconds.
 """
 
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import EngineSeconds, WallSeconds, engine_seconds
 
-HELD_UP_WALL_SECONDS_MIN = 0.25
-HELD_UP_WALL_SECONDS_MAX = 10.0
+HELD_UP_WALL_SECONDS_MIN: WallSeconds = WallSeconds(0.25)
+HELD_UP_WALL_SECONDS_MAX: WallSeconds = WallSeconds(10.0)
 DRAIN_SHARE = 0.1
 """Seconds of backlog that a busy pool works off per second."""
 
 
 class Outages:
     def __init__(self, speed: float) -> None:
-        self._least = HELD_UP_WALL_SECONDS_MIN * speed
-        self._most = HELD_UP_WALL_SECONDS_MAX * speed
+        self._least = engine_seconds(HELD_UP_WALL_SECONDS_MIN, speed)
+        self._most = engine_seconds(HELD_UP_WALL_SECONDS_MAX, speed)
         self._seconds: EngineSeconds = 0.0
         self._at: EngineSeconds = 0.0
 

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from pointsman.primitives import EngineSeconds, InstanceId, RequestId
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, WallSeconds
 
-HISTORY_WALL_SECONDS = 60
+HISTORY_WALL_SECONDS: WallSeconds = WallSeconds(60.0)
 PREFILLS_MAX = 64
 OPEN_MAX = 10_000
 """Requests with open failures; the oldest are dropped first, here and in the next two."""
@@ -212,6 +212,6 @@ class Outliers:
     def _tally(self, record: Record, at: EngineSeconds) -> Tally:
         second = int(at / self._speed)
         tally = record.tallies.setdefault(second, Tally())
-        while len(record.tallies) > HISTORY_WALL_SECONDS:
+        while len(record.tallies) > float(HISTORY_WALL_SECONDS):
             del record.tallies[min(record.tallies)]
         return record.tallies.setdefault(second, tally)

@@ -1,15 +1,14 @@
 """A prefix index as it is kept in a checkpoint: its runs, column by column, about 8 bytes a block. Also reads the form of
 earlier releases: a mask of instances by block, and links between blocks. Does not know `PrefixIndex`, which uses it."""
 
-from array import array
 from collections.abc import Iterator
-from sys import byteorder
 from typing import Any
 
 import msgspec
 
-from pointsman.primitives import BlockKey, InstanceId
-from pointsman.state.key_table import KEY, pack, unpack
+from pointsman.contracts.block_keys import pack_keys, unpack_keys
+from pointsman.primitives import BlockKey, InstanceId, from_little_endian, little_endian
+from pointsman.state.key_table import KEY
 from pointsman.state.runs import LOW, SHARED, Runs
 
 SLOTS_MAX = 65_536
@@ -63,13 +62,13 @@ class PackedIndex(msgspec.Struct, frozen=True, omit_defaults=True):
 def pack_runs(runs: Runs) -> PackedRuns:
     return PackedRuns(
         content=b"".join(runs.content),
-        lengths=_column("I", [len(keys) // KEY for keys in runs.content]),
-        parent=_column("I", runs.parent),
-        at=_column("I", runs.at),
-        owner=_column("I", runs.owner),
-        held=_column("Q", runs.held),
+        lengths=little_endian("I", [len(keys) // KEY for keys in runs.content]),
+        parent=little_endian("I", runs.parent),
+        at=little_endian("I", runs.at),
+        owner=little_endian("I", runs.owner),
+        held=little_endian("Q", runs.held),
         shared=[
-            (run, pack(number for tip in tips.items() for number in tip))
+            (run, pack_keys(number for tip in tips.items() for number in tip))
             for run, tips in enumerate(runs.shared)
             if tips is not None
         ],
@@ -82,13 +81,15 @@ def unpack_runs(packed: PackedRuns, slots: int) -> Runs:
     """Raises ValueError."""
     made = Runs()
     made.slots = packed.slots
-    made.parent, made.at, made.owner = (_values("I", column) for column in (packed.parent, packed.at, packed.owner))
-    made.held = _values("Q", packed.held)
-    lengths, owners = _values("I", packed.lengths), range(len(packed.slots))
+    made.parent, made.at, made.owner = (
+        from_little_endian("I", column) for column in (packed.parent, packed.at, packed.owner)
+    )
+    made.held = from_little_endian("Q", packed.held)
+    lengths, owners = from_little_endian("I", packed.lengths), range(len(packed.slots))
     count = len(lengths)
     made.shared = [None] * count
     for run, tips in packed.shared:
-        pairs = iter(unpack(tips))
+        pairs = iter(unpack_keys(tips))
         made.shared[run] = dict(zip(pairs, pairs, strict=True))
     if (
         {len(made.parent), len(made.at), len(made.owner), len(made.held)} != {count}
@@ -116,7 +117,7 @@ def _tips(runs: Runs) -> Iterator[Any]:
 def blocks_of_masks(packed: PackedIndex) -> Iterator[tuple[int, BlockKey, list[BlockKey]]]:
     """Of the form of earlier releases: slot, parent and consecutive keys; what is nearer to the beginning comes first."""
     parents = parents_of_masks(packed)
-    masks = {key: int.from_bytes(mask, "little") for mask, keys in packed.anchored for key in unpack(keys)}
+    masks = {key: int.from_bytes(mask, "little") for mask, keys in packed.anchored for key in unpack_keys(keys)}
     below: dict[BlockKey, list[BlockKey]] = {}
     for key in masks:
         below.setdefault(parents.get(key, BlockKey(0)), []).append(key)
@@ -136,21 +137,7 @@ def blocks_of_masks(packed: PackedIndex) -> Iterator[tuple[int, BlockKey, list[B
 
 
 def parents_of_masks(packed: PackedIndex) -> dict[BlockKey, BlockKey]:
-    parents = dict(zip(unpack(packed.children), unpack(packed.parents), strict=True))
+    parents = dict(zip(unpack_keys(packed.children), unpack_keys(packed.parents), strict=True))
     for fork in packed.forks:
-        parents.update(dict.fromkeys(unpack(fork.children), fork.parent))
+        parents.update(dict.fromkeys(unpack_keys(fork.children), fork.parent))
     return parents
-
-
-def _column(kind: str, values: Any) -> bytes:
-    column = array(kind, values)
-    if byteorder == "big":
-        column.byteswap()
-    return column.tobytes()
-
-
-def _values(kind: str, packed: bytes) -> "array[int]":
-    values = array(kind, packed)
-    if byteorder == "big":
-        values.byteswap()
-    return values

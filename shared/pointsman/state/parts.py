@@ -6,7 +6,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from pointsman.contracts.decisions import RequestPlaced, RequestRejected, Settings, TierTokens
-from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, Name, Sequence, Term, Tokens
+from pointsman.primitives import (
+    BlockKey,
+    EngineSeconds,
+    Epoch,
+    InstanceId,
+    Name,
+    Sequence,
+    Term,
+    Tokens,
+    WallSeconds,
+    engine_seconds,
+)
 from pointsman.state import fold_versions
 from pointsman.state.best_effort import BestEffort
 from pointsman.state.dead_letters import DeadLetters
@@ -37,7 +48,7 @@ from pointsman.state.workload import EMPTY_QUEUE, NO_EPOCH, Request, Workload
 if TYPE_CHECKING:
     from pointsman.state.instance_columns import InstanceColumns
 
-TRIAL_OPEN_WALL_SECONDS = 10.0
+TRIAL_OPEN_WALL_SECONDS: WallSeconds = WallSeconds(10.0)
 """How long a failed trial of a half-open instance blocks the next trial while unattributed."""
 
 STEP_MAX = 2**32
@@ -277,7 +288,7 @@ class StateParts:
         ):
             return True
         return self.outliers.is_open(
-            instance, since=max(since, self.last_at - TRIAL_OPEN_WALL_SECONDS * self.settings.speed)
+            instance, since=max(since, self.last_at - engine_seconds(TRIAL_OPEN_WALL_SECONDS, self.settings.speed))
         )
 
 

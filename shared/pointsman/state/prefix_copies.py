@@ -4,7 +4,7 @@ stay empty in a pool without instances that fetch from each other."""
 from dataclasses import dataclass
 from math import exp
 
-from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, RequestId
+from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, RequestId, WallSeconds
 
 FADE_SECONDS: EngineSeconds = 30.0
 """Arrivals count 1/e after so long."""
@@ -12,7 +12,7 @@ ARRIVALS_MIN = 24
 """Of a hot prefix; fewer may be chance."""
 FORGOTTEN_COUNT = 0.5
 KEPT_MIN = 20_000
-COPY_WALL_SECONDS = 30.0
+COPY_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
 """From the grant. Then its end is not expected any more: the request failed before its first token, or its ingress died."""
 
 

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 from functools import reduce
 from operator import or_, xor
 
+from pointsman.contracts.block_keys import pack_keys, unpack_keys
 from pointsman.primitives import BlockKey, InstanceId
-from pointsman.state.key_table import KEY, NOWHERE, common, pack, unpack
+from pointsman.state.key_table import KEY, NOWHERE, common
 from pointsman.state.packed_index import (
     SLOTS_MAX,
     PackedHolding,
@@ -107,7 +108,7 @@ class PrefixIndex:
             return frozenset()
         content = self._runs.content
         anchored = b"".join(content[run][: tip * KEY] for run, tip in self._runs.of(holding.owner))
-        return frozenset([*unpack(anchored), *holding.detached])
+        return frozenset([*unpack_keys(anchored), *holding.detached])
 
     def holds(self, instance: InstanceId, key: BlockKey) -> bool:
         holding = self._holdings.get(instance)
@@ -131,7 +132,7 @@ class PrefixIndex:
         holding = self._holdings.get(instance)
         if holding is None:
             return 0
-        runs, packed, end = self._runs, pack(keys), len(keys)
+        runs, packed, end = self._runs, pack_keys(keys), len(keys)
         depth = run = at = 0
         while depth < end:
             run = runs.child(run, at, keys[depth])
@@ -144,7 +145,7 @@ class PrefixIndex:
 
     def hits(self, keys: list[BlockKey]) -> dict[InstanceId, int]:
         """Leading blocks by instance, the deepest first; absent: none."""
-        runs, packed, end = self._runs, pack(keys), len(keys)
+        runs, packed, end = self._runs, pack_keys(keys), len(keys)
         by_owner: dict[int, int] = {}
         depth = run = at = 0
         while depth < end:
@@ -194,7 +195,7 @@ class PrefixIndex:
             detached = sorted(holding.detached.items())
             if canonical:
                 detached += sorted(self._anchored(holding))
-            keys, parents = pack(key for key, _ in detached), pack(parent for _, parent in detached)
+            keys, parents = pack_keys(key for key, _ in detached), pack_keys(parent for _, parent in detached)
             owner = -1 if canonical else holding.owner
             holdings.append(
                 PackedHolding(instance, holding.slot, holding.digest, keys, parents, owner, holding.anchored)
@@ -223,8 +224,8 @@ class PrefixIndex:
         links = parents_of_masks(packed)
         for found in packed.holdings:
             holding = index._holdings[found.instance]
-            keys = unpack(found.detached)
-            parents = unpack(found.parents) if packed.runs is not None else [links.get(key, ROOT) for key in keys]
+            keys = unpack_keys(found.detached)
+            parents = unpack_keys(found.parents) if packed.runs is not None else [links.get(key, ROOT) for key in keys]
             for key, parent in zip(keys, parents, strict=True):
                 holding.detach(key, parent)
             if packed.runs is not None:
@@ -240,7 +241,7 @@ class PrefixIndex:
         """With their predecessors."""
         runs = self._runs
         for run, tip in runs.of(holding.owner):
-            keys = unpack(runs.content[run][: tip * KEY])
+            keys = unpack_keys(runs.content[run][: tip * KEY])
             yield from zip(keys, [runs.above(run), *keys[:-1]], strict=True)
 
     def _doubles(self, keys: list[BlockKey]) -> bool:
@@ -259,7 +260,7 @@ class PrefixIndex:
     def _anchor(self, holding: Holding, run: int, at: int, keys: list[BlockKey]) -> int:
         """After the first `at` keys of the run. Returns how many could be: a key that is elsewhere ends it."""
         runs = self._runs
-        packed = pack(keys)
+        packed = pack_keys(keys)
         done = 0
         while done < len(keys):
             left = packed[done * KEY :] if done else packed
@@ -283,7 +284,7 @@ class PrefixIndex:
         runs = self._runs
         before = runs.tip(run, holding.owner)
         if before < tip:
-            holding.digest = reduce(xor, unpack(runs.content[run][before * KEY : tip * KEY]), holding.digest)
+            holding.digest = reduce(xor, unpack_keys(runs.content[run][before * KEY : tip * KEY]), holding.digest)
             holding.anchored += tip - before
             runs.raise_tip(run, holding.owner, tip)
 
@@ -306,7 +307,7 @@ class PrefixIndex:
         waiting = [(run, at, key)]
         while waiting:
             run, at, key = waiting.pop()
-            if runs.content[run][at * KEY : (at + 1) * KEY] == pack([key]):
+            if runs.content[run][at * KEY : (at + 1) * KEY] == pack_keys([key]):
                 self._claim(holding, run, at + 1)
             elif child := runs.child(run, at, key):
                 self._claim(holding, child, 1)
@@ -333,7 +334,7 @@ class PrefixIndex:
         if start < 0 or start < runs.bound(run, holding.owner):
             return False
         tail = runs.content[run][start * KEY : tip * KEY]
-        if tail != pack(keys[::-1] if place & LOW == tip - 1 else keys):
+        if tail != pack_keys(keys[::-1] if place & LOW == tip - 1 else keys):
             return False
         holding.anchored -= count
         holding.digest ^= reduce(xor, keys)
@@ -367,10 +368,10 @@ class PrefixIndex:
                 continue
             content = runs.content[run]
             if tip:
-                above = unpack(content[(tip - 1) * KEY : tip * KEY])[0]
+                above = unpack_keys(content[(tip - 1) * KEY : tip * KEY])[0]
             if runs.bound(run, owner) > tip:
                 waiting += [(child, 0, runs.above(child)) for child in runs.children(run, tip, owner)]
-            for key in unpack(content[tip * KEY : before * KEY]):
+            for key in unpack_keys(content[tip * KEY : before * KEY]):
                 if key not in gone:
                     holding.detach(key, above)
                 above = key

@@ -9,8 +9,9 @@ retired owner are taken out little by little (`sweep`); until then they count fo
 from array import array
 from collections.abc import Iterable
 
+from pointsman.contracts.block_keys import pack_keys, unpack_keys
 from pointsman.primitives import BlockKey
-from pointsman.state.key_table import KEY, NOWHERE, KeyTable, pack, unpack
+from pointsman.state.key_table import KEY, NOWHERE, KeyTable
 
 LOW = 2**32 - 1
 HIGH = LOW << 32
@@ -141,7 +142,7 @@ class Runs:
         if self.table.place(key) != NOWHERE:
             self.doubled.add(key)
         self.table.insert_again(key, run << 32 | at if grows else self._next() << 32)
-        self._add(run, at, pack([key]), owner)
+        self._add(run, at, pack_keys([key]), owner)
 
     def _next(self) -> int:
         return self._free[-1] if self._free else len(self.content)
@@ -251,7 +252,7 @@ class Runs:
             return
         self.table.delete(gone, run << 32 | length)
         if self.doubled:
-            for key in self.doubled.intersection(unpack(gone)):
+            for key in self.doubled.intersection(unpack_keys(gone)):
                 if len(list(self.table.places(key))) < 2:
                     self.doubled.remove(key)
         self.content[run] = content[: length * KEY]

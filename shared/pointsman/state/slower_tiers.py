@@ -15,7 +15,7 @@ from typing import get_args
 
 from pointsman.contracts.cache import SlowerTier
 from pointsman.contracts.decisions import TierTokens
-from pointsman.primitives import BlockKey, EngineSeconds, InstanceId
+from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, WallSeconds
 from pointsman.state.fleet import Instance
 from pointsman.state.prefix_index import ROOT, PrefixIndex
 from pointsman.state.reported_hits import forget_oldest, forget_until
@@ -24,7 +24,7 @@ TIERS: tuple[SlowerTier, ...] = get_args(SlowerTier)
 STORE = InstanceId("")
 """The holder of the `external` tier."""
 
-REFUTED_WALL_SECONDS = 300.0
+REFUTED_WALL_SECONDS: WallSeconds = WallSeconds(300.0)
 REFUTED_KEYS_MAX = 65_536
 """Per instance; the oldest count as held again."""
 

@@ -52,6 +52,7 @@ from pointsman.state import fold_versions, holdings, lifecycle
 from pointsman.state.dead_letters import DeadLetter
 from pointsman.state.fold_versions import FOLD_VERSION
 from pointsman.state.parts import PoolSettings, StateParts, check_step
+from pointsman.state.recent_decisions import RecentDecisions
 
 __all__ = ["FOLD_VERSION", "PoolSettings", "State"]
 
@@ -107,7 +108,7 @@ class State(StateParts):
             if stamp.term < self.term:  # `is_fenced`, without the call
                 self.fenced += 1
                 return
-            if not self.recent_decisions.first_time(stamp):
+            if not self.recent_decisions.is_news(event, self.term):
                 return
         self.last_at = max(self.last_at, event.at)
         unconfirmed = self.promises.unconfirmed
@@ -132,6 +133,8 @@ class State(StateParts):
                 if sequence:  # a term begins at the same entry for everyone, its leader included
                     self.elected = sequence
                     check_step("term", self.term, event.term)
+                    if self.term < event.term <= self.recent_decisions.term:
+                        self.recent_decisions = RecentDecisions()  # of decisions from before their term
                     if event.term >= self.term:
                         self.term = event.term
                         self.note_policies(event.policy, event.settings)

@@ -233,9 +233,10 @@ class Tenants:
         account.kv_tokens += request.kv_tokens
 
     def _expected_output(self, account: Account, request: Request) -> Tokens:
+        """Of all its answers."""
         if self._output_lengths is None:
             return max(0, min(request.max_output_tokens, round(account.output_tokens)))
-        return round(self._output_lengths.expected(request.tenant, request.max_output_tokens))
+        return round(self._output_lengths.expected(request.tenant, request.max_output_tokens) * request.answers)
 
     def _accounts(self, tenant: Tenant) -> dict[Tenant, Account]:
         return self.named if self.policies is not None and tenant in self.policies.tenants else self.unnamed

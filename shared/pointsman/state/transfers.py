@@ -6,7 +6,7 @@ show that a slow source has recovered. After a failure the pair rests."""
 
 from dataclasses import dataclass
 
-from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tokens
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tokens, WallSeconds
 
 FADE = 0.9
 """Per fetch: about the last ten."""
@@ -15,7 +15,7 @@ FORGOTTEN_SECONDS: EngineSeconds = 60.0
 """Half-life of what was learned, without a further fetch."""
 UNKNOWN_RATE = 10_000.0
 """Tokens per second where the target announced none."""
-REST_WALL_SECONDS = 30.0
+REST_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
 
 
 @dataclass(slots=True)

@@ -127,6 +127,7 @@ class Request:
     refused: bool = False
     """It ends by a rejection."""
     over_limit: OverLimit | None = None
+    answers: int = 1
     charged_tokens: float = 0.0
     """Weighted tokens charged to its tenant so far."""
     kv_tokens: Tokens = 0

@@ -168,8 +168,9 @@ def bench_command(**values: object) -> None:
     """Replay a workload against a fleet (or any OpenAI-compatible server) and report how well it was served.
 
     Requests are sent at their own times, whether or not earlier answers have come. Prompts are token ids that share
-    prefixes exactly where the trace's hash_ids do; answers are streamed. All latencies are engine time.
-    POINTSMAN_API_KEY is sent as bearer token.
+    prefixes exactly where the trace's hash_ids do; answers are streamed. Each request asks for exactly the tokens that it
+    gets (max_tokens with ignore_eos), as in other benchmarks: the scheduler knows how long each answer will be, which
+    it does not in `pointsman simulate` or for most real clients. All latencies are engine time. POINTSMAN_API_KEY is sent as bearer token.
 
     \b
       pointsman bench --workload chat                          generated conversations, against the running fleet

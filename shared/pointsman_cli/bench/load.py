@@ -72,14 +72,12 @@ class LoadGenerator:
         target: Target,
         requests: Sequence[WorkloadRequest],
         *,
-        time_scale: float | None = None,
         warmup: int = 0,
     ) -> None:
         """The first `warmup` requests are sent but not counted."""
         self.tally = Tally(total=len(requests))
         self._target = target
         self._requests = requests
-        self._time_scale = time_scale or target.speed
         self._warmup = warmup
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
@@ -158,7 +156,7 @@ class LoadGenerator:
             named = {"x-session-id": request.session, "x-llm-d-inference-fairness-id": request.tenant}
             yield _Prepared(
                 number=number,
-                due_s=request.arrival_s / self._time_scale,
+                due_s=request.arrival_s / self._target.speed,
                 headers=common | {name: value for name, value in named.items() if value},
                 body=self._body(request),
             )

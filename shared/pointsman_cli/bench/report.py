@@ -15,7 +15,7 @@ from rich.text import Text
 from pointsman.primitives import EngineSeconds, Tokens
 from pointsman.simulation.metrics import percentile
 from pointsman_cli.bench.moves import Moves
-from pointsman_cli.formatting import count, milliseconds, share
+from pointsman_cli.formatting import count, milliseconds, seconds, share
 from pointsman_cli.terminal import table
 
 LATENESS_SHARE_MAX = 0.05
@@ -202,22 +202,18 @@ def _tier(run: RunReport, tier: str) -> float | None:
     return run.prompt_share_by_tier.get(tier, 0.0) if run.prompt_share_by_tier else None
 
 
-def _seconds(value: float) -> str:
-    return f"{value:.3f} s" if value < 10 else f"{value:.1f} s"
-
-
 ROWS: Sequence[Row] = (
     ("requests", lambda r: r.requests, count),
     ("completed", lambda r: r.completed, count),
     ("rejected", lambda r: r.rejected, count),
     ("failed", lambda r: r.failed, count),
-    ("TTFT P50", lambda r: r.ttft_p50_s, _seconds),
-    ("TTFT P90", lambda r: r.ttft_p90_s, _seconds),
-    ("TTFT P99", lambda r: r.ttft_p99_s, _seconds),
+    ("TTFT P50", lambda r: r.ttft_p50_s, seconds),
+    ("TTFT P90", lambda r: r.ttft_p90_s, seconds),
+    ("TTFT P99", lambda r: r.ttft_p99_s, seconds),
     ("TPOT P50", lambda r: r.tpot_p50_s, milliseconds),
     ("TPOT P99", lambda r: r.tpot_p99_s, milliseconds),
-    ("end-to-end P50", lambda r: r.e2e_p50_s, _seconds),
-    ("end-to-end P99", lambda r: r.e2e_p99_s, _seconds),
+    ("end-to-end P50", lambda r: r.e2e_p50_s, seconds),
+    ("end-to-end P99", lambda r: r.e2e_p99_s, seconds),
     ("effective capacity", lambda r: r.effective_capacity, share),
     ("hit rate (engines)", lambda r: r.hit_rate, share),
     ("of prompts, on the device", lambda r: _tier(r, "device"), share),
@@ -267,7 +263,7 @@ def instances_table(run: RunReport) -> Table:
             count(part.requests),
             share(part.share),
             "-" if part.hit_rate is None else share(part.hit_rate),
-            "-" if part.ttft_p50_s is None else _seconds(part.ttft_p50_s),
+            "-" if part.ttft_p50_s is None else seconds(part.ttft_p50_s),
         )
     return shown
 

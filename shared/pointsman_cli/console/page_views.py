@@ -1,5 +1,5 @@
 """What every page shows. In: the path and query of a page. Out: its name and view. Nothing here waits: what takes long
-(stories, examinations, simulations) is worked out beside, and the view says how far it is."""
+(timelines of requests, examinations, simulations) is worked out beside, and the view says how far it is."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -101,7 +101,7 @@ class PageViews:
         observer = self._observer
         found = observer.requests.named(text)
         known = found[0] if len(found) == 1 else None
-        told = self.jobs.story(
+        job = self.jobs.timeline(
             known.id if known else text,
             first=known.sequence if known else 0,
             ended=known.ended_sequence if known else 0,
@@ -109,10 +109,10 @@ class PageViews:
         return RequestPageView(
             request=known.id if known else text,
             row=request_view(observer, known) if known else None,
-            state=told.state,
-            story=told.story,
-            problem=told.problem,
-            absent=told.absent and known is None,
+            state=job.state,
+            timeline=job.timeline,
+            problem=job.problem,
+            absent=job.absent and known is None,
         )
 
     def doctor(self) -> DoctorView:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from pointsman.primitives import EngineSeconds
-from pointsman_cli.explain.text import seconds
 from pointsman_cli.explain.values import DecisionRecord, WeighedCandidate
+from pointsman_cli.formatting import seconds
 
 LISTED_MAX = 12
 """Of more, those that the log does not name are not listed."""

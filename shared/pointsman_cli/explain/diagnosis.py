@@ -8,9 +8,10 @@ from pointsman_cli.explain.alternatives import why_not_elsewhere
 from pointsman_cli.explain.background import background
 from pointsman_cli.explain.causes import Cause, Reason, Verdict
 from pointsman_cli.explain.findings import found, why_ahead
-from pointsman_cli.explain.text import FAILURES, seconds
+from pointsman_cli.explain.text import FAILURES
 from pointsman_cli.explain.values import RequestTimeline
 from pointsman_cli.explain.wait import Wait, divided, instance_of
+from pointsman_cli.formatting import seconds
 
 CAUSE_SHARE_MIN = 0.2
 """Of the wait: what explains less is no cause."""

@@ -11,7 +11,6 @@ from pointsman.contracts.requests import RequestArrived, RequestFinished
 from pointsman_cli.explain.candidates import listed, others
 from pointsman_cli.explain.diagnosis import details, headline, reasons, verdict
 from pointsman_cli.explain.lookup import Slow
-from pointsman_cli.explain.text import seconds
 from pointsman_cli.explain.values import (
     NOT_KNOWN,
     DecisionRecord,
@@ -22,7 +21,7 @@ from pointsman_cli.explain.values import (
     WeighedCandidate,
     blocks_of,
 )
-from pointsman_cli.formatting import output_bound
+from pointsman_cli.formatting import output_bound, seconds
 from pointsman_cli.tap.event_lines import line
 from pointsman_cli.terminal import heading, say, table, wall_time
 
@@ -215,8 +214,8 @@ def _admission(decision: DecisionRecord) -> str:
         return f"{left}; what was admitted once is not asked again"
     assert decision.predicted_ttft is not None
     predicted = decision.predicted_ttft - decision.after_seconds
-    verdict = "in time" if predicted <= decision.budget_seconds else "too late"
-    return f"admission {name} let it in: predicted {seconds(predicted)}, with {left}: {verdict}"
+    outcome = "in time" if predicted <= decision.budget_seconds else "too late"
+    return f"admission {name} let it in: predicted {seconds(predicted)}, with {left}: {outcome}"
 
 
 def _candidate(weighed: WeighedCandidate) -> Iterable[str]:

@@ -14,10 +14,6 @@ FAILURES = {
 }
 
 
-def seconds(value: EngineSeconds) -> str:
-    return f"{value:.3f} s" if abs(value) < 10 else f"{value:.1f} s"
-
-
 def share(spent: EngineSeconds, whole: EngineSeconds) -> str:
     return f" ({min(1.0, spent / whole):.0%} of the wait)" if whole else ""
 

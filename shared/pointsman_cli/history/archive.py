@@ -1,13 +1,14 @@
-"""Reads the recorder's SQL archive (docs/operations.md). A stream that lost its tail and continued is a log of its own
+"""Reads the recorder's SQL archive (docs/data.md). A stream that lost its tail and continued is a log of its own
 (`...#2`); entries before the fork are read from its predecessor. An SQLite file may be a stranger's: it must have plain
-tables, and its values are bounded."""
+tables with our keys, and its values, their sum and the work to read them are bounded."""
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncGenerator, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from heapq import merge
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import quote, unquote
@@ -28,7 +29,16 @@ BATCH_BYTES = 16 * 1024**2
 VALUE_BYTES_MAX = 2 * PAYLOAD_BYTES_MAX
 SUBJECT_LENGTH_MAX = 1024
 SEQUENCE_MAX = 2**62
+WORK_MIN = 10**6
+WORK_STEP = 10_000
+"""Instructions of SQLite for one statement: at most one a byte of the file, and as many more. Reading an entry takes about
+twenty, and it has more than a hundred bytes. Damaged or forged pages may refer to each other without end."""
 COMPUTED_COLUMNS = "SELECT count(*) FROM pragma_table_xinfo(?) WHERE hidden > 0"
+
+INTERRUPTED = "interrupted"
+"""What SQLite says of a statement that took too much work."""
+LARGER = "its values are larger than the file, so it is not an archive of ours"
+WITHOUT_KEYS = "its tables have no keys, so it is not an archive of ours"
 
 _logs = table("logs", column("log"), column("identity"), column("branch"))
 _columns = ("log", "sequence", "subject", "payload")
@@ -50,13 +60,14 @@ class ArchiveHistory(History):
         self._url = _parsed(url)
         self.origin = f"the archive {_shown(self._url)}"
         found: dict[str, Any] = {}
-        for name, statement in _catalogue().items():
+        for name, (statement, kinds) in _catalogue().items():
             found[name] = [tuple(row) for batch in self._rows(statement) for row in batch]
-            if any(not _is_of_catalogue(row) for row in found[name]):
+            if not all(_is_of_catalogue(row, kinds) for row in found[name]):
                 self._refuse(f"{name} that the recorder does not write")
-        chosen = self._chosen([row[0] for row in found["logs"]], log)
+        by_age = sorted(found["logs"], key=itemgetter(1, 2))
+        chosen = self._chosen([row[0] for row in by_age], log)
         self.origin += f" (log {chosen})"
-        self._parts = _parts(chosen, found["gaps"], dict(found["firsts"]))
+        self._parts = _parts(chosen, found["gaps"], self._first_of)
         first, last, entries, subject = self._extent()
         self.header = Header(
             pool=subject.partition(".")[2].partition(".")[0], identity=chosen, first=first, last=last, entries=entries
@@ -109,13 +120,23 @@ class ArchiveHistory(History):
     def _extent(self) -> tuple[Sequence, Sequence, int, str]:
         first, last, entries, subject = 0, 0, 0, ""
         for part in self._parts:
-            for batch in self._rows(_extent_of(part)):
-                for low, high, count, any_subject in batch:
-                    if count and not all(type(number) is int for number in (low, high, count)):
-                        self._refuse("an entry without a number")
-                    if count:
-                        first, last, entries, subject = first or low, max(last, high), entries + count, any_subject
-        return first, last, entries, str(subject)[:SUBJECT_LENGTH_MAX]
+            low, high, count, any_subject = self._extent_of(part)
+            if count:
+                first, last, entries, subject = first or low, max(last, high), entries + count, any_subject
+        return first, last, entries, subject
+
+    def _extent_of(self, part: _Part) -> tuple[Sequence, Sequence, int, str]:
+        ((low, high, count, subject),) = (tuple(row) for batch in self._rows(_extent_of(part)) for row in batch)
+        if not count:
+            return 0, 0, 0, ""
+        if not all(type(number) is int for number in (low, high, count)):
+            self._refuse("an entry without a number")
+        return low, high, count, str(subject)[:SUBJECT_LENGTH_MAX]
+
+    def _first_of(self, log: str) -> Sequence:
+        """0 without entries."""
+        first, _, _, _ = self._extent_of(_Part(log, SEQUENCE_MAX))
+        return first
 
     def _rows(self, statement: Select[Any]) -> Iterator[list[Any]]:
         """Rows in batches. Raises HistoryError."""
@@ -126,6 +147,8 @@ class ArchiveHistory(History):
                 yield from _rows_of_server(self._url, statement)
         except (SQLAlchemyError, OSError) as error:
             reason = str(getattr(error, "orig", None) or error)
+            if reason == INTERRUPTED:
+                self._refuse("more entries than fit its size")
             msg = f"{self.origin} cannot be read: {reason}"
             raise HistoryError(msg) from error
 
@@ -151,12 +174,11 @@ def _is_sqlite(url: URL) -> bool:
     return url.get_backend_name() == "sqlite"
 
 
-def _catalogue() -> dict[str, Select[Any]]:
-    by_age = select(_logs.c.log).order_by(_logs.c.identity, _logs.c.branch)
+def _catalogue() -> dict[str, tuple[Select[Any], tuple[type, ...]]]:
+    """Statements, and the types of their columns."""
+    logs = select(_logs.c.log, _logs.c.identity, _logs.c.branch)
     forks = select(_gaps.c.log, _gaps.c.sequence, _gaps.c.after_log)
-    everything = union_all(*(select(kept.c.log, kept.c.sequence) for kept in (_events, _dead_letters))).subquery()
-    firsts = select(everything.c.log, func.min(everything.c.sequence)).group_by(everything.c.log)
-    return {"logs": by_age, "gaps": forks, "firsts": firsts}
+    return {"logs": (logs, (str, str, int)), "gaps": (forks, (str, int, str))}
 
 
 def _shown(url: URL) -> str:
@@ -165,10 +187,10 @@ def _shown(url: URL) -> str:
     return url.render_as_string(hide_password=True)
 
 
-def _parts(chosen: str, gaps: list[tuple[str, Sequence, str]], firsts: dict[str, Sequence]) -> list[_Part]:
+def _parts(chosen: str, gaps: list[tuple[str, Sequence, str]], first_of: Callable[[str], Sequence]) -> list[_Part]:
     """The log, preceded by those of the same stream that it continues."""
     parts = [_Part(chosen, SEQUENCE_MAX)]
-    while (first := firsts.get(parts[0].log, 1)) > 1:
+    while (first := first_of(parts[0].log)) > 1:
         before = next((after for log, _, after in gaps if log == parts[0].log and after != log), "")
         known = {part.log for part in parts}
         if not before or before in known or _stream(before) != _stream(chosen):
@@ -195,15 +217,20 @@ def _extent_of(part: _Part) -> Select[Any]:
 
 def _rows_of_sqlite(url: URL, statement: Select[Any]) -> Iterator[list[Any]]:
     engine: Engine = create_engine(url)
-    event.listen(engine, "connect", _bound_sqlite)
+    left = _bytes_of(Path(_shown(url)))
+    event.listen(engine, "connect", partial(_bound_sqlite, left))
     try:
         connection: Connection
         with engine.connect() as connection:
             _check_tables(connection)
+            _check_keys(connection, statement)
             batch, size = [], 0
             for row in connection.execute(statement):
                 batch.append(tuple(row))
-                size += sum(len(value) for value in row if isinstance(value, str | bytes))
+                row_size = sum(len(value) for value in row if isinstance(value, str | bytes))
+                size, left = size + row_size, left - row_size
+                if left < 0:
+                    raise OSError(LARGER)
                 if len(batch) == BATCH_ENTRIES or size > BATCH_BYTES:
                     yield batch
                     batch, size = [], 0
@@ -212,7 +239,15 @@ def _rows_of_sqlite(url: URL, statement: Select[Any]) -> Iterator[list[Any]]:
         engine.dispose()
 
 
-def _bound_sqlite(connection: sqlite3.Connection, _record: object) -> None:
+def _bytes_of(file: Path) -> int:
+    """Of the archive with what its recorder has not moved into it yet. Raises OSError."""
+    journal = Path(f"{file}-wal")
+    return file.stat().st_size + (journal.stat().st_size if journal.is_file() else 0)
+
+
+def _bound_sqlite(size: int, connection: sqlite3.Connection, _record: object) -> None:
+    steps = iter(range((WORK_MIN + size) // WORK_STEP))
+    connection.set_progress_handler(lambda: next(steps, None) is None, WORK_STEP)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, VALUE_BYTES_MAX)
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
     connection.execute("PRAGMA trusted_schema = OFF")
@@ -230,9 +265,16 @@ def _check_tables(connection: Connection) -> None:
             raise OSError(msg)
 
 
-def _is_of_catalogue(row: tuple[Any, ...]) -> bool:
-    """A log's name, perhaps with the entry where it begins and the log before it."""
-    return all(type(value) is kind for value, kind in zip(row, (str, int, str), strict=False))
+def _check_keys(connection: Connection, statement: Select[Any]) -> None:
+    """Without our keys, SQLite sorts in a temporary file. Raises OSError."""
+    compiled = statement.compile(connection, compile_kwargs={"literal_binds": True})
+    plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {compiled}")
+    if any("TEMP B-TREE" in step.detail for step in plan):
+        raise OSError(WITHOUT_KEYS)
+
+
+def _is_of_catalogue(row: tuple[Any, ...], kinds: tuple[type, ...]) -> bool:
+    return all(type(value) is kind for value, kind in zip(row, kinds, strict=True))
 
 
 def _rows_of_server(url: URL, statement: Select[Any]) -> Iterator[list[Any]]:

@@ -37,6 +37,8 @@ LINE_BYTES_MAX = 2 * PAYLOAD_BYTES_MAX
 FIRST_LINE_BYTES_MAX = 256 * 1024**2
 """Header with checkpoint, also at most FIRST_LINE_EXPANSION_MAX times the file size."""
 FIRST_LINE_EXPANSION_MAX = 16
+CHECKPOINT_BYTES_MIN = MEBIBYTE
+"""A header with a checkpoint may have this size in a small file, too."""
 EXPANSION_MAX = 40
 """Unpacked over packed bytes; logs have 7 to 10."""
 UNPACKED_BYTES_MIN = 2 * LINE_BYTES_MAX
@@ -77,9 +79,13 @@ class BundleHistory(History):
         self._file = file
         self.origin = origin or f"the file {file}"
         with self._opened() as stream:
-            first = _first_line(next(self._lines_of(stream), b""), self.origin)
+            line = next(self._lines_of(stream), b"")
+        first = _first_line(line, self.origin)
         self._bare = isinstance(first, _Line)
         self._checkpoint = None if isinstance(first, _Line) else first.checkpoint
+        bytes_max = max(CHECKPOINT_BYTES_MIN, FIRST_LINE_EXPANSION_MAX * self._size())
+        if self._checkpoint is not None and len(line) > bytes_max:
+            self._refuse(f"has a checkpoint of more than {bytes_max / MEBIBYTE:,.0f} MiB")
         self.header = Header(first=first.sequence) if isinstance(first, _Line) else first.header
 
     @override

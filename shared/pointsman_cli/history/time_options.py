@@ -8,9 +8,8 @@ from datetime import datetime, timedelta
 
 import click
 
-from pointsman.adapters.clocks import engine_time_of
 from pointsman.ports import LogEntry
-from pointsman.primitives import EngineSeconds, Sequence
+from pointsman.primitives import EngineSeconds, Sequence, engine_time_of
 from pointsman.state.state import State
 from pointsman_cli.history.entries import History
 from pointsman_cli.options import MOMENT_HELP

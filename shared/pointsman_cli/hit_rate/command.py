@@ -42,7 +42,7 @@ def hit_rate_command(place: str | None, pool: str | None, since: str | None, unt
 
     Six shares of prompt tokens, for the pool, its tenants and hours: an unbounded cache; one cache of the fleet's size; the
     engine that held most; the one known to hold most; predicted at the chosen one; delivered. The first line says where
-    most is lost. docs/operations.md defines each number.
+    most is lost. docs/data.md defines each number.
     """
     with open_history(place, pool) as history:
         end, begin = moment_in(history, until), moment_in(history, since)

@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from pointsman.primitives import EngineSeconds
 from pointsman.simulation.goodput import TARGET
-from pointsman.simulation.metrics import Report
+from pointsman.simulation.metrics import Report, mean_known
 from pointsman_cli.simulate.experiment import Arrival, CellResult, Series
 from pointsman_cli.simulate.report import labels
 from pointsman_cli.terminal import one_line
@@ -122,7 +122,7 @@ def hit_rate_against_cv(results: Results) -> Figure:
         points = []
         for key, look in _looks(results).items():
             group = _reports(results, key, rate)
-            hit, cv = _mean(group, lambda r: r.hit_rate), _mean(group, lambda r: r.load_cv)
+            hit, cv = mean_known(r.hit_rate for r in group), mean_known(r.load_cv for r in group)
             if hit is not None and cv is not None:
                 points.append((hit, cv))
                 size = 150 if look.marker == OWN_MARKER else 60
@@ -256,11 +256,6 @@ def _reports(results: Results, key: str, rate: float) -> list[Report]:
 
 def _series(results: Results, key: str, rate: float) -> list[Series]:
     return [r.series for r in results if r.cell.variant.key == key and r.cell.qps == rate]
-
-
-def _mean(group: Iterable[Report], value_of: Callable[[Report], float | None]) -> float | None:
-    values = [value for report in group if (value := value_of(report)) is not None]
-    return fmean(values) if values else None
 
 
 def _pareto_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

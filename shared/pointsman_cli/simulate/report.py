@@ -12,7 +12,7 @@ from rich.text import Text
 
 from pointsman.primitives import EngineSeconds, Tokens
 from pointsman.simulation.goodput import TARGET, Goodput, RatePoint
-from pointsman.simulation.metrics import Report
+from pointsman.simulation.metrics import Report, mean_known
 from pointsman.simulation.simulator import Scenario
 from pointsman_cli.formatting import count, milliseconds, ratio, share
 from pointsman_cli.output_file import json_of
@@ -181,7 +181,10 @@ def capacity_table(results: Sequence[CellResult], goodputs: Goodputs) -> Table:
     rates = sorted({result.cell.qps for result in results})
     goodput_column = [f">goodput at {TARGET:.0%}"] if goodputs else []
     made = table("effective capacity at requests/s:", *(f">{rate:g}" for rate in rates), *goodput_column)
-    best = {rate: _best(_mean(group, _capacity) for (_, qps), group in cells.items() if qps == rate) for rate in rates}
+    best = {
+        rate: _best(mean_known(map(_capacity, group)) for (_, qps), group in cells.items() if qps == rate)
+        for rate in rates
+    }
     best_goodput = _best(fmean(found) for found in _goodput_rates(goodputs).values())
     for variant, label in labels(results):
         row = [_capacity_cell(cells.get((variant.key, rate), []), best[rate]) for rate in rates]
@@ -250,7 +253,7 @@ def details_tables(results: Sequence[CellResult], qps: float) -> Iterator[Table]
         for variant, label in labels(results):
             group = groups.get((variant.key, qps))
             if group:
-                values = [(_mean(group, value_of), text) for _, value_of, text in columns]
+                values = [(mean_known(map(value_of, group)), text) for _, value_of, text in columns]
                 made.add_row(label, *("-" if value is None else text(value) for value, text in values))
         yield made
 
@@ -280,11 +283,6 @@ def _by_variant_and_rate(results: Iterable[CellResult]) -> dict[tuple[str, float
     for result in results:
         groups.setdefault((result.cell.variant.key, result.cell.qps), []).append(result.report)
     return groups
-
-
-def _mean(group: Sequence[Report], value_of: Callable[[Report], float | None]) -> float | None:
-    values = [value for report in group if (value := value_of(report)) is not None]
-    return fmean(values) if values else None
 
 
 def _best(values: Iterable[float | None]) -> float | None:

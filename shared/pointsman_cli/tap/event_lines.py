@@ -57,8 +57,7 @@ from pointsman.contracts.requests import (
 )
 from pointsman.contracts.tenants import TenantPoliciesSet
 from pointsman.ports import LogEntry, LogReset
-from pointsman.primitives import EngineSeconds
-from pointsman_cli.formatting import output_bound
+from pointsman_cli.formatting import output_bound, plural, seconds
 from pointsman_cli.policy_changes import policies_set
 from pointsman_cli.terminal import wall_time
 
@@ -116,7 +115,7 @@ def details(event: LogEvent) -> str:
         case InstanceProbed():
             return f"keys {'agree' if event.parity else 'differ'} {event.detail}".rstrip()
         case InstanceSuspected():
-            return f"silent for {_seconds(event.silent_seconds)}"
+            return f"silent for {seconds(event.silent_seconds)}"
         case InstanceDraining():
             becomes = f", then its role is {event.becomes}" if event.becomes else ""
             return event.reason + becomes + _by(event.by)
@@ -125,7 +124,7 @@ def details(event: LogEvent) -> str:
         case InstanceLeft():
             return event.reason
         case InstanceEjected():
-            return f"for {_seconds(event.seconds)}, {event.cause}, number {event.number} in a row: {event.detail}"
+            return f"for {seconds(event.seconds)}, {event.cause}, number {event.number} in a row: {event.detail}"
         case InstanceUnejected():
             return "one request at a time may try it" if event.half_open else "it has proved well"
         case InstanceUndrained():
@@ -139,25 +138,25 @@ def details(event: LogEvent) -> str:
             copy = f"  then copies {event.copy_blocks} blocks to {event.copy_to}" if event.copy_to else ""
             return f"-> {event.instance}{_attempt(event.attempt)}{fetch}{copy}"
         case HandOverRefused():
-            return f"{event.source}{_attempt(event.attempt)}  prefill {_seconds(event.prefill)}, {event.reason}: {event.detail}"
+            return f"{event.source}{_attempt(event.attempt)}  prefill {seconds(event.prefill)}, {event.reason}: {event.detail}"
         case RequestHandedOver():
-            return f"{event.source} -> {event.instance}{_attempt(event.attempt)}  prefill {_seconds(event.prefill)}: {event.reason}"
+            return f"{event.source} -> {event.instance}{_attempt(event.attempt)}  prefill {seconds(event.prefill)}: {event.reason}"
         case RequestMigrated():
-            out = f" out of its engine, {_seconds(event.wasted)} wasted" if event.rebound else ""
-            return f"{event.source} -> {event.instance}{out}  TTFT {_seconds(event.predicted_ttft)}: {event.reason}"
+            out = f" out of its engine, {seconds(event.wasted)} wasted" if event.rebound else ""
+            return f"{event.source} -> {event.instance}{out}  TTFT {seconds(event.predicted_ttft)}: {event.reason}"
         case MigrationRefused():
             return f"{event.source} -> {event.instance} not made, {event.reason}: {event.detail}"
         case RequestRejected():
             return (
-                f"{event.reason}: {event.detail}, retry after {_seconds(event.retry_after)}  {_others(event)}".rstrip()
+                f"{event.reason}: {event.detail}, retry after {seconds(event.retry_after)}  {_others(event)}".rstrip()
             )
         case PrefillFinished():
-            return f"{event.instance}  TTFT {_seconds(event.ttft)}, prefill {_seconds(event.prefill)}"
+            return f"{event.instance}  TTFT {seconds(event.ttft)}, prefill {seconds(event.prefill)}"
         case RequestFinished():
             return _finish(event)
         case PrefixFetchEnded() | PrefixCopyEnded():
             how = f"failed: {event.failure}" if event.failure else f"{event.tokens} tokens"
-            return f"{event.source} -> {event.instance}{_attempt(event.attempt)}  {how}, {_seconds(event.seconds)}"
+            return f"{event.source} -> {event.instance}{_attempt(event.attempt)}  {how}, {seconds(event.seconds)}"
         case RequestAttemptFailed():
             return f"{event.instance}{_attempt(event.attempt)}  {event.failure} {event.status or ''} {event.detail}".rstrip()
         case RequestFailed():
@@ -195,13 +194,13 @@ def _loads(event: RequestPlaced) -> str:
     if not event.loads:
         return ""
     tokens = ", ".join(f"{load.tokens:,} tokens from {load.tier}" for load in event.loads)
-    return f", load {_seconds(event.load_seconds)}: {tokens}"
+    return f", load {seconds(event.load_seconds)}: {tokens}"
 
 
 def _placement(event: RequestPlaced) -> str:
     chosen = (
         f"-> {event.instance}{_attempt(event.attempt)}  hit {event.hit_blocks} blocks, {event.uncached_tokens} tokens to compute, "
-        f"TTFT {_seconds(event.predicted_ttft)} (queue {_seconds(event.queue_seconds)}, prefill {_seconds(event.prefill_seconds)}{_loads(event)})  "
+        f"TTFT {seconds(event.predicted_ttft)} (queue {seconds(event.queue_seconds)}, prefill {seconds(event.prefill_seconds)}{_loads(event)})  "
         f"{event.policy}: {event.reason}"
     )
     if event.decode:
@@ -212,9 +211,7 @@ def _placement(event: RequestPlaced) -> str:
 def _others(event: RequestPlaced | RequestRejected) -> str:
     chosen = event.instance if isinstance(event, RequestPlaced) else None
     rest = [
-        f"{c.instance} {_seconds(c.predicted_ttft)} hit {c.hit_blocks}"
-        for c in event.candidates
-        if c.instance != chosen
+        f"{c.instance} {seconds(c.predicted_ttft)} hit {c.hit_blocks}" for c in event.candidates if c.instance != chosen
     ]
     if event.others:
         rest.append(f"{event.others:,} others")
@@ -224,7 +221,7 @@ def _others(event: RequestPlaced | RequestRejected) -> str:
 def _arrival(event: RequestArrived) -> str:
     session = f", session {event.session}" if event.session else ""
     guessed = "" if event.exact else ", tokens guessed"
-    guessed += f", held up {_seconds(event.held_up)}" if event.held_up else ""
+    guessed += f", held up {seconds(event.held_up)}" if event.held_up else ""
     return (
         f"{event.prompt_tokens} tokens in {_blocks(event.keys)}, {output_bound(event.max_output_tokens)} out, "
         f"{event.tenant or 'anonymous'}{session}{guessed}"
@@ -235,7 +232,7 @@ def _finish(event: RequestFinished) -> str:
     cached = f" ({event.cached_tokens} cached)" if event.cached_tokens >= 0 else ""
     return (
         f"{event.instance}  {event.prompt_tokens} tokens{cached}, {event.completion_tokens} out, "
-        f"TTFT {_seconds(event.ttft)}, TPOT {event.tpot * 1000:.1f} ms, end-to-end {_seconds(event.e2e)}"
+        f"TTFT {seconds(event.ttft)}, TPOT {event.tpot * 1000:.1f} ms, end-to-end {seconds(event.e2e)}"
     )
 
 
@@ -254,16 +251,11 @@ def _runs(runs: Sequence[Run]) -> str:
 
 
 def _blocks(packed: bytes) -> str:
-    count = len(packed) // KEY_BYTES
-    return f"{count} block" + "s" * (count != 1)
+    return plural(len(packed) // KEY_BYTES, "block")
 
 
 def _attempt(attempt: int) -> str:
     return f" (attempt {attempt})" if attempt > 1 else ""
-
-
-def _seconds(value: EngineSeconds) -> str:
-    return f"{value:.3f} s" if abs(value) < 10 else f"{value:.1f} s"
 
 
 def _short_subject(subject: str) -> str:

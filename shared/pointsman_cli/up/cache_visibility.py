@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import assert_never
 
-from pointsman.adapters.clocks import ScaledClock, engine_time_of
+from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.fleet import InstanceJoined, InstanceProbed
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.ports import LogEntry, LogMissingError, LogUnavailableError
-from pointsman.primitives import EngineSeconds, InstanceId
+from pointsman.primitives import EngineSeconds, InstanceId, engine_time_of
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import FleetSettings

@@ -1,4 +1,4 @@
-"""Counts requests, tokens and engine seconds per tenant, model and day, in one pass over a log. docs/operations.md#usage
+"""Counts requests, tokens and engine seconds per tenant, model and day, in one pass over a log. docs/data.md#usage
 defines each number. Tokens are the engines' own counts, of streams that broke off the ingress's; seconds are engine time."""
 
 from collections import OrderedDict
@@ -9,7 +9,6 @@ from typing import Literal
 
 import msgspec
 
-from pointsman.adapters.clocks import wall_time_of
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
     LeaderElected,
@@ -30,7 +29,7 @@ from pointsman.contracts.requests import (
     RequestFinished,
 )
 from pointsman.ports import LogEntry
-from pointsman.primitives import EngineSeconds, RequestId, Tenant, Term, Tokens
+from pointsman.primitives import EngineSeconds, RequestId, Tenant, Term, Tokens, wall_time_of
 from pointsman.state.state import State
 from pointsman_cli.history.time_options import Moment
 

@@ -64,7 +64,7 @@ def usage_command(
 
     Requests count where they ended, on the UTC day of their end. Tokens are those that engines reported for finished
     requests: computed (prompt tokens that no cache had), cached, output. Engine seconds are those that requests spent on
-    engines, in engine time, also if they failed or were cancelled. docs/operations.md defines each number.
+    engines, in engine time, also if they failed or were cancelled. docs/data.md defines each number.
     """
     if as_csv and as_json:
         msg = "--csv or --json, not both"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from pointsman.adapters.jetstream.commands import COMMANDS_A_TURN, JetStreamComm
 from pointsman.adapters.jetstream.connection import Connection, OnMessage, Subscription
 from pointsman.adapters.jetstream.consumer import ENTRIES_A_TURN, Reader
 from pointsman.adapters.log_listener import LogListener
+from pointsman.adapters.turns import TURN_SECONDS_MAX
 from pointsman.ports import LogEntry, Reply
 from pointsman.primitives import Sequence
 from tests.support.events import stored
@@ -86,6 +88,25 @@ async def test_commands_that_wait_are_handled_in_order_with_turns_for_others() -
     assert turns[0] >= COMMANDS / COMMANDS_A_TURN / 2
 
 
+async def test_others_have_a_turn_after_each_command_that_takes_long() -> None:
+    handled, wire, turns = list[int](), Wire(), 0
+    commands = JetStreamCommands(wire, Requests(wire), LogListener())
+
+    async def handle(payload: bytes, _reply: Reply) -> None:
+        time.sleep(TURN_SECONDS_MAX)  # noqa: ASYNC251 - decoding does not leave a turn, either
+        handled.append(json.loads(payload))
+
+    async with commands.serve_payloads(SUBJECT, handle):
+        await asyncio.sleep(0)
+        for number in range(COMMANDS_A_TURN):
+            wire.deliver(Sent(json.dumps(number).encode()))
+        while len(handled) < COMMANDS_A_TURN:
+            await asyncio.sleep(0)
+            turns += 1
+
+    assert turns >= COMMANDS_A_TURN - 1
+
+
 async def test_a_command_knows_how_long_it_waited_for_its_turn() -> None:
     waits: list[float] = []
     wire, last = Wire(), asyncio.Event()
@@ -141,3 +162,32 @@ async def test_entries_that_were_read_ahead_are_folded_in_order_with_turns_for_o
 
     assert folded == list(range(1, COMMANDS + 1))
     assert turns[0] >= COMMANDS / ENTRIES_A_TURN / 2
+
+
+class SlowlyDescribed(Described):
+    @override
+    def entry(self, sequence: Sequence, subject: str, payload: bytes) -> LogEntry:
+        time.sleep(TURN_SECONDS_MAX)
+        return super().entry(sequence, subject, payload)
+
+
+async def test_others_have_a_turn_after_each_entry_that_takes_long() -> None:
+    entries, turns = ENTRIES_A_TURN // 4, 0
+    wire = Wire()
+    reader = Reader(wire, SlowlyDescribed(), LogListener(), 1, (), lambda: None)  # type: ignore[arg-type]
+    reader._pull.attached = True
+    for number in range(1, entries + 1):
+        place = f"$JS.ACK.log.reader.1.{number}.{number}.0.{entries - number}"
+        reader._pull.buffer.append(Sent(b"{}", "pm.default.kv.engine-1", place))
+
+    async def read() -> None:
+        for _ in range(entries):
+            assert await reader.next() is not None
+
+    reading = asyncio.create_task(read())
+    while not reading.done():
+        await asyncio.sleep(0)
+        turns += 1
+    await reader.close()
+
+    assert turns >= entries - 1

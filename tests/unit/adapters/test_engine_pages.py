@@ -3,7 +3,9 @@
 import math
 import random
 import time
+import tracemalloc
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,16 +13,17 @@ import pytest
 from pointsman.adapters.http_engine import (
     CAPACITY_TOKENS_MAX,
     COUNT_MAX,
+    LISTED_MAX,
     METRICS_BYTES_MAX,
+    MODELS_BYTES_MAX,
     NAME_BYTES_MAX,
     NAMES_BYTES_MAX,
     NAMES_MAX,
-    EngineUnreachableError,
     FurtherNames,
+    ListedModels,
     cache_size,
-    further_names,
+    listed_models,
     load_in,
-    served_model,
 )
 from pointsman.primitives import BLOCK_TOKENS_MAX
 
@@ -63,32 +66,66 @@ def test_a_block_size_that_cannot_be_true_is_not_said(size: str) -> None:
 def test_a_length_that_cannot_be_true_is_not_said(length: object) -> None:
     body = b'{"data":[{"id":"m","max_model_len":%s}]}' % msgspec.json.encode(length)
 
-    assert served_model(body) == ("m", 0)
+    assert listed_models(body) == ListedModels("m", 0, FurtherNames())
 
 
 @pytest.mark.parametrize("name", ["", "a" * (NAME_BYTES_MAX + 1), "a\nb", "\x1b]0;x", "\u202e", 7, None, ["m"]])
 def test_what_is_no_name_names_neither_a_model_nor_an_adapter(name: object) -> None:
     listed = msgspec.json.encode({"data": [{"id": "m"}, {"id": name, "parent": "m"}, {"id": "poet", "parent": "m"}]})
-    names = further_names(listed)
+    read = listed_models(listed)
 
-    assert names is not None
-    assert names.adapters == ("poet",)
-    with pytest.raises(EngineUnreachableError):
-        served_model(msgspec.json.encode({"data": [{"id": name}]}))
+    assert read is not None
+    assert read.further_names.adapters == ("poet",)
+    assert listed_models(msgspec.json.encode({"data": [{"id": name}]})) is None
+
+
+def names_of(*models: dict[str, Any]) -> FurtherNames:
+    read = listed_models(msgspec.json.encode({"data": models}))
+    assert read is not None
+    return read.further_names
 
 
 def test_of_too_many_names_the_first_are_kept_and_the_others_counted() -> None:
     short = [{"id": f"n{number}", "parent": "m"} for number in range(20_000)]
     long = [{"id": f"{number:0255}"} for number in range(200)]
-    few = further_names(msgspec.json.encode({"data": [{"id": "m"}, *short]}))
-    large = further_names(msgspec.json.encode({"data": [{"id": "m"}, *long]}))
+    few, large = names_of({"id": "m"}, *short), names_of({"id": "m"}, *long)
 
-    assert few is not None
-    assert large is not None
     assert few.adapters == tuple(model["id"] for model in short[:NAMES_MAX])
     assert few.dropped == 20_000 - NAMES_MAX
     assert large.aliases == tuple(model["id"] for model in long[: NAMES_BYTES_MAX // 255])
     assert large.dropped == 200 - len(large.aliases)
+
+
+def test_models_beyond_those_that_are_looked_at_are_counted() -> None:
+    names = names_of({"id": "m"}, *[{"id": "m"}] * (LISTED_MAX - 2), {"id": "last"}, {"id": "beyond"})
+
+    assert names == FurtherNames(aliases=("last",), dropped=1)
+
+
+def test_a_list_as_vllm_writes_it_is_read() -> None:
+    permission = [
+        {"id": "modelperm-1", "object": "model_permission", "created": 1, "allow_sampling": True, "group": None}
+    ]
+    card = {"object": "model", "created": 1, "owned_by": "vllm", "root": "/models/m", "permission": permission}
+    base = card | {"id": "m", "parent": None, "max_model_len": 4096}
+    poet = card | {"id": "poet", "parent": "m", "max_model_len": None}
+    body = msgspec.json.encode({"object": "list", "data": [base, base | {"id": "alias"}, poet]})
+
+    assert listed_models(body) == ListedModels("m", 4096, FurtherNames(("alias",), ("poet",)))
+
+
+@pytest.mark.parametrize("field", ["id", "parent", "max_model_len", "permission"])
+def test_what_a_model_is_said_to_have_is_not_built_unless_it_is_read(field: str) -> None:
+    lists = b"[[]%b]" % (b",[]" * (MODELS_BYTES_MAX // 3))
+    body = b'{"data":[{"%b":%b,"id":"m"},{"id":"poet","parent":"m"}]}' % (field.encode(), lists)
+    tracemalloc.start()
+    read = listed_models(body)
+    _, bytes_most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert bytes_most < 64 * 1024
+    assert read is not None
+    assert read.max_model_len == 0
 
 
 def mangled(chance: random.Random, page: str) -> str:
@@ -112,11 +149,8 @@ def test_whatever_is_said_what_is_believed_is_in_range_and_can_be_written_down(s
         models = mangled(chance, MODELS.decode()).encode(errors="surrogatepass")
         rank = chance.choice([-1, 0, 1])
         load, (block, capacity) = load_in(metrics, rank), cache_size(metrics, rank)
-        names = further_names(models) or FurtherNames()
-        try:
-            model, length = served_model(models)
-        except EngineUnreachableError:
-            model, length = "m", 0
+        read = listed_models(models) or ListedModels("m", 0, FurtherNames())
+        model, length, names = read.model, read.max_model_len, read.further_names
 
         assert 0 <= load.waiting <= COUNT_MAX, seed
         assert 0 <= load.running <= COUNT_MAX, seed

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from pointsman.adapters.shared_timers import LENGTHS_MAX, SharedTimer, SharedTimers
+from pointsman.adapters.waiting import wait_at_most
+from pointsman.primitives import WallSeconds
 
 
 class CountingLoop(asyncio.SelectorEventLoop):
@@ -161,3 +163,11 @@ def test_who_is_not_due_is_not_looked_at() -> None:
     run(scenario)
 
     assert 500 <= looked_at[0] <= 1200
+
+
+async def test_a_wait_for_an_event_ends_with_the_event_or_with_its_time() -> None:
+    event = asyncio.Event()
+    asyncio.get_running_loop().call_soon(event.set)
+    async with asyncio.timeout(5.0):
+        await wait_at_most(event, WallSeconds(60.0))
+        await wait_at_most(asyncio.Event(), WallSeconds(0.01))

@@ -116,7 +116,7 @@ def test_a_late_removal_counts_too() -> None:
 def test_an_engine_whose_events_come_later_than_hindsight_waits_changes_nothing() -> None:
     told = Told()
     told.serves("r1", "b", PROMPT, at=1.0, cached=0)
-    told.tell(first_token("none", "b", at=3.0 + HINDSIGHT_WALL_SECONDS), stored("a", 1, PROMPT, at=0.5))
+    told.tell(first_token("none", "b", at=3.0 + float(HINDSIGHT_WALL_SECONDS)), stored("a", 1, PROMPT, at=0.5))
 
     assert told.tokens["perfect"] == 0
 
@@ -273,7 +273,7 @@ def test_a_request_is_counted_when_late_events_can_change_it_no_more() -> None:
     told.serves("r1", "a", PROMPT, at=1.0, cached=0)
     assert told.ladder.figures.total().requests == 0
 
-    told.tell(stored("b", 1, [9], at=1.1 + HINDSIGHT_WALL_SECONDS))
+    told.tell(stored("b", 1, [9], at=1.1 + float(HINDSIGHT_WALL_SECONDS)))
     assert told.ladder.figures.total().requests == 1
 
 

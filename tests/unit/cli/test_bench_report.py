@@ -196,7 +196,7 @@ async def test_requests_go_out_at_their_times_while_earlier_answers_are_still_du
         return await streamed(request, wait=0.3)
 
     async with served(slow) as (url, bodies):
-        load = LoadGenerator(target(url, slo_ttft_s=2.0), requests_at(0.0, 1.0, 2.0), time_scale=10.0)
+        load = LoadGenerator(target(url, slo_ttft_s=2.0), requests_at(0.0, 1.0, 2.0))
         running = asyncio.create_task(load.run())
         await asyncio.sleep(0.27)
 
@@ -225,7 +225,7 @@ async def test_refusals_and_failures_are_told_apart() -> None:
         return web.json_response({"error": {"message": "m", "code": "busy"}}, status=status or 500)
 
     async with served(refusing) as (url, _):
-        load = LoadGenerator(target(url), requests_at(0.0, 0.5, 1.0), time_scale=10.0)
+        load = LoadGenerator(target(url), requests_at(0.0, 0.5, 1.0))
         await load.run()
 
     endings = sorted((o.ending, o.problem) for o in load.tally.outcomes)
@@ -245,7 +245,7 @@ async def test_no_more_are_under_way_than_may_be_and_the_wait_counts_as_lateness
         return await streamed(request, wait=0.1)
 
     async with served(slow) as (url, _):
-        load = LoadGenerator(target(url, in_flight_max=2), requests_at(0.0, 0.0, 0.0), time_scale=1.0)
+        load = LoadGenerator(target(url, in_flight_max=2), requests_at(0.0, 0.0, 0.0))
         await load.run()
 
     assert most == 2
@@ -257,7 +257,7 @@ async def test_a_stop_keeps_what_was_measured_and_forgets_the_rest() -> None:
         return await streamed(request, wait=0.0 if len(body["prompt"]) == 100 and load.tally.sent == 1 else 60.0)
 
     async with served(only_the_first) as (url, _):
-        load = LoadGenerator(target(url), requests_at(0.0, 1.0, 600.0), time_scale=10.0)
+        load = LoadGenerator(target(url), requests_at(0.0, 1.0, 600.0))
         running = asyncio.create_task(load.run())
         await asyncio.sleep(0.25)
         load.stop()
@@ -273,7 +273,7 @@ async def test_warm_up_requests_are_sent_but_not_counted() -> None:
         return await streamed(request)
 
     async with served(answer) as (url, bodies):
-        load = LoadGenerator(target(url), requests_at(0.0, 0.1, 0.2), time_scale=10.0, warmup=2)
+        load = LoadGenerator(target(url), requests_at(0.0, 0.1, 0.2), warmup=2)
         await load.run()
 
     assert (len(bodies), len(load.tally.outcomes)) == (3, 1)
@@ -288,7 +288,7 @@ async def test_shrunk_prompts_are_shorter_and_share_what_they_shared() -> None:
         for blocks, length in (((1, 2), 800), ((1, 2, 3), 1100))
     )
     async with served(answer) as (url, bodies):
-        await LoadGenerator(target(url, shrink=8), [first, longer], time_scale=1.0).run()
+        await LoadGenerator(target(url, shrink=8), [first, longer]).run()
 
     prompts = sorted((body["prompt"] for body in bodies), key=len)
     assert [len(prompt) for prompt in prompts] == [100, 138]

@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner, Result, _NamedTextIOWrapper
 from typing_extensions import override
 
-from pointsman.adapters.clocks import wall_time_of
 from pointsman.contracts.decisions import RequestPlaced
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
+from pointsman.primitives import wall_time_of
 from pointsman.simulation.replay import fold, verify
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.snapshot import describe

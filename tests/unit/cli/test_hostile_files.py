@@ -4,10 +4,13 @@ import gzip
 import json
 import os
 import sqlite3
+import struct
 import subprocess
 import sys
+import time
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ from pointsman.ports import LogEntry
 from pointsman.runtime.checkpoint_fingerprint import entry_digest
 from pointsman.simulation.replay import BaseState, fold
 from pointsman.state.checkpoint import encode_state
+from pointsman_cli.history import archive as archive_reader
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.checkpoint import ExportedCheckpoint, _form
 from pointsman_cli.history.sources import Header, open_history
@@ -134,6 +138,30 @@ def test_a_checkpoint_with_impossible_values_is_no_traceback(entries: list[LogEn
             assert "\x1b" not in ran.output
 
 
+NODES = b"\x81\xa5nodes\xdd"
+SETS = b"\x91\xa3set"
+CHECKPOINTS = {
+    "many nodes": NODES + (400_000).to_bytes(4, "big") + SETS * 400_000,
+    "many nodes behind others": NODES + (1).to_bytes(4, "big") + SETS + NODES[1:] + (10**6).to_bytes(4, "big") + SETS * 10**6,
+    "deep slots": NODES + (1).to_bytes(4, "big") + b"\x93\xa3set\xa0\xdd" + (5 * 10**6).to_bytes(4, "big") + b"\x91\x90" * 5 * 10**6,
+}  # fmt: skip
+
+
+def test_a_checkpoint_that_would_become_far_larger_is_refused_before_it_does(
+    entries: list[LogEntry], tmp_path: Path
+) -> None:
+    files = []
+    for name, content in CHECKPOINTS.items():
+        kept = ExportedCheckpoint(as_of=50, entry=entry_digest(entries[49]), form="", content=content)
+        files.append(tmp_path / f"{name}.pmlog")
+        write_bundle(files[-1], Header(first=50), entries[49:], kept)
+
+    outputs = run(*(["replay", "--from", str(file)] for file in files), rss_max=150 * MEBIBYTE)
+
+    assert_refused(CHECKPOINTS, outputs)
+    assert all("has a checkpoint of more than 1 MiB" in output for output in outputs)
+
+
 # --- Archives ---
 
 
@@ -154,6 +182,7 @@ HOSTILE_ARCHIVES = {
     "no tables": "DROP VIEW requests; DROP TABLE events; DROP TABLE logs",
     "other columns": "DROP VIEW requests; ALTER TABLE events RENAME COLUMN payload TO load",
     "fractions as numbers": f"{COPY}); INSERT INTO e SELECT log, sequence + 0.5, subject, payload FROM events; {REPLACED}",
+    "no keys": f"{COPY}); INSERT INTO e SELECT log, sequence, subject, payload FROM events; {REPLACED}",
     "no subject": f"{COPY}); INSERT INTO e SELECT log, sequence, x'00', payload FROM events; {REPLACED}",
     "bytes as names": "CREATE TABLE l(log, identity, branch); INSERT INTO l VALUES (x'1b5b', 1, 1); DROP TABLE logs; ALTER TABLE l RENAME TO logs",
 }  # fmt: skip
@@ -173,6 +202,61 @@ def test_hostile_archives_are_refused_in_bounded_memory_and_time(archive: Path) 
     files = [changed(archive, script, name) for name, script in HOSTILE_ARCHIVES.items()]
 
     assert_refused(HOSTILE_ARCHIVES, run(*(["replay", "--from", str(file)] for file in files)))
+
+
+def interior(page: int, *, child: int, keys: int = 55) -> tuple[int, bytes]:
+    """An interior page of a table's tree, all of whose children are the same page."""
+    cells = b"".join(struct.pack(">IB", child, keys - number) for number in range(keys))
+    starts = [PAGE_BYTES - len(cells) + 5 * (keys - 1 - number) for number in range(keys)]
+    head = struct.pack(">BHHHBI", 5, 0, keys, PAGE_BYTES - len(cells), 0, child)
+    body = head + struct.pack(f">{keys}H", *starts)
+    return page, body + bytes(PAGE_BYTES - len(body) - len(cells)) + cells
+
+
+PAGE_BYTES = 512
+EMPTY = f"""
+PRAGMA page_size = {PAGE_BYTES};
+CREATE TABLE logs(log PRIMARY KEY, identity, branch);
+CREATE TABLE gaps(log, sequence, after_log, after_sequence, PRIMARY KEY (log, sequence));
+CREATE TABLE events(log, sequence, subject, payload);
+CREATE TABLE dead_letters(log, sequence, subject, payload, PRIMARY KEY (log, sequence));
+INSERT INTO logs VALUES ('2026', '2026', 1); INSERT INTO events VALUES ('2026', 1, 'pm.a.lost', '{{}}');
+INSERT INTO gaps VALUES ('2026', 1, '2025', 1);
+CREATE TABLE room(x); INSERT INTO room VALUES (zeroblob(4000));
+"""
+
+
+@pytest.mark.parametrize("table", ["logs", "gaps", "events"])
+def test_an_archive_whose_pages_refer_to_each_other_without_end_is_refused(table: str, tmp_path: Path) -> None:
+    file = tmp_path / "archive.sqlite"
+    with sqlite3.connect(file) as made:
+        made.executescript(EMPTY)
+        (root,) = made.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+    made.close()
+    content = bytearray(file.read_bytes())
+    pages = [root, *range(len(content) // PAGE_BYTES - 6, len(content) // PAGE_BYTES)]
+    leaf = content[(root - 1) * PAGE_BYTES : root * PAGE_BYTES]
+    for page, body in [(pages[-1], leaf), *(interior(page, child=child) for page, child in pairwise(pages))]:
+        content[(page - 1) * PAGE_BYTES : page * PAGE_BYTES] = body
+    file.write_bytes(content)
+
+    began = time.process_time()
+    ran = CliRunner().invoke(main, ["replay", "--from", str(file)])
+
+    assert (ran.exit_code, ran.output.count("\n")) == (2, 1), ran.output
+    assert "not an archive of ours" in ran.output
+    assert time.process_time() - began < 20
+
+
+def test_an_archive_whose_values_share_their_pages_is_refused(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if every entry had the same large payload."""
+    file = changed(archive, "UPDATE events SET payload = zeroblob(3000000) WHERE sequence <= 4", "shared")
+    monkeypatch.setattr(archive_reader, "_bytes_of", lambda _file: 5_000_000)
+
+    ran = CliRunner().invoke(main, ["replay", "--from", str(file)])
+
+    assert ran.exit_code == 2
+    assert archive_reader.LARGER in ran.output
 
 
 def test_many_large_values_are_not_held_at_once(archive: Path) -> None:

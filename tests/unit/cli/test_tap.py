@@ -5,13 +5,13 @@ from typing import get_args
 
 import pytest
 
-from pointsman.adapters.clocks import ANCHOR_UNIX_SECONDS, ScaledClock
+from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import Candidate, RequestGranted, RequestMigrated, RequestPlaced
 from pointsman.contracts.requests import RequestFinished
 from pointsman.contracts.subjects import subject_of
 from pointsman.ports import LogEntry, LogReset
-from pointsman.primitives import InstanceId, PoolName, RequestId
+from pointsman.primitives import ANCHOR_UNIX_SECONDS, InstanceId, PoolName, RequestId
 from pointsman_cli.history.time_options import Moment
 from pointsman_cli.tap.command import Printer, follow_log
 from pointsman_cli.tap.event_lines import STYLES, details, line, reset_line

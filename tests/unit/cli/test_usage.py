@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from pointsman.adapters.clocks import ANCHOR_UNIX_SECONDS
 from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import (
     LeaderElected,
@@ -33,7 +32,7 @@ from pointsman.contracts.requests import (
 from pointsman.contracts.subjects import subject_of
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
-from pointsman.primitives import EngineSeconds, InstanceId, PoolName, RequestId, Tenant, Term
+from pointsman.primitives import ANCHOR_UNIX_SECONDS, EngineSeconds, InstanceId, PoolName, RequestId, Tenant, Term
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.sources import Header
 from pointsman_cli.main import main

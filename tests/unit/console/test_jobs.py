@@ -12,7 +12,7 @@ from pointsman_cli.console.jobs import jobs as jobs_module
 from pointsman_cli.console.jobs import process
 from pointsman_cli.console.jobs.jobs import SEARCHES_WAITING_MAX, Jobs
 from pointsman_cli.console.jobs.process import Task
-from pointsman_cli.console.jobs.views import DoctorView, StoryView, WhatIfChange, WhatIfRun
+from pointsman_cli.console.jobs.views import DoctorView, TimelineView, WhatIfChange, WhatIfRun
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.entries import Header
 from tests.support.recorded_log import RecordedFleet
@@ -33,12 +33,12 @@ def failing(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.usefixtures("failing")
 async def test_a_process_that_fails_ends_its_job_so_that_the_next_may_begin() -> None:
     jobs = Jobs("log.pmlog", None, recorded=True, wall=lambda: 0.0)
-    story = jobs.story("r-1", first=0, ended=0)
+    timeline = jobs.timeline("r-1", first=0, ended=0)
     jobs.examine()
     number = jobs.start(WhatIfChange(policy="random"), "random")
     assert number is not None
     async with asyncio.timeout(20):
-        while jobs.busy or story.state != "failed" or jobs.examination().state != "failed":  # noqa: ASYNC110
+        while jobs.busy or timeline.state != "failed" or jobs.examination().state != "failed":  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
     run = jobs.run(number)
@@ -60,7 +60,7 @@ async def test_what_is_worked_out_ends_where_the_console_ends(tmp_path: Path, mo
     monkeypatch.setattr(jobs_module, "work", keep)
     jobs = Jobs(str(file), None, recorded=True, wall=lambda: 0.0, until=str(until))
     lasting = next(e.event.request for e in entries if e.sequence > until and isinstance(e.event, RequestFinished))
-    jobs.story(lasting, first=0, ended=0)
+    jobs.timeline(lasting, first=0, ended=0)
     jobs.examine()
     await asyncio.sleep(0)
     await jobs.close()
@@ -68,7 +68,7 @@ async def test_what_is_worked_out_ends_where_the_console_ends(tmp_path: Path, mo
 
     assert isinstance(examined, DoctorView)
     assert examined.entries == until
-    assert isinstance(told, StoryView)
+    assert isinstance(told, TimelineView)
     assert max(event.sequence for event in told.events) <= until
 
 
@@ -92,11 +92,11 @@ async def test_a_what_if_run_has_the_requests_up_to_where_the_console_ends(tmp_p
 @pytest.mark.usefixtures("failing")
 async def test_made_up_ids_leave_places_for_requests_that_are_remembered() -> None:
     jobs = Jobs("log.pmlog", None, recorded=True, wall=lambda: 0.0)
-    made_up = [jobs.story(f"x-{number}", first=0, ended=0) for number in range(100)]
-    remembered = jobs.story("r-1", first=7, ended=9)
-    states = [story.state for story in made_up]
+    made_up = [jobs.timeline(f"x-{number}", first=0, ended=0) for number in range(100)]
+    remembered = jobs.timeline("r-1", first=7, ended=9)
+    states = [timeline.state for timeline in made_up]
     await jobs.close()
 
     assert states.count("waiting") == SEARCHES_WAITING_MAX
-    assert all("too many" in story.problem for story in made_up[SEARCHES_WAITING_MAX:])
+    assert all("too many" in timeline.problem for timeline in made_up[SEARCHES_WAITING_MAX:])
     assert remembered.state == "waiting"

@@ -27,6 +27,7 @@ from pointsman_cli.console.log.fleet_views import fleet_view
 from pointsman_cli.console.log.log_views import RequestFilter, history_view, requests_view, tenants_view
 from pointsman_cli.console.log.observer import Observer
 from pointsman_cli.console.log.recent_requests import RecentRequests
+from pointsman_cli.console.log.request_counts import Figures
 from pointsman_cli.console.log.size_history import Spaced
 from tests.support.recorded_log import SETTINGS, RecordedFleet
 
@@ -216,3 +217,10 @@ def test_moments_are_spread_over_the_whole_time_in_bounded_number() -> None:
     assert spaced.kept[0] == 0
     gaps = {later - earlier for earlier, later in zip(spaced.kept[:-1], spaced.kept[1:], strict=True)}
     assert max(gaps) <= 2 * min(gaps)
+
+
+def test_a_percentile_lies_between_the_two_nearest_ranks() -> None:
+    figures = Figures(ttfts=[4.0, 1.0, 3.0, 2.0])
+
+    assert (figures.ttft(50), figures.ttft(95)) == (2.5, 3.85)
+    assert Figures().ttft(50) is None

@@ -17,7 +17,18 @@ from pointsman_cli.console.pages.live import Parts, patch
 from pointsman_cli.console.pages.rendering import LIVE, PATHS, TABLES, Pages
 from pointsman_cli.console.views import Health, Session
 from pointsman_cli.explain.causes import Cause
-from tests.support.console_views import EMPTY, FULL, HOSTILE, fleet, reading, requests, run, status, story, told
+from tests.support.console_views import (
+    EMPTY,
+    FULL,
+    HOSTILE,
+    fleet,
+    reading,
+    request_page,
+    requests,
+    run,
+    status,
+    timeline,
+)
 
 PAGES = Pages()
 SIGNED_IN = Session(acts=True, csrf="a-token")
@@ -281,7 +292,7 @@ def test_every_form_that_changes_something_holds_the_session_s_token(page: str, 
 
 @pytest.mark.parametrize("cause", Cause)
 def test_the_verdict_stands_before_everything_else_of_a_request(cause: Cause) -> None:
-    html = PAGES.render("request", told(str(cause)), status=status())
+    html = PAGES.render("request", request_page(str(cause)), status=status())
 
     said = outline(html[html.index("<main") :]).text
     assert said.index("Slow because 60,112 tokens") < said.index("Where the time went")
@@ -293,14 +304,14 @@ def test_a_request_that_is_still_being_read_shows_what_is_known_and_goes_on() ->
 
     assert 'data-live="/live?page=%2Frequests%2F' in html
     assert reading().row.instance in outline(html).text  # type: ignore[union-attr]
-    assert "data-live" not in PAGES.render("request", told(), status=status())
+    assert "data-live" not in PAGES.render("request", request_page(), status=status())
 
 
 def test_a_failed_attempt_says_where_and_what() -> None:
     event = RequestAttemptFailed(
         at=1.0, request=RequestId("r"), instance=InstanceId("engine-1"), failure="http_5xx", status=503
     )
-    html = PAGES.render("request", told(failed_attempts=[msgspec.to_builtins(event)]), status=status())
+    html = PAGES.render("request", request_page(failed_attempts=[msgspec.to_builtins(event)]), status=status())
 
     assert "attempt 1 failed</span><span>engine-1</span><span" in html
     assert "503 http_5xx" in html
@@ -326,10 +337,10 @@ def test_a_number_that_no_pool_has_is_not_asked_for() -> None:
 
 
 def test_the_largest_prompt_ahead_comes_first_of_those_that_are_shown() -> None:
-    made = story()
+    made = timeline()
     ahead = [dict(made.grants[0]["in_engine"][0], request=f"small-{i}", uncached_tokens=10 + i) for i in range(20)]
     ahead.append(dict(ahead[0], request="large", uncached_tokens=60_000))
-    page = told(grants=[made.grants[0] | {"in_engine": ahead}], decisions=[])
+    page = request_page(grants=[made.grants[0] | {"in_engine": ahead}], decisions=[])
 
     said = outline(PAGES.render("request", page, status=status())).text
 
@@ -358,10 +369,10 @@ def test_the_example_of_a_line_of_evidence_is_a_link() -> None:
 
 
 def test_every_picture_is_told_in_words() -> None:
-    found = outline(PAGES.render("request", told(), status=status()))
+    found = outline(PAGES.render("request", request_page(), status=status()))
 
     assert all(attributes.get("aria-hidden") == "true" for tag, attributes in found.elements if tag == "svg")
-    assert all(phase.name in found.text for phase in story().phases)
+    assert all(phase.name in found.text for phase in timeline().phases)
 
 
 def test_every_class_of_a_template_is_in_a_stylesheet() -> None:

@@ -395,7 +395,7 @@ async def test_no_stream_of_what_is_no_page(served: Served, page: str) -> None:
     assert (await served.get(f"/live?page={page}"))[0] == 400
 
 
-async def test_a_story_is_worked_out_beside(served: Served) -> None:
+async def test_a_timeline_is_worked_out_beside(served: Served) -> None:
     newest = next(served.console.source.observer.requests.newest_first()).id
     answer: dict[str, Any] = {}
     for _ in range(200):
@@ -405,8 +405,8 @@ async def test_a_story_is_worked_out_beside(served: Served) -> None:
         await asyncio.sleep(0.1)
 
     assert answer["state"] == "done", answer["problem"]
-    assert answer["story"]["request"] == newest
-    assert answer["story"]["verdict"]
+    assert answer["timeline"]["request"] == newest
+    assert answer["timeline"]["verdict"]
 
 
 def children() -> set[str]:

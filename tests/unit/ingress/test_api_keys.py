@@ -7,10 +7,10 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from pointsman.adapters.clocks import ScaledClock, engine_time_of
+from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.access import ENDPOINTS, ApiKey, key_hash, name_of_key
 from pointsman.ports import StoredValue, ValuesRead
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import EngineSeconds, engine_time_of
 from pointsman.runtime.health import HealthBoard
 from pointsman_ingress.endpoints import BY_PATH
 from pointsman_ingress.http.api_keys import KEYS_PART, ApiKeys

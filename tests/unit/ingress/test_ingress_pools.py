@@ -16,11 +16,11 @@ from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.fleet import InstanceLeft, InstanceReported, InstanceSuspected
 from pointsman.ports import EventLog
-from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Term
+from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_ingress.http.errors import ApiError
 from pointsman_ingress.placement.fleet_view import FleetView, Model
-from pointsman_ingress.placement.hold_queue import HoldQueue
+from pointsman_ingress.placement.hold_queue import HELD_REQUESTS_MAX, HoldQueue
 from pointsman_ingress.placement.in_flight import InFlightRequests
 from pointsman_ingress.placement.pools import Pool, Pools, PoolsBoard
 from pointsman_lab.memory.log import MemoryBroker
@@ -81,7 +81,7 @@ async def rig(*names: PoolName) -> AsyncIterator[Rig]:
         )
         for name in names
     ]
-    yield Rig(Pools(pools, HoldQueue(30.0, clock)), fleets, logs)
+    yield Rig(Pools(pools, HoldQueue(WallSeconds(30.0), clock)), fleets, logs)
     for task in following:
         task.cancel()
     await asyncio.gather(*following, return_exceptions=True)
@@ -134,14 +134,33 @@ async def test_requests_for_an_unknown_model_wait_until_the_log_is_read() -> Non
     async with rig(CHAT) as one:
         await one.append(CHAT, joined("a", model="m", at=1))
         one.fleets[CHAT].is_read = False
-        asking = asyncio.create_task(one.pools.await_model("poet"))
-        known = await one.pools.await_model("m")
+        asking = asyncio.create_task(one.pools.await_model("poet", owner=""))
+        known = await one.pools.await_model("m", owner="")
         too_early = one.refusal("poet")
         await one.append(CHAT, naming("a", at=2, adapters=["poet"]))
 
         assert known[1].name == "m"
         assert too_early == (503, "no_engines")
         assert (await asking)[1].name == "poet"
+
+
+async def test_one_owner_fills_half_of_the_places_of_held_requests_and_others_find_some() -> None:
+    hold, found = HoldQueue(30.0, ScaledClock()), asyncio.Event()
+
+    def find() -> bool | None:
+        return found.is_set() or None
+
+    flood = [asyncio.create_task(hold.until(find, owner="flood")) for _ in range(HELD_REQUESTS_MAX)]
+    await eventually(lambda: sum(task.done() for task in flood) >= HELD_REQUESTS_MAX // 2)
+    mine = asyncio.create_task(hold.until(find, owner="mine"))
+    await asyncio.sleep(0.1)
+    waits = not mine.done()
+    found.set()
+    answers = await asyncio.gather(*flood)
+
+    assert (waits, await mine) == (True, True)
+    assert (answers.count(True), answers.count(None)) == (HELD_REQUESTS_MAX // 2, HELD_REQUESTS_MAX // 2)
+    assert not hold._waiting
 
 
 async def test_an_adapter_is_served_only_by_instances_that_have_it() -> None:
@@ -194,6 +213,60 @@ async def test_a_base_model_precedes_aliases_in_other_pools() -> None:
         assert one.found("tools") == ("chat", "m", "")
         offered = [(pool.name, model.name, model.adapter) for pool, model in one.pools.offered()]
         assert offered == [("chat", "m", ""), ("chat", "tools", ""), ("code", "coder", "")]
+
+
+async def test_no_pool_takes_a_name_that_another_serves_and_says_that_it_wants_to() -> None:
+    async with rig(CHAT, CODE) as one:
+        await one.append(CHAT, joined("a", model="m", at=1))
+        await one.append(CODE, joined("b", model="coder", at=2), naming("b", at=3, adapters=["sql"], aliases=["tools"]))
+        await one.append(CHAT, naming("a", at=4, adapters=["sql", "coder"], aliases=["tools"]))
+        taken = [one.found(name) for name in ("coder", "sql", "tools")]
+        offered = [(pool.name, model.name) for pool, model in one.pools.offered()]
+        said = one.fleets[CHAT]._board.degraded_parts
+
+        await one.append(CODE, naming("b", at=5, aliases=["tools"]))
+        given_up = one.found("sql")
+        await one.append(CODE, naming("b", at=6, adapters=["sql"], aliases=["tools"]))
+
+        assert taken == [("code", "coder", ""), ("code", "coder", "sql"), ("code", "coder", "")]
+        assert offered == [("chat", "m"), ("code", "coder"), ("code", "tools"), ("code", "sql")]
+        assert said["models"] == (
+            "requests for 'coder' go to pool code, 'sql' go to pool code, 'tools' go to pool code, which served the name first"
+        )
+        assert given_up == one.found("sql") == ("chat", "m", "sql")
+        assert "sql" in one.fleets[CODE]._board.degraded_parts["models"]
+
+        await one.append(CHAT, naming("a", at=7))
+        assert one.found("sql") == ("code", "coder", "sql")
+        assert all("models" not in fleet._board.lacks for fleet in one.fleets.values())
+
+
+async def test_a_name_has_its_pool_again_after_a_restart_whichever_log_is_read_first() -> None:
+    events: dict[PoolName, list[LogEvent]] = {
+        CODE: [joined("b", model="coder", at=2), naming("b", at=3, adapters=["sql"])],
+        CHAT: [joined("a", model="m", at=1), naming("a", at=4, adapters=["sql"])],
+    }
+    for first, second in ((CHAT, CODE), (CODE, CHAT)):
+        async with rig(CHAT, CODE) as one:
+            await eventually(lambda: all(fleet.is_read for fleet in one.fleets.values()))
+            one.fleets[second].is_read = False
+            await one.append(first, *events[first])
+            early, base = one.refusal("sql"), one.found("m" if first is CHAT else "coder")
+            await one.append(second, *events[second])
+            one.fleets[second].is_read = True
+
+            assert early == (503, "no_engines")
+            assert base[0] == first
+            assert one.found("sql") == ("code", "coder", "sql")
+
+
+async def test_an_event_with_an_earlier_time_makes_no_name_older() -> None:
+    async with rig(CHAT, CODE) as one:
+        await one.append(CHAT, joined("a", model="m", at=5))
+        await one.append(CODE, joined("b", model="coder", at=2), naming("b", at=3, adapters=["sql"]))
+        await one.append(CHAT, naming("a", at=1, adapters=["sql"]))
+
+        assert one.found("sql") == ("code", "coder", "sql")
 
 
 async def test_the_majority_of_instances_decides_the_meaning_of_a_name() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from pointsman_ingress.http import json_form
 from pointsman_ingress.http.errors import ApiError
-from pointsman_ingress.prompt import json_form
-from pointsman_ingress.prompt.json_form import (
+from pointsman_ingress.http.json_form import (
     BRACKETS_MAX,
     ENTRIES_MAX,
     NESTING_MAX,

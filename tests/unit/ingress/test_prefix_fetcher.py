@@ -1,6 +1,7 @@
 """What a fetch of a prefix asks of both engines, and what it makes of their silence."""
 
 import asyncio
+import time
 from typing import Any, cast
 
 import msgspec
@@ -11,7 +12,13 @@ from pointsman.contracts.commands import PrefixFetch, RouteGranted
 from pointsman.primitives import InstanceId, RequestId
 from pointsman_ingress.engine import prefix_fetch
 from pointsman_ingress.engine.client import EngineClient, EngineRequest
-from pointsman_ingress.engine.disaggregation import REMOTE_DECODE
+from pointsman_ingress.engine.disaggregation import (
+    NO_PREFILL,
+    REMOTE_DECODE,
+    TRANSFER_BYTES_MAX,
+    SplitBody,
+    read_prefill,
+)
 from pointsman_ingress.engine.prefix_fetch import FetchOutcome, PrefixFetcher, PrefixPrompt
 from pointsman_ingress.work_threads import WorkThreads
 
@@ -35,7 +42,8 @@ class Engines:
         self.answers = list(answers)
         self.asked: list[EngineRequest] = []
 
-    async def ask(self, request: EngineRequest) -> tuple[int, bytes]:
+    async def ask(self, request: EngineRequest, *, bytes_max: int) -> tuple[int, bytes]:
+        assert bytes_max <= 2 * TRANSFER_BYTES_MAX
         self.asked.append(request)
         if not self.answers:
             await asyncio.Event().wait()
@@ -58,7 +66,7 @@ async def test_the_source_gets_the_prefix_and_the_target_the_parameters_of_its_a
     bodies = [msgspec.json.decode(request.body) for request in engines.asked]
     common = {"model": "m", "prompt": list(range(129)), "max_tokens": 1, "cache_salt": "s"}
     assert bodies == [common | {"kv_transfer_params": REMOTE_DECODE}, common | {"kv_transfer_params": PARAMETERS}]
-    assert [(r.instance, r.engine, r.path, r.dp_rank, r.request_id) for r in engines.asked] == [
+    assert [(r.instance, r.url, r.path, r.dp_rank, r.request_id) for r in engines.asked] == [
         ("a", "http://a", "/v1/completions", 1, "r-2-give"),
         ("b", "http://b", "/v1/completions", -1, "r-2-take"),
     ]
@@ -68,7 +76,7 @@ async def test_the_source_gets_the_prefix_and_the_target_the_parameters_of_its_a
     ("answers", "why"),
     [
         ([Answer({}, 404)], "the source refused with status 404"),
-        ([Answer({})], "the source gave no kv_transfer_params: it has no connector"),
+        ([Answer({})], "the source gave no kv_transfer_params that can be used: has it a connector?"),
         ([Answer({"kv_transfer_params": PARAMETERS}), Answer({}, 400)], "the target refused with status 400"),
         ([], "not done within 0.05 s"),
         ([Answer({"kv_transfer_params": PARAMETERS})], "not done within 0.05 s"),
@@ -88,3 +96,61 @@ async def test_without_the_prompts_tokens_nobody_is_asked() -> None:
     assert (await outcome_of(engines, None)).failure == "the prompt's tokens are not known"
     assert (await outcome_of(engines, PrefixPrompt("m", range(100)))).failure
     assert engines.asked == []
+
+
+def handed_on(parameters: bytes) -> bytes | None:
+    """What the decode engine gets of a prefill engine's `kv_transfer_params`."""
+    split = SplitBody(b'{"prompt":"a"}', splittable=True)
+    prefill = read_prefill(b'{"choices":[],"kv_transfer_params":%b}' % parameters)
+    body: dict[str, msgspec.Raw] = msgspec.json.decode(split.for_decode(prefill), type=dict[str, msgspec.Raw])
+    assert bytes(body["prompt"]) == b'"a"'
+    return bytes(body["kv_transfer_params"]) if "kv_transfer_params" in body else None
+
+
+def test_the_blocks_of_a_million_tokens_are_handed_on_as_they_are() -> None:
+    blocks = list(range(10_000_000, 10_000_000 + 2**20 // 16))
+    parameters = msgspec.json.encode(
+        PARAMETERS | {"remote_block_ids": [blocks], "remote_port": 5600, "new": {"a": [1.0]}}
+    )
+
+    assert handed_on(parameters) == parameters
+
+
+LISTS = b"[%b[]]" % (b"[]," * (16 * 2**20 // 3))
+HOSTILE = {
+    "lists": b'{"a":%b}' % LISTS,
+    "as many lists as have room": b'{"a":%b]}' % LISTS[: TRANSFER_BYTES_MAX // 2].rpartition(b",")[0],
+    "nesting": b'{"a":%b%b}' % (b"[" * 1000, b"]" * 1000),
+    "fields": b"{%b}" % b",".join([b'"":0'] * 205_000),
+    "text": b'"text"',
+    "null": b"null",
+    "list": b"[1]",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_parameters_that_are_none_or_too_much_are_not_handed_on_and_cost_little(name: str) -> None:
+    began = time.process_time()
+    handed = handed_on(HOSTILE[name])
+
+    assert handed is None
+    assert time.process_time() - began < 1.0
+
+
+async def test_a_source_whose_parameters_are_too_much_is_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its long answer is read in a thread."""
+    run = list[str]()
+
+    async def noted(_self: WorkThreads, owner: str, work: Any, *arguments: Any) -> Any:
+        run.append(owner)
+        return work(*arguments)
+
+    monkeypatch.setattr(WorkThreads, "run", noted)
+    answer = Answer({})
+    answer.body = b'{"kv_transfer_params":%b}' % HOSTILE["as many lists as have room"]
+
+    outcome = await outcome_of(Engines(answer))
+
+    assert outcome.failure == "the source gave no kv_transfer_params that can be used: has it a connector?"
+    assert run == [prefix_fetch.OWNER]
+    assert read_prefill(b"{}").transfer == NO_PREFILL.transfer

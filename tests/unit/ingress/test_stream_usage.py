@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 import tracemalloc
 from typing import Any
 
@@ -155,6 +156,14 @@ def test_a_whole_event_passes_immediately_for_any_line_ends(end: bytes) -> None:
     at_once = remover.feed(event), remover.feed(event[:9]), remover.feed(event[9:])
 
     assert at_once == (event, b"", event)
+
+
+def test_what_a_usage_event_holds_beside_its_counts_is_not_built() -> None:
+    event = b'data: {"choices":[],"usage":{"a":[%b[]]}}\n\n' % (b"[]," * 5_000_000)
+    began = time.process_time()
+
+    assert EventFilter(removes_usage=True).feed(event) == b""
+    assert time.process_time() - began < 0.5
 
 
 def test_an_event_too_long_for_usage_passes_and_the_next_is_searched() -> None:

@@ -3,18 +3,22 @@
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.primitives import WallSeconds
 from pointsman.state.fleet import Fleet
 from pointsman_ingress.engine.client import EngineClient, EngineRequest
+from pointsman_ingress.engine.refusals import REFUSAL_BYTES_MAX
 from pointsman_ingress.http.errors import ApiError
 from pointsman_ingress.prompt import tokenization
 from pointsman_ingress.prompt.openai_requests import parse_chat, parse_completion
@@ -264,3 +268,48 @@ async def test_the_bytes_of_an_image_are_no_tokens_of_a_guess(tokenizer: PromptT
 
     assert not tokens.exact
     assert len(text["text"]) // 4 <= tokens.count < 200
+
+
+async def refusal_of(tokenizer: PromptTokenizer, answer: web.Response) -> str:
+    """What a client is told if the engine refuses the prompt with this answer."""
+
+    async def refuse(_: web.Request) -> web.Response:
+        return answer
+
+    app = web.Application()
+    app.router.add_post("/tokenize", refuse)
+    async with TestServer(app) as server:
+        engine = Fleet().join(joined("a", url=str(server.make_url("/"))))
+        tokenizer.tokenizer, tokenizer.engine = None, lambda _demand: engine
+        with pytest.raises(ApiError) as refused:
+            await of_completion(tokenizer, prompt="a")
+    assert refused.value.status == 400
+    return refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"error": {"message": "Too long for http://10.0.0.1:8000."}}, "Too long for (address)"),
+        ({"message": "Too long."}, "Too long"),
+        ({"detail": "Too long."}, "Too long"),
+        ({"error": "Too long."}, "the engine does not say why"),
+        ({"error": {"message": ""}}, "the engine does not say why"),
+        ({"detail": [{"msg": "Too long"}]}, "the engine does not say why"),
+        (["Too long"], "the engine does not say why"),
+        ({"error": {"message": "a" * REFUSAL_BYTES_MAX}}, "the engine does not say why"),
+    ],
+)
+async def test_why_an_engine_refuses_a_prompt_is_told(tokenizer: PromptTokenizer, body: object, reason: str) -> None:
+    told = await refusal_of(tokenizer, web.json_response(body, status=400))
+
+    assert told == f"The prompt does not fit this model: {reason}."
+
+
+async def test_of_a_long_refusal_little_is_read_and_nothing_built(tokenizer: PromptTokenizer) -> None:
+    """Five million lists took a second and 400 MB."""
+    began = time.process_time()
+    told = await refusal_of(tokenizer, web.Response(body=b'{"error":[%b[]]}' % (b"[]," * 5_000_000), status=400))
+
+    assert "the engine does not say why" in told
+    assert time.process_time() - began < 1.0

@@ -1,17 +1,25 @@
 """The arithmetic of `bench-faults --haproxy`: what was out of rotation, who was touched, and what a report calls a failure."""
 
+import asyncio
+import io
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from typing_extensions import override
 
 from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.requests import RequestAttemptFailed
 from pointsman.ports import LogEntry
-from pointsman.primitives import InstanceId, RequestId
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId
 from pointsman_lab.faults.bad_engines import FIRST_SECONDS, Touched, count_touched
 from pointsman_lab.faults.balancer import Balancer, haproxy_config
 from pointsman_lab.faults.clients import Ending, Exchange, unserved
-from pointsman_lab.faults.schedule import FaultError, checked, in_turn, rolling
+from pointsman_lab.faults.injector import Injection, Injector
+from pointsman_lab.faults.load import SteadyClients
+from pointsman_lab.faults.schedule import Fault, FaultError, checked, in_turn, rolling
+from pointsman_lab.faults.trial import struck_in_turn
 
 ROOT = Path(__file__).parents[3]
 BEGAN, ENDED = 1000.0, 1030.0
@@ -114,3 +122,45 @@ def test_a_rolling_restart_leaves_nobody_between_clients_and_engines_out() -> No
 def test_faults_that_there_are_not_are_refused(name: str) -> None:
     with pytest.raises(FaultError):
         checked([name])
+
+
+class TimedClients(SteadyClients):
+    def __init__(self, happened: list[str]) -> None:
+        self._happened = happened
+        self._stopped = asyncio.Event()
+
+    @override
+    async def run(self, tick: Callable[[], None] = lambda: None) -> None:
+        self._happened.append("sending")
+        await self._stopped.wait()
+        self._happened.append("stopped")
+
+
+class NamedFaults(Injector):
+    def __init__(self, happened: list[str]) -> None:
+        self._happened = happened
+
+    @override
+    async def run_in_turn(
+        self, faults: Sequence[Fault], *, settle: EngineSeconds, on_injected: Callable[[Injection], None]
+    ) -> None:
+        for fault in faults:
+            self._happened.append(fault.name)
+            on_injected(Injection(fault=fault.name, victim="it", pids=[], at=0.0, began=0.0, lasted=0.0))
+            await asyncio.sleep(0)
+
+
+async def test_a_steady_load_rises_before_the_first_fault_and_lasts_until_after_the_last_one() -> None:
+    happened: list[str] = []
+    console = Console(file=io.StringIO())
+
+    async def rise() -> None:
+        await asyncio.sleep(0)
+        happened.append("risen")
+
+    faults = in_turn(["kill:leader", "kill:ingress"], seed=1)
+    await struck_in_turn(TimedClients(happened), NamedFaults(happened), faults, console, rise=rise())
+
+    assert happened == ["sending", "risen", "kill:leader", "kill:ingress", "stopped"]
+    assert isinstance(console.file, io.StringIO)
+    assert [line.split()[2] for line in console.file.getvalue().splitlines()] == ["kill:leader", "kill:ingress"]

@@ -13,7 +13,7 @@ from pointsman.primitives import Term, WallSeconds
 from pointsman_lab.faults.schedule import FaultError
 from pointsman_lab.hosts.faults import DEFAULT_FAULTS, host_faults
 from pointsman_lab.hosts.phases import Phase, measure
-from pointsman_lab.hosts.switch import WAITING_MAX, Switch, Weather
+from pointsman_lab.hosts.switch import WAITING_MAX, LinkConditions, Switch
 
 
 def packet(source: int, target: int, version: int = 4) -> bytes:
@@ -32,7 +32,7 @@ def ends() -> Iterator[tuple[int, int]]:
 
 def test_a_packet_arrives_after_the_delay_and_at_its_target_alone(ends: tuple[int, int]) -> None:
     switch = Switch({12: ends[1]}, seed=1)
-    switch.weather = Weather(delay=WallSeconds(0.02))
+    switch.conditions = LinkConditions(delay=WallSeconds(0.02))
     switch.receive(packet(11, 12), now=1.0)
     switch.receive(packet(11, 13), now=1.0)
     switch.receive(packet(11, 12, version=6), now=1.0)
@@ -47,7 +47,7 @@ def test_the_share_that_is_lost_is_the_one_asked_for_and_repeats_with_the_seed(e
     lost = []
     for _ in range(2):
         switch = Switch({12: ends[1]}, seed=7)
-        switch.weather = Weather(loss=0.05)
+        switch.conditions = LinkConditions(loss=0.05)
         for _ in range(10_000):
             switch.receive(packet(11, 12), now=1.0)
         lost.append(switch.counts.lost)
@@ -58,7 +58,7 @@ def test_the_share_that_is_lost_is_the_one_asked_for_and_repeats_with_the_seed(e
 
 def test_a_host_that_is_cut_off_neither_sends_nor_receives(ends: tuple[int, int]) -> None:
     switch = Switch({11: ends[1], 12: ends[1]}, seed=1)
-    switch.weather = Weather(cut=(12,))
+    switch.conditions = LinkConditions(cut=(12,))
     switch.receive(packet(11, 12), now=1.0)
     switch.receive(packet(12, 11), now=1.0)
 

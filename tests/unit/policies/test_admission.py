@@ -5,12 +5,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import RequestGranted, RequestPlaced, RequestRejected
+from pointsman.contracts.decisions import RequestGranted, RequestPlaced, RequestRejected, Settings
 from pointsman.contracts.requests import RequestFinished
 from pointsman.policies.admission import AdmissionPolicy
 from pointsman.policies.admission.predicted_ttft import PredictedTtft
@@ -18,7 +19,7 @@ from pointsman.policies.admission.predicted_ttft_fair import PredictedTtftFair
 from pointsman.policies.admission.predicted_ttft_global import PredictedTtftGlobal
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
-from pointsman.policies.policy_set import PolicySet
+from pointsman.policies.policy_set import PolicySet, policy_set, recorded_policy_set
 from pointsman.policies.routing import RoutingPolicy
 from pointsman.policies.routing.least_loaded import LeastLoaded
 from pointsman.policies.routing.round_robin import RoundRobin
@@ -133,6 +134,59 @@ def test_the_global_look_refuses_what_is_late_everywhere_and_names_the_soonest()
     assert isinstance(refused, RequestRejected)
     assert refused.reason == "slo_ttft"
     assert "6.40 s on c" in refused.detail
+
+
+DOCUMENT = 150
+"""Blocks of a prompt whose prefill takes 9.6 s."""
+
+
+@pytest.mark.parametrize("policy", [PredictedTtft, PredictedTtftGlobal, PredictedTtftFair], ids=lambda p: p.name)
+def test_what_is_late_even_alone_is_refused_for_its_wait_only_where_that_has_a_limit(
+    policy: type[PredictedTtft],
+) -> None:
+    unlimited, limited = pool(policy(), instances=("a",)), pool(policy(best_effort_wait_max=300.0), instances=("a",))
+    asked = [
+        [ask(dispatcher, f"r{number}", 1000 * number, DOCUMENT) for number in range(60)]
+        for dispatcher in (unlimited, limited)
+    ]
+    waits = [placed.queue_seconds for placed in asked[0] if isinstance(placed, RequestPlaced) and placed.best_effort]
+
+    assert len(waits) == 60
+    assert max(waits) > 500.0
+    served = [event for event in asked[1] if isinstance(event, RequestPlaced)]
+    refused = [event for event in asked[1] if isinstance(event, RequestRejected)]
+    assert max(event.queue_seconds for event in served) <= 300.0
+    assert len(served) == sum(wait <= 300.0 for wait in waits)
+    assert {event.reason for event in refused} == {"best_effort_full"}
+    assert refused[0].retry_after == pytest.approx(waits[len(served)] - 300.0)
+
+
+def test_the_refusal_tells_when_the_prefill_would_begin_though_nobody_waits() -> None:
+    dispatcher = pool(PredictedTtft(best_effort_wait_max=5.0), instances=("a",))
+    first = ask(dispatcher, "first", 1, DOCUMENT)
+    assert isinstance(first, RequestPlaced)
+    refused = ask(dispatcher, "second", 1000, DOCUMENT)
+
+    assert not dispatcher.state.best_effort.waits
+    assert isinstance(refused, RequestRejected)
+    assert refused.detail == (
+        "the prompt alone takes 9.60 s, more than its objective of 5 s, and its prefill would begin in 10 s; the limit "
+        "for such requests is 5 s (best_effort_wait_max)"
+    )
+
+
+def test_a_record_that_names_no_limit_of_the_wait_was_decided_with_300_seconds() -> None:
+    for wait_max, recorded in ((0.0, True), (60.0, True), (300.0, False)):
+        policies = policy_set(admission="predicted_ttft", settings={"admission.best_effort_wait_max": wait_max})
+
+        assert ("admission.best_effort_wait_max" in policies.settings) is recorded
+        again = recorded_policy_set(policies.routing.name, decode_settings(policies.settings))
+        assert again.admission == policies.admission
+
+
+def decode_settings(told: Settings) -> Settings:
+    """As they are read from a log."""
+    return msgspec.json.decode(msgspec.json.encode(told), type=Settings)
 
 
 WARM_UP = 300

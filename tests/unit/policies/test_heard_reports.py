@@ -52,9 +52,9 @@ def report(at: float, **fields: Any) -> InstanceReported:
 
 def test_an_instance_that_does_nothing_is_logged_at_its_pulse_only_and_pulses_spread() -> None:
     names = [InstanceId(f"engine-{number}") for number in range(200)]
-    periods = [pulse_seconds(name) for name in names]
-    assert min(periods) >= 2 / 3 * PULSE_WALL_SECONDS
-    assert max(periods) <= PULSE_WALL_SECONDS
+    periods = [float(pulse_seconds(name)) for name in names]
+    assert min(periods) >= 2 / 3 * float(PULSE_WALL_SECONDS)
+    assert max(periods) <= float(PULSE_WALL_SECONDS)
     assert len({round(period) for period in periods}) > 8
 
     state, heard = state_with(), HeardReports()
@@ -125,7 +125,7 @@ def test_loads_that_differ_in_numbers_are_logged_now_and_then() -> None:
     state, heard = state_with(report(1.0, running=1)), HeardReports()
 
     seconds = [s for s in range(2, 62) if told(state, heard, report(float(s), running=1 + s % 3, kv_usage=s / 100))]
-    assert len(seconds) == 60 // LOAD_WALL_SECONDS
+    assert len(seconds) == 60 // float(LOAD_WALL_SECONDS)
     assert not told(state, heard, report(62.0, running=state.fleet[InstanceId("a")].running, kv_usage=0.6))
     assert not told(state, heard, report(69.0, running=1 + 61 % 3, kv_usage=0.61 + KV_USAGE_STEP / 2))
 
@@ -264,7 +264,7 @@ def test_no_worker_is_excused_without_end() -> None:
     leader = leader_of(("a",), policy_set(routing="least_loaded"))
     leader.state.apply(report(1.0, back_within=1e12))
 
-    assert HeardReports().silent_since(leader.state, 2.0) == {InstanceId("a"): 1.0 + EXCUSED_WALL_SECONDS_MAX}
+    assert HeardReports().silent_since(leader.state, 2.0) == {InstanceId("a"): 1.0 + float(EXCUSED_WALL_SECONDS_MAX)}
 
 
 def test_a_heartbeat_from_before_the_clock_was_set_back_does_not_excuse_what_is_silent_since() -> None:

@@ -128,9 +128,9 @@ def test_old_reports_say_nothing() -> None:
 def test_the_budget_grows_by_what_a_request_was_held_up(speed: float) -> None:
     outages = Outages(speed)
 
-    assert outages.allowance(0.9 * HELD_UP_WALL_SECONDS_MIN * speed, 0.0) == 0.0
+    assert outages.allowance(0.9 * float(HELD_UP_WALL_SECONDS_MIN) * speed, 0.0) == 0.0
     assert outages.allowance(2.0 * speed, 1.0) == 2.0 * speed
-    assert outages.allowance(3600.0, 2.0) == HELD_UP_WALL_SECONDS_MAX * speed
+    assert outages.allowance(3600.0, 2.0) == float(HELD_UP_WALL_SECONDS_MAX) * speed
 
 
 def test_requests_behind_an_outage_are_given_what_is_left_of_its_backlog() -> None:

@@ -122,12 +122,12 @@ def test_nor_from_two_sources() -> None:
 def test_a_copy_whose_end_never_came_is_forgotten() -> None:
     dispatcher = pool()
     heated(dispatcher)
-    before = serve(dispatcher, 2000, 10.0 + COPY_WALL_SECONDS - 0.1)
+    before = serve(dispatcher, 2000, 10.0 + float(COPY_WALL_SECONDS) - 0.1)
     for number in range(ARRIVALS_MIN):
-        serve(dispatcher, 3000 + number, 10.0 + COPY_WALL_SECONDS - 0.1)
+        serve(dispatcher, 3000 + number, 10.0 + float(COPY_WALL_SECONDS) - 0.1)
 
     assert not before.copy_to
-    assert serve(dispatcher, 4000, 10.0 + COPY_WALL_SECONDS).copy_to == B
+    assert serve(dispatcher, 4000, 10.0 + float(COPY_WALL_SECONDS)).copy_to == B
 
 
 def test_after_a_failure_the_pair_rests() -> None:

@@ -305,7 +305,7 @@ def steps(
     """`only_last`: can be stopped, as of a StatefulSet."""
     running = [ProvidedInstance(InstanceId(name), 1000.0 if name in old.split() else 1.0) for name in provided.split()]
     count = pool_status(
-        state, running, start_seconds_max=start_seconds_max, absent_seconds=lambda _: WallSeconds(absent)
+        state, running, start_seconds_max=WallSeconds(start_seconds_max), absent_seconds=lambda _: WallSeconds(absent)
     )
 
     def may_stop(_instance: Instance) -> str:

@@ -14,7 +14,7 @@ from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet, Tenan
 from pointsman.primitives import InstanceId, RequestId, Tenant, Tokens
 from pointsman.state.workload import Stage
 from pointsman_lab.torture.limits_model import LIMIT_REASONS, LimitsModel
-from tests.support.events import first_token
+from tests.support.events import finished, first_token
 from tests.support.limited_pool import DAY, TENANTS, LimitedPool
 
 
@@ -228,6 +228,34 @@ def test_a_broken_answer_pays_as_predicted_or_more(delivered: Tokens, further: T
     pool.seen(RequestCancelled(at=pool.now, request=begun[0], reason="x", output_tokens=delivered))
 
     assert account.used - before == further
+
+
+def test_each_answer_to_a_request_counts_towards_its_tenants_tokens_and_kv_share() -> None:
+    """256 is the usual output of a tenant without answers, in all 32 answers 8,192; `a` may hold 20,000 of 40,000 tokens."""
+    pool = LimitedPool(1)
+    pool.set_policies(named(a=TenantPolicy(tokens_per_day=1_000_000, kv_share=0.5)))
+    for _ in range(3):
+        pool.arrive("a", max_output_tokens=10**6, answers=32)
+        pool._first_token()
+    granted = [event.request for event in pool.log if isinstance(event, RequestGranted)]
+    account = pool.state.tenants.named[Tenant("a")]
+
+    assert granted == ["r1", "r2"]
+    assert account.kv_tokens == 2 * (257 + 32 * 256)
+    assert account.used >= 2 * 32 * 256
+
+
+def test_the_usual_answer_is_learned_from_each_of_several() -> None:
+    one, several = LimitedPool(1), LimitedPool(1)
+    for pool, answers in ((one, 1), (several, 4)):
+        pool.arrive("a", max_output_tokens=2_000, answers=answers)
+        pool._first_token()
+        request = pool.state.workload.requests[RequestId("r1")]
+        end = finished("r1", request.instance, at=pool.now)
+        pool.seen(msgspec.structs.replace(end, completion_tokens=100 * answers))
+
+    expected = one.state.output_lengths.expected(Tenant("a"), 2_000)
+    assert several.state.output_lengths.expected(Tenant("a"), 2_000) == expected
 
 
 def test_a_refused_request_is_neither_a_hot_prefix_nor_an_outcome() -> None:

@@ -20,7 +20,7 @@ from tests.support.otlp_collector import collector
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
-OPERATIONS_PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
+MONITORING_PAGE = Path(__file__).parents[3] / "docs" / "monitoring.md"
 EVERY_SERVICE_IS_LOADED = """
 import sys
 import pointsman_ingress.main, pointsman_scheduler.main
@@ -185,7 +185,7 @@ async def test_what_was_not_sent_when_the_process_ends_is_sent_then(
 
 
 def test_the_documentation_names_every_attribute_of_ours() -> None:
-    page = OPERATIONS_PAGE.read_text()
+    page = MONITORING_PAGE.read_text()
     ours = {
         value for name, value in vars(span_attributes).items() if name.isupper() and f"{value}".startswith("pointsman.")
     }

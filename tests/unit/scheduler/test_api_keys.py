@@ -7,11 +7,11 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from pointsman.adapters.clocks import ScaledClock, engine_time_of
+from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.access import ApiKey, KeyAction, decode_key, name_of_key, secret_proof
 from pointsman.contracts.commands import ChangeApiKey
 from pointsman.ports import StoreUnavailableError
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import EngineSeconds, engine_time_of
 from pointsman_lab.memory.stores import MemoryKeyValueStore
 from pointsman_scheduler.api_keys import ApiKeyWriter, KeyRefusedError
 from tests.support.api_keys import SECRET, api_key, put_key

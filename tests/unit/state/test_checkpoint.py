@@ -122,6 +122,21 @@ def without(content: bytes, kind: str, attribute: str) -> bytes:
     return msgspec.msgpack.encode(graph)
 
 
+def test_a_few_bytes_do_not_become_many_objects() -> None:
+    for nodes in (b"\xdc\x03\xe8" + b"\x91\xa3set" * 1000, b"\xdd\x00\x10\x00\x01" + b"\x91\xa3set" * (2**20 + 1)):
+        with pytest.raises(UnreadableStateError, match=r"nodes are too many|length <= 1048576"):
+            decode_state(b"\x81\xa5nodes" + nodes)
+
+
+def test_an_index_is_unpacked_once() -> None:
+    state = fresh_state()
+    content = msgspec.msgpack.decode(encode_state(state))
+    content["nodes"] += [["index", "", [0]]] * 2
+
+    with pytest.raises(UnreadableStateError, match="the same index"):
+        decode_state(msgspec.msgpack.encode(content))
+
+
 def test_an_attribute_that_is_new_is_a_fields_default_or_follows_from_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     state = fold(fresh_state(), random_log(seed=1, steps=300))
     content = encode_state(state)

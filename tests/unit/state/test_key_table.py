@@ -5,8 +5,9 @@ from random import Random
 
 import pytest
 
+from pointsman.contracts.block_keys import pack_keys
 from pointsman.primitives import BlockKey
-from pointsman.state.key_table import ENTRY, FILL, GROWN, GROWN_MIN, NOWHERE, KeyTable, pack
+from pointsman.state.key_table import ENTRY, FILL, GROWN, GROWN_MIN, NOWHERE, KeyTable
 
 
 def random_keys(chance: Random, count: int) -> list[BlockKey]:
@@ -22,12 +23,12 @@ def test_keys_are_found_where_they_were_put_at_every_step_of_growth(run: int) ->
     while len(known) < 12_000:
         number += 1
         keys = random_keys(chance, run)
-        assert table.insert(keys, pack(keys), number << 32) == run
+        assert table.insert(keys, pack_keys(keys), number << 32) == run
         runs.append((keys, number << 32))
         known.update((key, number << 32 | at) for at, key in enumerate(keys))
         if len(runs) > 1 and chance.random() < 0.2:
             gone, place = runs.pop(chance.randrange(len(runs)))
-            table.delete(pack(gone), place)
+            table.delete(pack_keys(gone), place)
             for key in gone:
                 del known[key]
                 assert table.place(key) == NOWHERE
@@ -45,7 +46,7 @@ def test_no_call_makes_more_new_buckets_than_its_keys_pay_for() -> None:
     sizes = [len(table._buckets)]
     for number in range(1, 20_000):
         keys = random_keys(chance, 1)
-        table.insert(keys, pack(keys), number << 32)
+        table.insert(keys, pack_keys(keys), number << 32)
         sizes.append(len(table._buckets))
 
     assert max(after - before for before, after in pairwise(sizes)) == GROWN_MIN + GROWN
@@ -57,10 +58,10 @@ def test_a_key_at_two_places_has_both_while_the_table_grows() -> None:
     chance, table = Random(9), KeyTable()
     twice = random_keys(chance, 1_000)
     for number, key in enumerate(twice, 1):
-        table.insert([key], pack([key]), number << 32)
+        table.insert([key], pack_keys([key]), number << 32)
         table.insert_again(key, number << 32 | 7)
     for number, key in enumerate(random_keys(chance, 20_000), 5_000):
-        table.insert([key], pack([key]), number << 32)
+        table.insert([key], pack_keys([key]), number << 32)
         known = twice[number % len(twice)]
         first = (number % len(twice) + 1) << 32
         assert list(table.places(known)) == [first, first | 7]
@@ -70,11 +71,11 @@ def test_what_was_deleted_does_not_come_back_when_the_table_has_grown() -> None:
     chance, table = Random(11), KeyTable()
     old = random_keys(chance, 3_000)
     for number, key in enumerate(old, 1):
-        table.insert([key], pack([key]), number << 32)
+        table.insert([key], pack_keys([key]), number << 32)
     for number, key in enumerate(old, 1):
-        table.delete(pack([key]), number << 32)
+        table.delete(pack_keys([key]), number << 32)
         fresh = random_keys(chance, 5)
-        table.insert(fresh, pack(fresh), 10_000 + number << 32)
+        table.insert(fresh, pack_keys(fresh), 10_000 + number << 32)
 
     assert all(table.place(key) == NOWHERE for key in old)
     assert len(table) == 15_000

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import InstanceDraining, InstanceSuspected, InstanceUndrained
 from pointsman.primitives import Epoch, InstanceId, Term
@@ -21,6 +22,10 @@ ENGINE = InstanceId("a")
 
 def _stamp(number: int, term: int = 1) -> Stamp:
     return Stamp(term=Term(term), number=number, as_of=0)
+
+
+def _elected(term: int) -> LeaderElected:
+    return LeaderElected(at=4.0, term=Term(term), scheduler="s", as_of=0)
 
 
 @given(st.lists(st.integers(1, 12), max_size=40))
@@ -97,3 +102,48 @@ def test_a_draining_decided_before_the_instance_began_anew_counts_for_its_new_li
         follower.apply(event, sequence)
 
     assert leader.fleet[ENGINE].status is follower.fleet[ENGINE].status is Status.DRAINING
+
+
+def test_decisions_forged_by_a_worker_use_up_no_number_of_another_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent_decisions, "DISORDER_MAX", 40)
+    monkeypatch.setattr(recent_decisions, "CLAIMS_MAX", 20)
+    known, other = RecentDecisions(), InstanceId("b")
+
+    for number in range(1, 300):
+        for ahead in (1, 0, 2, 5, 90, 10**9, *range(25)):
+            known.first_time(_stamp(number + ahead), ENGINE)
+        decided = other if number % 3 == 0 else None
+
+        assert known.first_time(_stamp(number), decided), number
+        assert not known.first_time(_stamp(number), decided), number
+        assert len(known.claims) <= 20
+        assert len(known.beyond) <= 40
+
+
+@pytest.mark.parametrize("term", [1, 2, 9])
+def test_decisions_forged_before_the_election_of_their_term_use_up_no_number_of_it(term: int) -> None:
+    state = State(PoolSettings())
+    forged: list[LogEvent] = [
+        InstanceDraining(at=4.0, stamp=_stamp(number, term), instance=InstanceId("b"), epoch=Epoch(1))
+        for number in (1, 2)
+    ]
+    drained: LogEvent = InstanceDraining(at=5.0, stamp=_stamp(1, term), instance=ENGINE, epoch=Epoch(1))
+    elected = [_elected(number) for number in range(1, term + 1)]
+
+    for sequence, event in enumerate([*forged, joined("a"), *elected[:-1], *forged, elected[-1], drained], start=1):
+        state.apply(event, sequence)
+
+    assert state.fleet[ENGINE].status is Status.DRAINING
+    assert state.recent_decisions.through == 1
+
+
+def test_a_decision_forged_for_a_later_term_does_not_make_repeats_count_again() -> None:
+    state = State(PoolSettings())
+    drained: LogEvent = InstanceDraining(at=5.0, stamp=_stamp(1), instance=ENGINE, epoch=Epoch(1))
+    forged: LogEvent = InstanceDraining(at=5.0, stamp=_stamp(1, 9), instance=InstanceId("b"), epoch=Epoch(1))
+    undrained: LogEvent = InstanceUndrained(at=6.0, stamp=_stamp(2), instance=ENGINE, epoch=Epoch(1))
+
+    for sequence, event in enumerate([joined("a"), _elected(1), drained, forged, undrained, drained], start=1):
+        state.apply(event, sequence)
+
+    assert state.fleet[ENGINE].status is Status.READY

@@ -16,6 +16,7 @@ from pointsman.contracts.requests import RequestFinished
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId
+from pointsman.state import holdings
 from pointsman.state.checkpoint import decode_state, encode_state, state_digest
 from pointsman.state.slower_tiers import LOAD_SHARES, REFUTED_WALL_SECONDS
 from pointsman.state.state import PoolSettings, State
@@ -284,7 +285,7 @@ def test_what_the_engine_did_not_find_is_no_hit_for_some_minutes() -> None:
     state.apply(report)
     loads = [state.slower.loads(keys, {}).get(A)]
 
-    state.slower.settle(4.0 + REFUTED_WALL_SECONDS)
+    state.slower.settle(4.0 + float(REFUTED_WALL_SECONDS))
     loads.append(state.slower.loads(keys, {}).get(A))
     state.slower.refute(A, keys, 1e9)
     state.apply(tier_stored("a", 2, [1, 2]))
@@ -314,6 +315,36 @@ def test_only_an_engine_without_slower_tiers_contradicts_itself_by_delivering_mo
         state.apply(_empty_report(now + 8.0))
 
     assert bool(state.fleet[A].contradicted) is not tiered
+
+
+@pytest.mark.parametrize("tier", ["device", "host", "external"])
+def test_nobody_can_hold_more_blocks_than_any_engine_does(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holdings, "DEVICE_BLOCKS_MAX", 6)
+    monkeypatch.setattr(holdings, "SLOWER_BLOCKS_MAX", 6)
+    state = State(PoolSettings())
+
+    events: list[LogEvent] = [joined("a"), *(tier_stored("a", n, [3 * n, 3 * n + 1, 3 * n + 2], tier) for n in (1, 2))]
+    for sequence, event in enumerate(events):
+        state.apply(event, sequence + 1)
+    full = state.dead_letters.count
+    state.apply(tier_stored("a", 3, [9], tier), 4)
+    state.apply(reported("a", 3, [3, 4, 5, 6, 7, 8, 9]), 5)
+
+    held = state.index.blocks(A) if tier == "device" else state.slower.blocks(tier, A)
+    assert (held, full, state.dead_letters.count) == (6, 0, 1)
+    assert tier != "device" or state.fleet[A].doubt
+
+
+def test_a_snapshot_of_more_blocks_than_any_engine_holds_replaces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holdings, "DEVICE_BLOCKS_MAX", 2)
+    state = State(PoolSettings())
+    large = CacheSnapshot(at=1.0, instance=A, epoch=Epoch(1), sequence=2, runs=tier_stored("a", 1, [1, 2, 3]).runs)
+
+    events: list[LogEvent] = [joined("a"), tier_stored("a", 1, [1, 2], "device"), large]
+    for sequence, event in enumerate(events):
+        state.apply(event, sequence + 1)
+
+    assert (state.index.blocks(A), state.dead_letters.count) == (2, 1)
 
 
 def test_a_pool_without_slower_tiers_keeps_nothing_of_them() -> None:

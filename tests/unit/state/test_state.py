@@ -122,7 +122,7 @@ def test_a_placed_prompt_counts_as_held_until_it_is_confirmed_or_its_time_is_up(
     placed = state.hits(keys(1, 2, 3))
     state.apply(first_token("r", "a", at=1.0))
     state.apply(stored("a", 1, [1, 2], at=1.1))
-    state.apply(reported("a", 1, [1, 2], at=1.0 + CONFIRMATION_WALL_SECONDS + 0.1))
+    state.apply(reported("a", 1, [1, 2], at=1.0 + float(CONFIRMATION_WALL_SECONDS) + 0.1))
 
     assert placed == {A: 3}
     assert state.hits(keys(1, 2, 3)) == {A: 2}
@@ -410,9 +410,9 @@ SETTLED = 1.0 + SETTLING_WALL_SECONDS
 def test_a_prefix_that_was_delivered_counts_as_held_for_a_while_where_events_do_not_tell(cache: str) -> None:
     served = Served(cache=cache)
     served.deliver("r", [1, 2, 3], 128)
-    served.report(0, [], at=1.0 + CONFIRMATION_WALL_SECONDS)
+    served.report(0, [], at=1.0 + float(CONFIRMATION_WALL_SECONDS))
     taught = served.state.hits(keys(1, 2, 3))
-    served.report(0, [], at=1.0 + DELIVERED_WALL_SECONDS)
+    served.report(0, [], at=1.0 + float(DELIVERED_WALL_SECONDS))
 
     assert taught == {A: 2}
     assert served.state.hits(keys(1, 2, 3)) == {}
@@ -438,7 +438,7 @@ def test_what_was_delivered_is_forgotten_with_the_cache(ends: LogEvent) -> None:
     served = Served(cache="unknown")
     served.deliver("r", [1, 2, 3], 128)
     served.apply(ends)
-    served.apply(reported("b", 0, [], at=2.0 + CONFIRMATION_WALL_SECONDS))
+    served.apply(reported("b", 0, [], at=2.0 + float(CONFIRMATION_WALL_SECONDS)))
 
     assert served.state.hits(keys(1, 2, 3)) == {}
 
@@ -449,7 +449,7 @@ def test_nothing_is_learned_from_guessed_tokens_or_from_another_instance() -> No
     assert served.dispatcher.route(route("guessed", [1, 2, 3], exact=False), now=0.0)
     served.deliver("guessed", [1, 2, 3], 128)
     served.deliver("elsewhere", [4, 5, 6], 128, at="c")
-    served.apply(reported("a", 0, [], at=2.0 + CONFIRMATION_WALL_SECONDS))
+    served.apply(reported("a", 0, [], at=2.0 + float(CONFIRMATION_WALL_SECONDS)))
 
     assert served.state.delivered.keys(A) | served.state.delivered.keys(InstanceId("b")) == frozenset()
 
@@ -568,7 +568,7 @@ def test_a_log_of_the_first_version_is_folded_without_looking_at_deliveries() ->
     for number in range(3):
         served.deliver(f"r{number}", HELD, 0)
         served.deliver(f"s{number}", [5, 6, 7], 192)
-    for at in (1.0, 1.0 + max(SETTLING_WALL_SECONDS, CONFIRMATION_WALL_SECONDS)):
+    for at in (1.0, 1.0 + max(SETTLING_WALL_SECONDS, float(CONFIRMATION_WALL_SECONDS))):
         served.report(1, HELD, at=at)
 
     assert served.contradicted == ""

@@ -52,6 +52,11 @@ def stored(prefix: Prefix, first: int = 0, **fields: Any) -> EngineBlockStored:
     return event
 
 
+def extra(*entries: Any) -> list[msgspec.Raw]:
+    """Extra keys, one entry for each block."""
+    return [msgspec.Raw(msgspec.msgpack.encode(entry)) for entry in entries]
+
+
 def removed(*prefixes: Prefix, **fields: Any) -> EngineBlockRemoved:
     return EngineBlockRemoved(block_hashes=[engine_hash(prefix) for prefix in prefixes], **fields)
 
@@ -227,7 +232,7 @@ def test_salt_and_adapter_enter_the_root() -> None:
     chain = chain_of(1)
     translator = BlockTranslator(chain, WIDTH)
     tokens = prompt(2)
-    translator.apply(stored(tokens, extra_keys=[["poet", "salt"], ["poet"]], lora_name="poet", lora_id=1))
+    translator.apply(stored(tokens, extra_keys=extra(["poet", "salt"], ["poet"]), lora_name="poet", lora_id=1))
 
     root = chain.root(lora="poet", cache_salt="salt")
 
@@ -238,7 +243,7 @@ def test_blocks_keyed_by_more_than_tokens_and_their_successors_get_no_key() -> N
     chain = chain_of(1)
     translator = BlockTranslator(chain, WIDTH)
     tokens = prompt(4)
-    translator.apply(stored(tokens[: 3 * WIDTH], extra_keys=[None, [["image", 3]], None]))
+    translator.apply(stored(tokens[: 3 * WIDTH], extra_keys=extra(None, [["image", 3]], None)))
     translator.apply(stored(tokens, 3))
     assert set(translator.keys.parents) == set(chain.extend(chain.root(), tokens[:WIDTH]))
 
@@ -246,6 +251,70 @@ def test_blocks_keyed_by_more_than_tokens_and_their_successors_get_no_key() -> N
 
     assert set(translator.keys.parents) == set()
     assert translator.counters.keyless == 3
+
+
+@pytest.mark.parametrize(
+    ("entry", "salt"),
+    [
+        (None, ""),
+        ([], ""),
+        (["poet"], ""),
+        (["poet", "salt"], "salt"),
+        (["salt"], "salt"),
+        (["poet", "salt", "image"], None),
+        (["salt", ["image", 3]], None),
+        ([["image", 3]], None),
+        ([b"embeddings"], None),
+        ([None], None),
+        ("poet", None),
+        ({"poet": 1}, None),
+        ([[]] * 10_000, None),
+    ],
+)
+def test_a_prompts_first_block_has_a_key_only_if_nothing_but_adapter_and_salt_is_beside_its_tokens(
+    entry: Any, salt: str | None
+) -> None:
+    chain = chain_of(1)
+    translator = BlockTranslator(chain, WIDTH)
+    tokens = prompt(1)
+    translator.apply(stored(tokens, extra_keys=extra(entry), lora_name="poet"))
+
+    expected = set() if salt is None else set(chain.extend(chain.root(lora="poet", cache_salt=salt), tokens))
+    assert set(translator.keys.parents) == expected
+    assert translator.counters.mismatches == 0
+
+
+@pytest.mark.parametrize("entries", [1, 3])
+def test_extra_keys_that_are_not_as_many_as_the_blocks_make_a_store_unusable(entries: int) -> None:
+    translator = BlockTranslator(chain_of(1), WIDTH)
+    translator.apply(stored(prompt(2), extra_keys=extra(*[None] * entries)))
+
+    assert not translator.keys.parents
+    assert translator.counters.mismatches == 1
+
+
+def test_a_parked_store_keeps_what_its_extra_keys_said_and_not_the_payload_that_they_came_in() -> None:
+    chain = chain_of(1)
+    translator = BlockTranslator(chain, WIDTH)
+    tokens = prompt(3)
+    translator.apply(stored(tokens, 1, extra_keys=extra(None, [["image", 3]])))
+    assert [orphan.event.extra_keys for orphan in translator.orphans.take_children(engine_hash(tokens[:WIDTH]))] == [
+        None
+    ]
+
+    translator.apply(stored(tokens, 1, extra_keys=extra(None, [["image", 3]])))
+    translator.apply(stored(tokens[:WIDTH]))
+
+    assert set(translator.keys.parents) == set(chain.extend(chain.root(), tokens[: 2 * WIDTH]))
+    assert translator.counters.keyless == 1
+
+
+def test_stores_of_no_block_are_not_parked_since_the_bound_counts_blocks() -> None:
+    translator = BlockTranslator(chain_of(1), WIDTH, parked_blocks_max=4)
+    for number in range(100):
+        translator.apply(EngineBlockStored(block_hashes=[], parent_block_hash=number, token_ids=[], block_size=WIDTH))
+
+    assert not translator.orphans
 
 
 def test_a_copy_keeps_a_block_until_the_last_one_goes() -> None:

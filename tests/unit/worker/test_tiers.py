@@ -100,8 +100,8 @@ def held(translator: CacheTranslator, tier: SlowerTier = "host") -> set[BlockKey
     return set(known.keys.parents) if known is not None else set()
 
 
-def new_translator(*, tier_blocks_max: int = 1000) -> CacheTranslator:
-    return CacheTranslator(CHAIN, WIDTH, tier_blocks_max=tier_blocks_max)
+def new_translator(*, tier_blocks_max: int = 1000, device_blocks_max: int = 1000) -> CacheTranslator:
+    return CacheTranslator(CHAIN, WIDTH, tier_blocks_max=tier_blocks_max, device_blocks_max=device_blocks_max)
 
 
 @pytest.mark.parametrize("told", [named, described])
@@ -216,6 +216,36 @@ def test_a_tier_without_removals_keeps_a_bounded_number_of_its_newest_blocks() -
 
     newest = [keys_of(tokens(2, start=1 + 100 * number)) for number in range(46, 50)]
     assert held(translator) == set().union(*newest)
+
+
+@pytest.mark.parametrize("capacity", [0, 1_000_000_000])
+def test_a_device_whose_engine_tells_of_no_removals_keeps_a_bounded_number_of_its_newest_blocks(capacity: int) -> None:
+    translator = CacheTranslator(CHAIN, WIDTH, capacity_blocks=capacity, device_blocks_max=8)
+    prompts = [tokens(2, start=1 + 100 * number) for number in range(50)]
+    for number, prompt in enumerate(prompts):
+        translator.apply(on_device(prompt), now=float(number))
+        assert translator.device.held_blocks <= 8
+
+    assert set(translator.device.keys.parents) == set().union(*map(keys_of, prompts[-4:]))
+
+
+def test_a_device_within_its_bound_keeps_all() -> None:
+    translator = new_translator(device_blocks_max=100)
+    prompts = [tokens(2, start=1 + 100 * number) for number in range(50)]
+    for number, prompt in enumerate(prompts):
+        translator.apply(on_device(prompt), now=float(number))
+
+    assert set(translator.device.keys.parents) == set().union(*map(keys_of, prompts))
+
+
+def test_a_chunk_is_not_taken_apart_into_more_blocks_than_an_event_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "BLOCKS_PER_EVENT_MAX", 4)
+    translator = new_translator()
+    translator.apply(chunk(tokens(4), 4))
+    translator.apply(chunk(tokens(5, start=1000), 5))
+
+    assert held(translator) == keys_of(tokens(4))
+    assert translator.device.counters.ignored == 1
 
 
 def test_events_on_the_wire_say_their_tier() -> None:

@@ -20,6 +20,7 @@ from pointsman.runtime import span_attributes
 from pointsman.runtime.engine_urls import EngineUrls
 from pointsman.runtime.telemetry import ENGINE_URLS_REFUSED
 from pointsman.runtime.tracing import NO_SPAN, Span, trace_headers
+from pointsman_ingress.engine.refusals import REFUSAL_BYTES_MAX
 from pointsman_ingress.engine.session import Answer, DirectSession, EngineConnector
 from pointsman_ingress.engine.streams import CHUNKS, StreamShape, StreamTail
 from pointsman_ingress.http.request_headers import Headers
@@ -65,7 +66,7 @@ class AnswerTooLargeError(EngineFailedError):
 @dataclass(slots=True)
 class EngineRequest:
     instance: InstanceId
-    engine: str
+    url: str
     path: str
     body: bytes
     headers: Headers
@@ -100,9 +101,9 @@ class EngineClient:
 
     async def send(self, request: EngineRequest) -> "EngineAnswer":
         """Returns after the response head. Raises EngineFailedError unless the status is 200, 4xx or 501."""
-        if not self._urls.cover(request.instance, request.engine):
+        if not self._urls.cover(request.instance, request.url):
             ENGINE_URLS_REFUSED.inc()
-            reason = self._urls.refusal(request.instance, request.engine)
+            reason = self._urls.refusal(request.instance, request.url)
             raise EngineFailedError(reason, failure="connect_failure", public_reason="it cannot be reached")
         try:
             response = await self._post(request)
@@ -118,7 +119,7 @@ class EngineClient:
         return EngineAnswer(response, request.shape, self._timers, chunk_timeout_seconds=self._chunk_timeout_seconds)
 
     async def _post(self, request: EngineRequest) -> Answer:
-        url, headers = _url(request.engine, request.path), self._headers(request)
+        url, headers = _url(request.url, request.path), self._headers(request)
         large = len(request.body) > PIECE_BYTES
         if self._direct is not None and not large:
             return await self._direct.post(url, request.body, headers)
@@ -142,9 +143,14 @@ class EngineClient:
         return answer, first
 
     async def ask(self, request: EngineRequest, *, bytes_max: int = ANSWER_BYTES_MAX) -> tuple[int, bytes]:
-        """Status and body of the whole answer. Raises EngineFailedError."""
+        """Status and body of the whole answer; of a refusal larger than REFUSAL_BYTES_MAX no body. Raises EngineFailedError."""
         async with await self.send(request) as answer:
-            return answer.status, await answer.whole(bytes_max=bytes_max)
+            if answer.status < 400:
+                return answer.status, await answer.whole(bytes_max=bytes_max)
+            try:
+                return answer.status, await answer.whole(bytes_max=REFUSAL_BYTES_MAX)
+            except AnswerTooLargeError:
+                return answer.status, b""
 
     def is_unfit(self, status: int, headers: Headers) -> bool:
         """Whether another engine may accept the request: this one refused our key, lacks the model or is overloaded."""

@@ -8,6 +8,8 @@ import msgspec
 
 from pointsman.primitives import Tokens
 from pointsman_ingress.engine.usage import try_decode, usage_in
+from pointsman_ingress.http.errors import ApiError
+from pointsman_ingress.http.json_form import check_form
 
 REMOTE_DECODE: dict[str, Any] = {
     "do_remote_decode": True,
@@ -21,13 +23,15 @@ REMOTE_DECODE: dict[str, Any] = {
 NOT_FOR_PREFILL = ("stream_options", "min_tokens", "logprobs", "top_logprobs", "prompt_logprobs", "best_of")
 """Fields without effect on the one token that the prefill engine generates."""
 
+TRANSFER_BYTES_MAX = 1024 * 1024
+"""Of an engine's `kv_transfer_params`. They list the blocks of the prompt: half of that for a million tokens at 16 a block."""
 
 ONE_ANSWER = (b"1", b"null")
 """Values of `n`. Fields stay undecoded: engines take numbers that Python's decoder does not."""
 
 
 class _PrefillAnswer(msgspec.Struct):
-    kv_transfer_params: dict[str, Any] | None = None
+    kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
 
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -36,9 +40,10 @@ _answers = msgspec.json.Decoder(_PrefillAnswer)
 
 @dataclass(frozen=True, slots=True)
 class PrefillResult:
-    """`cached_tokens`: of the prefill engine; None without a prefill, -1 if not reported."""
+    """`transfer`: the engine's `kv_transfer_params`, as it wrote their values; None if it gave none that can be used.
+    `cached_tokens`: of the prefill engine; None without a prefill, -1 if not reported."""
 
-    transfer: dict[str, Any] | None
+    transfer: dict[str, msgspec.Raw] | None
     cached_tokens: Tokens | None
 
 
@@ -72,5 +77,17 @@ def _several(prompt: bytes) -> bool:
 
 
 def read_prefill(answer: bytes) -> PrefillResult:
+    """Work for a thread unless the answer is short."""
     decoded = try_decode(_answers, answer)
-    return PrefillResult(decoded.kv_transfer_params if decoded else None, usage_in(answer).cached_tokens)
+    transfer = _transfer_in(bytes(decoded.kv_transfer_params)) if decoded else None
+    return PrefillResult(transfer, usage_in(answer).cached_tokens)
+
+
+def _transfer_in(parameters: bytes) -> dict[str, msgspec.Raw] | None:
+    if len(parameters) > TRANSFER_BYTES_MAX:
+        return None
+    try:
+        check_form(parameters)
+    except ApiError:
+        return None
+    return try_decode(_fields, parameters)

@@ -24,7 +24,7 @@ def first_byte_wall_seconds(
     """`expected`: engine seconds to the first token; `output`: engine seconds from there to the first byte."""
     if not settings.first_byte_factor:
         return FOREVER
-    return max(settings.first_byte_seconds_min, settings.first_byte_factor * expected / speed) + output / speed
+    return max(float(settings.first_byte_seconds_min), settings.first_byte_factor * expected / speed) + output / speed
 
 
 class FirstByteDeadline:

@@ -15,7 +15,8 @@ from pointsman.ports import Clock
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens, WallSeconds
 from pointsman.runtime.tracing import NO_SPAN, Span
 from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest
-from pointsman_ingress.engine.disaggregation import REMOTE_DECODE, read_prefill
+from pointsman_ingress.engine.disaggregation import REMOTE_DECODE, TRANSFER_BYTES_MAX, read_prefill
+from pointsman_ingress.http.json_form import LIGHT_BYTES_MAX
 from pointsman_ingress.http.request_headers import Headers
 from pointsman_ingress.token_ids import SLICE_TOKENS, json_list
 from pointsman_ingress.work_threads import WorkThreads
@@ -24,6 +25,8 @@ COMPLETIONS = "/v1/completions"
 OWNER = "prefix fetches"
 """Their share of the work threads: a copy serves no single tenant."""
 FAILURE_CHARACTERS_MAX = 500
+ANSWER_BYTES_MAX = 2 * TRANSFER_BYTES_MAX
+"""Of an engine in a fetch: its parameters and one token."""
 FETCH_WALL_SECONDS_MIN: WallSeconds = WallSeconds(2.0)
 PREDICTED_TIMES_MAX = 4.0
 """A fetch that takes longer than so many times its prediction, and longer than the minimum, is given up."""
@@ -96,10 +99,11 @@ class PrefixFetcher:
         try:
             async with asyncio.timeout(bound):
                 give = await ask(fetch.source, fetch.url, fetch.dp_rank, "give", REMOTE_DECODE)
-                given = read_prefill(await self._whole(give, "the source"))
+                whole = await self._whole(give, "the source")
+                given = await self.work.run_unless(len(whole) <= LIGHT_BYTES_MAX, OWNER, read_prefill, whole)
                 answered = self.clock.now()
                 if not given.transfer:
-                    return outcome("the source gave no kv_transfer_params: it has no connector")
+                    return outcome("the source gave no kv_transfer_params that can be used: has it a connector?")
                 take = await ask(grant.instance, grant.url, grant.dp_rank, "take", given.transfer)
                 await self._whole(take, "the target")
         except TimeoutError:
@@ -110,7 +114,7 @@ class PrefixFetcher:
 
     async def _whole(self, request: EngineRequest, who: str) -> bytes:
         try:
-            status, body = await self.engines.ask(request)
+            status, body = await self.engines.ask(request, bytes_max=ANSWER_BYTES_MAX)
         except EngineFailedError as error:
             msg = f"{who}: {error}"
             raise _FetchFailedError(msg) from error

@@ -23,9 +23,7 @@ _any = msgspec.json.Decoder(dict[str, Any])
 
 
 def refused_by_engine(status: int, body: bytes) -> ApiError:
-    decoded = try_decode(_any, body) if len(body) <= REFUSAL_BYTES_MAX else None
-    error = (decoded or {}).get("error")
-    fields: dict[str, Any] = error if isinstance(error, dict) else {}
+    fields = _fields_of(body)
     message, param = fields.get("message"), fields.get("param")
     shown = without_addresses(message) if isinstance(message, str) and message else f"The engine answered {status}."
     return ApiError(
@@ -36,5 +34,19 @@ def refused_by_engine(status: int, body: bytes) -> ApiError:
     )
 
 
+def reason_in(body: bytes) -> str:
+    """Without addresses; empty if the refusal tells none."""
+    fields = _fields_of(body)
+    reason = fields.get("message") or fields.get("detail")
+    return without_addresses(reason) if isinstance(reason, str) else ""
+
+
 def without_addresses(text: str) -> str:
     return _ADDRESSES.sub("(address)", text[:MESSAGE_CHARACTERS_MAX])
+
+
+def _fields_of(body: bytes) -> dict[str, Any]:
+    """Older engines have them at the top."""
+    decoded = (try_decode(_any, body) if len(body) <= REFUSAL_BYTES_MAX else None) or {}
+    error = decoded.get("error", decoded)
+    return error if isinstance(error, dict) else {}

@@ -1,7 +1,7 @@
 """Token usage: read from answers and events; usage events that only the ingress asked for are removed from streams, of
 which clients then get whole events."""
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -35,6 +35,10 @@ class Usage(msgspec.Struct, frozen=True):
 
 def capped(count: Tokens, most: Tokens) -> Tokens:
     return count if most < 0 else min(count, most)
+
+
+def known(tokens: Tokens) -> Tokens | None:
+    return tokens if tokens >= 0 else None
 
 
 _Count = Annotated[int, msgspec.Meta(ge=-1, le=COUNT_MAX)]
@@ -73,9 +77,13 @@ class _Answer(msgspec.Struct):
     response: _Response | None = None
 
 
+class _Object(msgspec.Struct):
+    """Whatever it holds: its fields are skipped."""
+
+
 class _Event(msgspec.Struct):
     choices: list[msgspec.Raw] | None = None
-    usage: dict[str, Any] | None = None
+    usage: _Object | None = None
 
 
 _answers = msgspec.json.Decoder(_Answer)

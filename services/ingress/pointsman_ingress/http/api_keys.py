@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from pointsman.adapters.clocks import wall_time_of
 from pointsman.contracts.access import decode_key, key_hash, name_of_key, names_key
-from pointsman.ports import Clock, KeyValueStore, StoredValue, ValuesRead
+from pointsman.ports import Clock, KeyValueStore, StoredValue, ValuesRead, unix_now
 from pointsman.primitives import Moment
 from pointsman.runtime.containment import contained
 from pointsman.runtime.health import HealthBoard
@@ -41,7 +40,7 @@ class ApiKeys:
         if not self._is_read:
             raise credentials_unread()
         known = self._active.get(self._hash(key))
-        if known is None or (known.expires_at and known.expires_at <= self._now()):
+        if known is None or (known.expires_at and known.expires_at <= unix_now(self._clock)):
             raise invalid_credential()
         return known.identity
 
@@ -90,6 +89,3 @@ class ApiKeys:
             identity = Identity(key.tenant, tuple(key.models), tuple(key.endpoints))
             self._active[key.digest] = _ActiveKey(identity, key.expires_at)
             self._digests[value.key] = key.digest
-
-    def _now(self) -> Moment:
-        return wall_time_of(self._clock.now(), self._clock.speed)

@@ -1,8 +1,10 @@
 """Finds out who sends a request: by an API key, by a token of an OIDC issuer, or by nothing where neither is required.
-Whatever is wrong with a credential, the answer is the same."""
+Whatever is wrong with a credential, the answer is the same. Without credentials pages of other sites are refused: a browser
+would send their requests from inside."""
 
+from pointsman.runtime.browser_requests import is_of_foreign_page
 from pointsman_ingress.http.api_keys import ApiKeys
-from pointsman_ingress.http.errors import invalid_credential
+from pointsman_ingress.http.errors import foreign_page, invalid_credential
 from pointsman_ingress.http.identity import Identity
 from pointsman_ingress.http.oidc import TokenVerifier
 from pointsman_ingress.http.request_headers import Headers
@@ -20,8 +22,9 @@ class Authentication:
         return self._keys is not None or self._tokens is not None
 
     async def identity(self, headers: Headers) -> Identity | None:
-        """None where no credential is required. Raises ApiError (401; 503 while credentials cannot be checked)."""
+        """None where no credential is required. Raises ApiError (401; 503 while credentials cannot be checked; 403)."""
         if not self.required:
+            _refuse_foreign_page(headers)
             return None
         sent = _credential(headers)
         if sent and self._tokens is not None and sent.count(b".") == 2:
@@ -29,6 +32,13 @@ class Authentication:
         if not sent or self._keys is None:
             raise invalid_credential()
         return self._keys.identity(sent)
+
+
+def _refuse_foreign_page(headers: Headers) -> None:
+    """Raises ApiError."""
+    site, origin, host = (headers.get(name, b"").decode("latin-1") for name in (b"sec-fetch-site", b"origin", b"host"))
+    if is_of_foreign_page(site=site, origin=origin, host=host):
+        raise foreign_page()
 
 
 def _credential(headers: Headers) -> bytes:

@@ -173,6 +173,11 @@ def bad_request(message: str, *, param: str | None = None, code: str = "invalid_
     return ApiError(400, code, message, param=param)
 
 
+def foreign_page() -> ApiError:
+    msg = "The request comes from a page of another site. Such pages are served only with credentials (--require-keys)."
+    return ApiError(403, "cross_site", msg)
+
+
 def endpoint_out_of_scope(path: str) -> ApiError:
     return ApiError(403, "endpoint_not_allowed", f"This credential may not use {path}.")
 

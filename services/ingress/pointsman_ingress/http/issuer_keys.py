@@ -2,7 +2,6 @@
 keys stay while the issuer does not answer. An unknown key id makes one fetch, at most every FETCH_PAUSE_WALL_SECONDS."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,9 @@ import structlog
 from jwt import PyJWTError
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
+from pointsman.adapters.http_bodies import bounded_body
 from pointsman.adapters.tcp_ports import is_loopback
+from pointsman.adapters.waiting import wait_at_most
 from pointsman.contracts.codec import short_reason
 from pointsman.ports import Clock
 from pointsman.primitives import WallSeconds
@@ -27,7 +28,7 @@ REFRESH_WALL_SECONDS: WallSeconds = WallSeconds(300.0)
 RETRY_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 FETCH_PAUSE_WALL_SECONDS: WallSeconds = WallSeconds(10.0)
 FETCH_SECONDS_MAX = 5.0
-ROTATION_SECONDS_MAX = 2.0
+ROTATION_WALL_SECONDS_MAX: WallSeconds = WallSeconds(2.0)
 """How long a request with an unknown key id waits for the fetch."""
 DOCUMENT_BYTES_MAX = 256 * 1024
 KEYS_MAX = 100
@@ -89,9 +90,7 @@ class IssuerKeys:
             fetched = self._fetched
             if not self._fetching:
                 self._wanted.set()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ROTATION_SECONDS_MAX):
-                    await fetched.wait()
+            await wait_at_most(fetched, ROTATION_WALL_SECONDS_MAX)
         return self._keys.get(kid)
 
     def take(self, document: Mapping[str, Any]) -> None:
@@ -112,9 +111,7 @@ class IssuerKeys:
         async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
             while True:
                 pause = REFRESH_WALL_SECONDS if await self._refresh(session) else RETRY_WALL_SECONDS
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(float(pause)):
-                        await self._wanted.wait()
+                await wait_at_most(self._wanted, pause)
                 self._wanted.clear()
 
     async def _refresh(self, session: aiohttp.ClientSession) -> bool:
@@ -158,19 +155,17 @@ def is_trustworthy(url: str) -> bool:
 
 async def _document(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
     """Raises IssuerUnreachableError."""
-    body = bytearray()
     try:
         headers = {"accept": "application/json", "accept-encoding": "identity"}
         async with session.get(url, allow_redirects=False, headers=headers) as answer:
             if answer.status != 200:
                 refused = f"{url} answers {answer.status}"
                 raise IssuerUnreachableError(refused)
-            async for chunk in answer.content.iter_any():
-                body += chunk
-                if len(body) > DOCUMENT_BYTES_MAX:
-                    large = f"{url} is larger than {DOCUMENT_BYTES_MAX} bytes"
-                    raise IssuerUnreachableError(large)
-        document = msgspec.json.decode(bytes(body))
+            body = await bounded_body(answer, DOCUMENT_BYTES_MAX)
+        if body is None:
+            large = f"{url} is larger than {DOCUMENT_BYTES_MAX} bytes"
+            raise IssuerUnreachableError(large)
+        document = msgspec.json.decode(body)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RecursionError) as error:
         unread = f"{url}: {type(error).__name__} {error}"
         raise IssuerUnreachableError(unread) from error

@@ -8,9 +8,8 @@ from typing import Any
 
 import jwt
 
-from pointsman.adapters.clocks import wall_time_of
 from pointsman.contracts.access import scope_refusal, valid_tenant
-from pointsman.ports import Clock
+from pointsman.ports import Clock, unix_now
 from pointsman.primitives import Moment, Tenant
 from pointsman_ingress.http.errors import credentials_unread, invalid_credential
 from pointsman_ingress.http.identity import Identity
@@ -37,7 +36,7 @@ class TokenVerifier:
         """Raises ApiError (401; 503 before the issuer's keys are read)."""
         digest = hashlib.sha256(token).digest()
         known = self._verified.get(digest)
-        if known is not None and known[1] > self._now():
+        if known is not None and known[1] > unix_now(self._clock):
             self._verified.move_to_end(digest)
             return known[0]
         if not self._keys.is_read:
@@ -83,9 +82,6 @@ class TokenVerifier:
         if scope_refusal(models, endpoints):
             raise invalid_credential()
         return Identity(Tenant(tenant), tuple(models), tuple(endpoints))
-
-    def _now(self) -> Moment:
-        return wall_time_of(self._clock.now(), self._clock.speed)
 
 
 def _scope(claims: Mapping[str, Any], name: str) -> list[str]:

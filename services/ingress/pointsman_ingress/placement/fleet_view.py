@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -11,23 +11,27 @@ from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.fleet import FleetEvent, InstanceJoined, InstanceLeft
 from pointsman.ports import Clock, EventLog, LogEntry, LogReset
-from pointsman.primitives import EngineSeconds, Epoch, InstanceId, Term, Tokens, WallSeconds, engine_seconds
+from pointsman.primitives import EngineSeconds, Epoch, InstanceId, PoolName, Term, Tokens, WallSeconds, engine_seconds
 from pointsman.runtime.containment import DeadLetterWatch, contained
 from pointsman.runtime.engine_urls import EngineUrls
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.fleet import Instance, Status
 from pointsman.state.state import PoolSettings, State
+from pointsman_ingress.http.request_headers import cleaned
 
 log = structlog.get_logger()
 
 VIEW_PART = "view"
+MODELS_PART = "models"
+NAMES_SHOWN_MAX = 8
 REFUSED_MAX = 1_000
 FRESH_WALL_SECONDS: WallSeconds = WallSeconds(5.0)  # workers report every second
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """`base`: the engines' model; `adapter`: a LoRA adapter, or empty. `since`: engine time first served."""
+    """`base`: the engines' model; `adapter`: a LoRA adapter, or empty. `since`: engine time since which the pool has served
+    it without a break."""
 
     name: str
     base: str
@@ -51,9 +55,13 @@ class FleetView:
         self._models: dict[str, Model] = {}
         self._leaders_block_tokens: Tokens = 0
         self._joined_block_tokens: Tokens = 0
+        self._newest_at: EngineSeconds = 0.0
+        """Of the events read: who writes an earlier time into a later one has served nothing for longer."""
+        self._elsewhere: Mapping[str, PoolName] = {}
         self._changed = asyncio.Event()
         self._dead_letters = DeadLetterWatch(board.pool)
         self._election_listeners: list[Callable[[Term], None]] = []
+        self._model_listeners: list[Callable[[], None]] = []
         self.is_read = False  # the log's end was reached once
         board.missing(VIEW_PART, "the log is not read yet")
         self._report_ready()
@@ -61,6 +69,24 @@ class FleetView:
     def on_election(self, listener: Callable[[Term], None]) -> None:
         """The listener receives the term of each new leader; 0 after a log reset."""
         self._election_listeners.append(listener)
+
+    def on_models(self, listener: Callable[[], None]) -> None:
+        """Called after each change of `models`."""
+        self._model_listeners.append(listener)
+
+    def served_elsewhere(self, names: Mapping[str, PoolName]) -> None:
+        """Report names of this pool for which other pools get the requests."""
+        if names == self._elsewhere:
+            return
+        self._elsewhere = names
+        shown = {cleaned(name): names[name] for name in sorted(names)[:NAMES_SHOWN_MAX]}
+        log.warning("model_served_elsewhere", pool=self.pool, names=len(names), served_by=shown)
+        if not names:
+            self._board.restored(MODELS_PART)
+            return
+        listed = ", ".join(f"'{name}' go to pool {owner}" for name, owner in shown.items())
+        more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+        self._board.degraded(MODELS_PART, f"requests for {listed}, which served the name first{more}")
 
     async def follow(self, events: EventLog) -> None:
         """Runs without end."""
@@ -157,6 +183,7 @@ class FleetView:
                 self._leaders_block_tokens = int(entry.event.pool.get("block_tokens", 0))
             self._elected(self._state.term)
         elif isinstance(entry.event, FleetEvent):
+            self._newest_at = max(self._newest_at, entry.event.at)
             self._state.apply(entry.event, entry.sequence)
             if isinstance(entry.event, InstanceJoined | InstanceLeft):
                 self._refused.pop(entry.event.instance, None)
@@ -186,9 +213,12 @@ class FleetView:
             for name, adapter in _names_of(instance):
                 if name not in offered or votes[name, adapter] > votes[name, offered[name].adapter]:
                     known = self._models.get(name)
-                    since = known.since if known else instance.joined_at
+                    since = known.since if known else self._newest_at
                     offered[name] = Model(name, instance.model, adapter, since)
-        self._models = offered or self._models
+        before, self._models = self._models, offered or self._models
+        if before != self._models:
+            for listener in self._model_listeners:
+                listener()
         self._joined_block_tokens = next((i.block_tokens for i in self._schedulable), self._joined_block_tokens)
 
     def _report_ready(self) -> None:

@@ -38,14 +38,17 @@ class Pool:
 
 
 class Pools:
-    """A pool's base model precedes aliases and adapters; then configuration order counts."""
+    """A name is served by the pool that has served it longest without a break, as far as the logs reach: an engine takes no
+    other pool's prompts by naming its models. Of equals a base model precedes, then configuration order counts."""
 
     def __init__(self, pools: Sequence[Pool], hold: HoldQueue) -> None:
         self._pools = tuple(pools)
         self._hold = hold
+        for pool in self._pools:
+            pool.fleet.on_models(self._report_conflicts)
 
-    async def await_model(self, name: str, identity: Identity | None = None) -> tuple[Pool, Model]:
-        """`find`, but waits while models may still be missing. Raises ApiError."""
+    async def await_model(self, name: str, identity: Identity | None = None, *, owner: str) -> tuple[Pool, Model]:
+        """`find`, but waits while models may still be missing. `owner`: whose place it takes. Raises ApiError."""
         shown = _models_shown(name, identity)
 
         def find() -> tuple[Pool, Model] | None:
@@ -56,7 +59,7 @@ class Pools:
                     return None
                 raise
 
-        return _allowed(await self._hold.until(find) or self._find(name, shown), identity)
+        return _allowed(await self._hold.until(find, owner=owner) or self._find(name, shown), identity)
 
     def find(self, name: str, identity: Identity | None = None) -> tuple[Pool, Model]:
         """An empty name selects the only model. `identity`: who must be allowed to use it; None: anybody. Raises
@@ -67,28 +70,32 @@ class Pools:
         """`shown`: models that an error may name."""
         if not name:
             return self._only(shown)
-        found = self._of_base(name)
-        if found is not None:
-            return found
-        for pool in self._pools:
-            model = pool.fleet.models.get(name)
-            if model is not None:
-                return pool, model
-        raise no_engines() if self._too_early else unknown_model(name, self._names(shown))
+        found = self._serving(name)
+        if found is None:
+            raise no_engines() if self._too_early else unknown_model(name, self._names(shown))
+        if found[1].name != found[1].base and not all(
+            pool.fleet.is_read for pool in self._pools if pool is not found[0]
+        ):
+            raise no_engines()  # a pool that is not read may have served the name first
+        return found
 
     def offered(self) -> Iterator[tuple[Pool, Model]]:
         """Each name once; base models before adapters, because clients take the first."""
-        seen: set[str] = set()
         for pool in self._pools:
             for name, model in pool.fleet.models.items():
-                owner, owned = self._of_base(name) or (pool, model)
-                if name not in seen and owner is pool:
-                    seen.add(name)
-                    yield pool, owned
+                if self._serving(name) == (pool, model):
+                    yield pool, model
 
-    def _of_base(self, name: str) -> tuple[Pool, Model] | None:
-        named = ((pool, pool.fleet.models.get(name)) for pool in self._pools)
-        return next(((pool, model) for pool, model in named if model is not None and model.name == model.base), None)
+    def _serving(self, name: str) -> tuple[Pool, Model] | None:
+        named = ((pool, model) for pool in self._pools if (model := pool.fleet.models.get(name)) is not None)
+        return min(named, key=lambda found: (found[1].since, found[1].name != found[1].base), default=None)
+
+    def _report_conflicts(self) -> None:
+        for pool in self._pools:
+            serving = {name: self._serving(name) for name in pool.fleet.models}
+            pool.fleet.served_elsewhere(
+                {name: found[0].name for name, found in serving.items() if found is not None and found[0] is not pool}
+            )
 
     def _only(self, shown: Shown) -> tuple[Pool, Model]:
         serving = [(pool, model) for pool in self._pools if (model := pool.fleet.base) is not None]

@@ -3,6 +3,7 @@ new leader is elected; answers of earlier terms are ignored. Without an answer f
 where the leader cannot read the command, the least loaded engine is granted."""
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 import structlog
@@ -155,13 +156,14 @@ class SchedulerClient:
     def newest_term(self) -> Term:
         return self._term
 
-    async def route(self, request: RouteRequest) -> RouteGranted | RouteRejected | None:
-        """Waits without bound; the caller cancels. Returns None if there is neither a scheduler nor an engine. Raises
-        CommandUnsendableError."""
+    async def route(self, request: RouteRequest, *, owner: str) -> RouteGranted | RouteRejected | None:
+        """Waits without bound; the caller cancels. `owner`: whose place it takes if it is held. Returns None if there is
+        neither a scheduler nor an engine. Raises CommandUnsendableError."""
+        find = partial(self._find, request)
         with self.in_flight.waiting_for_place(request.request):
             began = self.clock.now()
             while (answer := await self._request_route(request, began)) is None:
-                found = self._find(request) if request.excluded else await self.hold.until(lambda: self._find(request))
+                found = find() if request.excluded else await self.hold.until(find, owner=owner)
                 if isinstance(found, Instance):
                     return self._place_without_scheduler(request, found)
                 if found is None:
@@ -258,7 +260,7 @@ class SchedulerClient:
         return grant
 
     async def hand_over(self, grant: RouteGranted, prefill: EngineSeconds) -> RouteGranted | RouteRejected:
-        """The planned decode grant if no leader answers. `prefill`: engine seconds."""
+        """The planned decode grant if no leader answers."""
         with self.in_flight.waiting_for_place(grant.request):
             answer = await self._request_hand_over(grant, prefill)
             if answer is not None:

@@ -9,10 +9,10 @@ import msgspec
 
 from pointsman.primitives import Tokens
 from pointsman_ingress.http.errors import ApiError, bad_request
+from pointsman_ingress.http.json_form import ENTRIES_MAX, LIGHT_BYTES_MAX, TOKEN_IDS_MAX, check_form
 from pointsman_ingress.prompt.audio_form import read_form
 from pointsman_ingress.prompt.body_fields import NULL
 from pointsman_ingress.prompt.content_parts import ChatForm, Message, first_unsupported
-from pointsman_ingress.prompt.json_form import ENTRIES_MAX, LIGHT_BYTES_MAX, TOKEN_IDS_MAX, check_form
 from pointsman_ingress.token_ids import token_lists
 
 COMPLETION_OUTPUT_TOKENS = 16  # OpenAI's default
@@ -77,6 +77,8 @@ class Chat:
 class Embeddings:
     """Prompt vectors: their tokens are unknown."""
 
+    prompts: int = 1
+
 
 @dataclass(frozen=True, slots=True)
 class SizedRequest:
@@ -105,7 +107,7 @@ class ParsedRequest:
     truncate_to: Tokens = 0  # 0: the engine decides
     truncation_side: str = ""
     reads_cache: bool = True  # False with prompt logprobs, which disable cache reads
-    answers: int = 1
+    answers: int = 1  # to each prompt, as the engine computes them
     may_add_usage: bool = False  # a stream whose client did not ask for usage
     form_fields: frozenset[str] = frozenset()  # names in a form
     service_tier: Any = None  # as sent
@@ -127,6 +129,7 @@ class Body(msgspec.Struct):
     truncation_side: str | None = None
     add_special_tokens: bool | None = None
     n: int | None = None
+    best_of: int | None = None
     prompt_logprobs: int | None = None
     service_tier: Any = None
 
@@ -320,7 +323,7 @@ def parsed(
         truncate_to=max(0, fields.truncate_prompt_tokens or 0),
         truncation_side=fields.truncation_side or "",
         reads_cache=reads_cache,
-        answers=fields.n or 1,
+        answers=max(1, fields.n or 1, fields.best_of or 1),
         may_add_usage=fields.stream is True and not shows_usage,
         service_tier=fields.service_tier,
     )
@@ -350,7 +353,7 @@ def _template_arguments(fields: _ChatBody) -> dict[str, Any]:
 def _completion_prompt(fields: _CompletionBody) -> Prompt:
     special = fields.add_special_tokens is not False
     if fields.prompt_embeds:
-        return Embeddings()
+        return Embeddings(len(fields.prompt_embeds) if isinstance(fields.prompt_embeds, list) else 1)
     given = bytes(fields.prompt)
     if _is_long_run(given):
         return _long_prompt(given)

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from pointsman_ingress.http.errors import ApiError, bad_request
+from pointsman_ingress.http.json_form import check_form
 from pointsman_ingress.http.request_headers import cleaned
 from pointsman_ingress.prompt.body_fields import NULL, field_not_allowed
-from pointsman_ingress.prompt.json_form import check_form
 
 MEDIA = frozenset({"image_url", "video_url", "audio_url", "file_url", "image", "video", "audio", "input_audio", "file"})
 TENSORS = frozenset({"image_embeds", "video_embeds", "audio_embeds", "prompt_embeds"})

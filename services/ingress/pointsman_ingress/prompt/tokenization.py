@@ -18,11 +18,11 @@ from pointsman.runtime.telemetry import TOKENIZATION_SECONDS
 from pointsman.runtime.tracing import NO_SPAN, Span
 from pointsman.state.fleet import NO_DEMAND, Demand, Instance
 from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest, lacks_endpoint
-from pointsman_ingress.engine.refusals import without_addresses
+from pointsman_ingress.engine.refusals import reason_in
 from pointsman_ingress.http.errors import bad_request, prompt_too_long
+from pointsman_ingress.http.json_form import LIGHT_BYTES_MAX
 from pointsman_ingress.http.request_headers import Headers
 from pointsman_ingress.prompt.content_parts import Message, text_parts, texts
-from pointsman_ingress.prompt.json_form import LIGHT_BYTES_MAX
 from pointsman_ingress.prompt.openai_requests import (
     Chat,
     Embeddings,
@@ -129,7 +129,7 @@ class PromptTokenizer:
             case SizedRequest():
                 return PromptTokens([range(prompt.tokens)], exact=False, known=0, inexact_reason="not looked at")
             case Embeddings():
-                return PromptTokens([[0]], exact=False, known=0, inexact_reason="prompt_embeds")
+                return PromptTokens([[0]] * prompt.prompts, exact=False, known=0, inexact_reason="prompt_embeds")
             case Chat() if prompt.template is not None:
                 prompts = await self._from_engine(prompt, request.model, context)
             case Chat() if prompt.unsupported:
@@ -260,7 +260,7 @@ class PromptTokenizer:
         async with asyncio.timeout(float(ENGINE_WALL_SECONDS_MAX)):
             status, answer = await self.engines.ask(request, bytes_max=TOKENS_BYTES_MAX)
         if status in (400, 422):
-            raise _InvalidPromptError(_error_message(answer))
+            raise _InvalidPromptError((reason_in(answer) or "the engine does not say why").rstrip("."))
         return status, answer
 
 
@@ -379,18 +379,6 @@ def _truncated(tokens: PromptTokens, request: ParsedRequest) -> PromptTokens:
 def _common_length(one: Sequence[int], other: Sequence[int]) -> int:
     shorter = min(len(one), len(other))
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), shorter)
-
-
-def _error_message(body: bytes) -> str:
-    try:
-        answer = msgspec.json.decode(body)
-        error = answer.get("error", answer)
-        message = error.get("message") or error.get("detail")
-    except (*_UNREADABLE, AttributeError):
-        message = None
-    return without_addresses(message if isinstance(message, str) and message else "the engine does not say why").rstrip(
-        "."
-    )
 
 
 def _guesses(prompt: Texts | Chat) -> Prompts:

@@ -21,7 +21,8 @@ import dns.resolver
 import structlog
 from typing_extensions import override
 
-from pointsman.adapters.discovery.targets import PORT_MAX, TargetError, engine_targets, engine_url, listing
+from pointsman.adapters.discovery.targets import TargetError, engine_targets, engine_url, listing
+from pointsman.bounds import PORT_MAX
 from pointsman.ports import EngineDiscovery, EngineTarget
 from pointsman.primitives import WallSeconds
 

@@ -20,6 +20,7 @@ import structlog
 from typing_extensions import override
 
 from pointsman.adapters.discovery.targets import PORT_KEY, TargetError, annotated_targets, kept_targets, listing
+from pointsman.adapters.docker_api import Docker, DockerMissingError
 from pointsman.ports import EngineDiscovery, EngineTarget
 from pointsman.primitives import InstanceId, WallSeconds
 
@@ -79,15 +80,12 @@ class DockerDiscovery(EngineDiscovery):
             msg = f"{self.name} is not docker:[LABEL=VALUE], such as docker:com.example.engine=vllm"
             raise ValueError(msg)
         try:
-            import docker
-        except ImportError as error:
-            missing = "docker: needs Docker's client: pip install 'pointsman[docker]'"
-            raise ValueError(missing) from error
-        self._library: Any = docker
+            self._daemon = Docker(url)
+        except DockerMissingError as error:
+            raise ValueError(str(error)) from error
         self._unusable: tuple[type[Exception], ...] = (
-            docker.errors.DockerException,
+            *self._daemon.errors,
             msgspec.MsgspecError,
-            OSError,
             ValueError,
             TypeError,
             AttributeError,  # the library indexes what it has not checked
@@ -95,7 +93,6 @@ class DockerDiscovery(EngineDiscovery):
             RecursionError,
         )
         self._filters = {"label": [text or PORT_KEY]}
-        self._url = url
         self._poll_seconds = float(poll_seconds)
         self._client: Any = None
         self.problem = ""
@@ -104,7 +101,7 @@ class DockerDiscovery(EngineDiscovery):
     async def targets(self) -> AsyncGenerator[list[EngineTarget], None]:
         last: list[EngineTarget] | None = None
         changed = asyncio.Event()
-        events = _Events(lambda: self._connected(timeout=None), self._filters, changed)
+        events = _Events(lambda: self._daemon.connected(timeout=None), self._filters, changed)
         try:
             while True:
                 changed.clear()
@@ -137,18 +134,12 @@ class DockerDiscovery(EngineDiscovery):
     def _inspected(self) -> list[Any]:
         """Blocks. Raises `_unusable`."""
         if self._client is None:
-            self._client = self._connected(timeout=CALL_WALL_SECONDS)
+            self._client = self._daemon.connected(timeout=CALL_WALL_SECONDS)
         found = []
         for listed in msgspec.convert(self._client.api.containers(filters=self._filters), list[_Listed]):
-            with suppress(self._library.errors.NotFound):
+            with suppress(self._daemon.not_found):
                 found.append(self._client.api.inspect_container(listed.id))
         return found
-
-    def _connected(self, timeout: int | None) -> Any:
-        """Blocks. Raises DockerException, OSError."""
-        if self._url:
-            return self._library.DockerClient(base_url=self._url, timeout=timeout)
-        return self._library.from_env(timeout=timeout)
 
     def _disconnect(self) -> None:
         if self._client is not None:

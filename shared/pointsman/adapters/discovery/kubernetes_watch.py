@@ -18,6 +18,7 @@ import structlog
 from aiohttp.http import HttpProcessingError
 
 from pointsman.adapters.backoff import Backoff, chance
+from pointsman.adapters.http_bodies import bounded_body
 from pointsman.adapters.kubernetes_api import Cluster, reason_of
 from pointsman.primitives import WallSeconds
 
@@ -259,13 +260,11 @@ async def _line(answer: aiohttp.ClientResponse) -> bytes:
 
 
 async def _bounded(answer: aiohttp.ClientResponse, size_max: int) -> bytes:
-    body = bytearray()
-    async for chunk in answer.content.iter_any():
-        body += chunk
-        if len(body) > size_max:
-            msg = f"an answer is larger than {size_max} bytes"
-            raise WatchError(msg)
-    return bytes(body)
+    body = await bounded_body(answer, size_max)
+    if body is None:
+        msg = f"an answer is larger than {size_max} bytes"
+        raise WatchError(msg)
+    return body
 
 
 def _now() -> float:

@@ -9,6 +9,7 @@ from typing import get_args
 from urllib.parse import urlsplit
 
 from pointsman.adapters.kv_events.sockets import rank_endpoint
+from pointsman.bounds import PORT_MAX
 from pointsman.contracts.fleet import ANY_RANK, Role
 from pointsman.contracts.subjects import valid_name
 from pointsman.ports import EngineTarget
@@ -26,7 +27,6 @@ ENGINE_MODEL_KEY = PREFIX + "engine-model"
 TARGETS_MAX = 1024
 """Of one source; the rest is not followed."""
 RANKS_MAX = 1024
-PORT_MAX = 65_535
 NAME_LENGTH_MAX = 63
 HASH_LENGTH = 8
 TEXT_SHOWN_MAX = 200

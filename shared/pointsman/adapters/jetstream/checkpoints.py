@@ -14,7 +14,7 @@ from pointsman.adapters.checkpoint_retention import CHECKPOINTS_KEPT, superseded
 from pointsman.adapters.jetstream.commands import Requests
 from pointsman.adapters.jetstream.direct_stream import ROLLUP, DirectStream
 from pointsman.adapters.log_listener import LogListener
-from pointsman.contracts.subjects import checkpoint_bucket
+from pointsman.contracts.subjects import bucket_name, checkpoint_bucket
 from pointsman.ports import CheckpointLabel, Checkpoints
 from pointsman.primitives import PoolName, Sequence
 
@@ -49,7 +49,7 @@ class JetStreamCheckpoints(Checkpoints):
     def __init__(
         self, requests: Requests, pool: PoolName, listener: LogListener, *, replicas: int, creates: bool = True
     ) -> None:
-        self._name = f"pointsman-{pool}"
+        self._name = bucket_name(pool)
         self._listener = listener
         self._told: set[str] = set()
         """Slots whose description is not understood."""

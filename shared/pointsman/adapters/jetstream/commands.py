@@ -22,7 +22,7 @@ from pointsman.adapters.jetstream.connection import (
 )
 from pointsman.adapters.log_listener import LogListener
 from pointsman.adapters.shared_timers import SharedTimers
-from pointsman.adapters.turns import Turn
+from pointsman.adapters.turns import TURN_SECONDS_MAX, Turn
 from pointsman.contracts.codec import EVENT_ROOM_BYTES, AnyCommand, encode
 from pointsman.contracts.permissions import INBOX, JETSTREAM_API, MAPPED_REPLY, SERVICE_API
 from pointsman.contracts.subjects import covers
@@ -168,7 +168,7 @@ class JetStreamCommands(Commands):
                 self._listener.trouble("command dropped", f"too many wait on {subject}")
 
         async def handle_all() -> None:
-            turn = Turn(COMMANDS_A_TURN)
+            turn = Turn(COMMANDS_A_TURN, TURN_SECONDS_MAX)
             while True:
                 if not waiting:
                     await waiting.come()

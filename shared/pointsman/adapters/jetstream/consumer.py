@@ -20,7 +20,7 @@ from pointsman.adapters.jetstream.connection import Connection, Message, NotConn
 from pointsman.adapters.jetstream.stream import NANOSECONDS, Stream
 from pointsman.adapters.jetstream.stream_reader import StreamReader
 from pointsman.adapters.log_listener import LogListener
-from pointsman.adapters.turns import Turn
+from pointsman.adapters.turns import TURN_SECONDS_MAX, Turn
 from pointsman.ports import LogEntry, LogExtent, LogMissingError, LogReset, LogUnavailableError
 from pointsman.primitives import Seconds, Sequence, WallSeconds
 
@@ -133,7 +133,7 @@ class Reader(StreamReader):
         self._batch = _Batch()
         self._progress = _Progress(start - 1, start - 1)
         self._pull = _Pull()
-        self._turn = Turn(ENTRIES_A_TURN)
+        self._turn = Turn(ENTRIES_A_TURN, TURN_SECONDS_MAX)
         self._upkeep = _Upkeep()
         self._wakeup: asyncio.Future[None] | None = None
         self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)

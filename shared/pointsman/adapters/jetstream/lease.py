@@ -6,7 +6,7 @@ from typing_extensions import override
 from pointsman.adapters.jetstream.commands import Requests
 from pointsman.adapters.jetstream.direct_stream import DirectStream, RevisionTakenError
 from pointsman.contracts.permissions import LEADER_KEY
-from pointsman.contracts.subjects import lease_bucket
+from pointsman.contracts.subjects import bucket_name, lease_bucket
 from pointsman.ports import Lease, LeaseTakenError, Tenure
 from pointsman.primitives import PoolName, Term
 
@@ -23,7 +23,7 @@ class JetStreamLease(Lease):
     def __init__(
         self, requests: Requests, pool: PoolName, *, replicas: int, creates: bool = True, key: str = LEADER_KEY
     ) -> None:
-        name = f"pointsman-{pool}"
+        name = bucket_name(pool)
         self._subject = f"$KV.{name}.{key}"
         config = {
             "subjects": [f"$KV.{name}.>"],

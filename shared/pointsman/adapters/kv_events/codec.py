@@ -1,10 +1,11 @@
 """Decodes one payload of vLLM's KV events (msgpack, maps or arrays) into an EngineBatch. Never raises for bad input."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from pointsman.adapters.kv_events.events import (
+    NAME_CHARACTERS_MAX,
     EngineBatch,
     EngineBlockRemoved,
     EngineBlockStored,
@@ -41,7 +42,13 @@ class _ClearedByPosition(EngineCacheCleared, array_like=True, tag="AllBlocksClea
 
 
 class _AnyMap(msgspec.Struct):
-    type: str
+    """Of an event of any type, the type alone: other fields are skipped, not decoded."""
+
+    type: Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)]
+
+
+class _AnyArray(_AnyMap, array_like=True):
+    pass
 
 
 _batch = msgspec.msgpack.Decoder(_Batch)
@@ -53,7 +60,7 @@ _event_array: msgspec.msgpack.Decoder[EngineEvent] = msgspec.msgpack.Decoder(
     _StoredByPosition | _RemovedByPosition | _ClearedByPosition
 )
 _any_map = msgspec.msgpack.Decoder(_AnyMap)
-_any_array = msgspec.msgpack.Decoder(list[Any])
+_any_array = msgspec.msgpack.Decoder(_AnyArray)
 _KNOWN_TYPES = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"})
 
 
@@ -89,9 +96,6 @@ def _is_map(encoded: bytes | msgspec.Raw) -> bool:
 
 def _type_of(raw: msgspec.Raw) -> str | None:
     try:
-        if _is_map(raw):
-            return _any_map.decode(raw).type
-        tag = _any_array.decode(raw)[:1]
+        return (_any_map if _is_map(raw) else _any_array).decode(raw).type
     except (msgspec.DecodeError, ValueError, RecursionError):
         return None
-    return tag[0] if tag and isinstance(tag[0], str) else None

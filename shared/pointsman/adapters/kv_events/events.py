@@ -1,7 +1,7 @@
 """KV events as vLLM publishes them (Engine... structs), and the reader's output (EngineItem)."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -10,6 +10,7 @@ from pointsman.primitives import Seconds, Sequence
 BLOCKS_PER_EVENT_MAX = 1_048_576
 TOKENS_PER_EVENT_MAX = 16_777_216
 HASH_BYTES_MAX = 64
+NAME_CHARACTERS_MAX = 1_024
 
 EngineHash = int | bytes
 """The engine's name of a block; meaningful only within this engine."""
@@ -17,6 +18,9 @@ EngineHash = int | bytes
 _Hash = int | Annotated[bytes, msgspec.Meta(max_length=HASH_BYTES_MAX)]
 _Hashes = Annotated[list[_Hash], msgspec.Meta(max_length=BLOCKS_PER_EVENT_MAX)]
 _Tokens = Annotated[list[int], msgspec.Meta(max_length=TOKENS_PER_EVENT_MAX)]
+_ExtraKeys = Annotated[list[msgspec.Raw], msgspec.Meta(max_length=BLOCKS_PER_EVENT_MAX)]
+"""One entry for each block, not decoded: an entry can hold anything. Each keeps the whole payload in memory."""
+_Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)]
 
 
 class EngineBlockStored(msgspec.Struct, tag_field="type", tag="BlockStored"):
@@ -29,20 +33,20 @@ class EngineBlockStored(msgspec.Struct, tag_field="type", tag="BlockStored"):
     token_ids: _Tokens
     block_size: int
     lora_id: int | None = None
-    medium: str | None = None
-    lora_name: str | None = None
-    extra_keys: list[list[Any] | None] | None = None
+    medium: _Name | None = None
+    lora_name: _Name | None = None
+    extra_keys: _ExtraKeys | None = None
     group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_kind: _Name | None = None
     kv_cache_spec_sliding_window: int | None = None
-    locality: str | None = None
+    locality: _Name | None = None
 
 
 class EngineBlockRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved"):
     block_hashes: _Hashes
-    medium: str | None = None
+    medium: _Name | None = None
     group_idx: int | None = None
-    locality: str | None = None
+    locality: _Name | None = None
 
 
 class EngineCacheCleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared"):

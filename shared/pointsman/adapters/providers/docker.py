@@ -12,6 +12,7 @@ import structlog
 from typing_extensions import override
 
 from pointsman.adapters.discovery.targets import instance_name
+from pointsman.adapters.docker_api import Docker, DockerMissingError
 from pointsman.adapters.providers.names import free_names
 from pointsman.ports import InstanceProvider, ProvidedInstance, ProviderError, ProviderUnreachableError
 from pointsman.primitives import InstanceId, PoolName, Seconds, WallSeconds
@@ -42,30 +43,22 @@ class ContainerTemplate:
 
 
 class DockerProvider(InstanceProvider):
+    name = "docker"
+
     def __init__(self, pool: PoolName, template: ContainerTemplate, *, url: str = "") -> None:
         """`url`: of the daemon; empty: from the environment. Raises ProviderError, ProviderUnreachableError."""
         self._pool = pool
         self._template = template
         try:
-            import docker
-        except ImportError as error:
-            missing = "the docker provider needs Docker's client: pip install 'pointsman[docker]'"
-            raise ProviderError(missing) from error
-        self._errors: tuple[type[Exception], ...] = (docker.errors.DockerException, OSError)
+            daemon = Docker(url)
+        except DockerMissingError as error:
+            raise ProviderError(str(error)) from error
+        self._errors = daemon.errors
         try:
-            self._docker: Any = (
-                docker.DockerClient(base_url=url, timeout=CALL_WALL_SECONDS)
-                if url
-                else docker.from_env(timeout=CALL_WALL_SECONDS)
-            )
+            self._docker: Any = daemon.connected(timeout=CALL_WALL_SECONDS)
         except self._errors as error:
             unreachable = f"Docker does not answer; start it, or say where it is by DOCKER_HOST: {error}"
             raise ProviderUnreachableError(unreachable) from error
-
-    @property
-    @override
-    def name(self) -> str:
-        return "docker"
 
     @override
     async def running(self) -> list[ProvidedInstance]:
@@ -78,10 +71,6 @@ class DockerProvider(InstanceProvider):
     @override
     async def stop(self, instance: InstanceId) -> None:
         await self._call(lambda: self._stop(instance))
-
-    @override
-    def stoppable(self, running: list[InstanceId]) -> list[InstanceId]:
-        return running
 
     def _running(self) -> list[ProvidedInstance]:
         return [

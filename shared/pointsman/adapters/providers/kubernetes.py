@@ -26,6 +26,8 @@ Kind = Literal["deployment", "stateful_set"]
 
 
 class KubernetesProvider(InstanceProvider):
+    name = "kubernetes"
+
     def __init__(self, kind: Kind, workload: str, namespace: str) -> None:
         """Raises ProviderError."""
         try:
@@ -35,11 +37,6 @@ class KubernetesProvider(InstanceProvider):
         self._kind = kind
         self._workload = workload
         self._namespace = namespace
-
-    @property
-    @override
-    def name(self) -> str:
-        return "kubernetes"
 
     @override
     async def running(self) -> list[ProvidedInstance]:

@@ -45,6 +45,8 @@ class InstanceTemplate:
 
 
 class ProcessProvider(InstanceProvider):
+    name = "process"
+
     def __init__(self, directory: Path, template: InstanceTemplate) -> None:
         """Raises ProviderError for an invalid command line."""
         self._directory = directory
@@ -58,11 +60,6 @@ class ProcessProvider(InstanceProvider):
         if not self._engine:
             missing = "the process provider needs the engine's command line (--engine-command)"
             raise ProviderError(missing)
-
-    @property
-    @override
-    def name(self) -> str:
-        return "process"
 
     @override
     async def running(self) -> list[ProvidedInstance]:
@@ -100,10 +97,6 @@ class ProcessProvider(InstanceProvider):
         """Kill at once; does nothing while it starts or after it ended."""
         with contextlib.suppress(ProviderError, ProcessLookupError):
             os.kill(self._supervisor_pid(instance), signal.SIGQUIT)
-
-    @override
-    def stoppable(self, running: list[InstanceId]) -> list[InstanceId]:
-        return running
 
     def _running_instances(self) -> list[tuple[InstanceId, float]]:
         locks = sorted(self._directory.glob("*.lock"))

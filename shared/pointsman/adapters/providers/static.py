@@ -9,10 +9,7 @@ NOT_HERE = "the static provider starts and stops nothing"
 
 
 class StaticProvider(InstanceProvider):
-    @property
-    @override
-    def name(self) -> str:
-        return "static"
+    name = "static"
 
     @property
     @override

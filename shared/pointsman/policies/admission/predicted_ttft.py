@@ -1,8 +1,7 @@
 """Rejects requests that cannot meet their SLO where they were placed. Source: Mooncake (FAST'25), section 4.1. Compares
 the TTFT budget with corrected queue plus prefill, and the TPOT SLO with recent seconds per token. A request that would
 be late even alone is no matter of load: it is admitted as best effort (`state.best_effort`), where its first token is
-soonest, unless those before it take BEST_EFFORT_WAIT_MAX. Bias: prompts that just meet their SLO alone are rejected
-first. Limit: uses the present decode load."""
+soonest. Bias: prompts that just meet their SLO alone are rejected first. Limit: uses the present decode load."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,18 +18,19 @@ from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decode_load import DecodeLoad
 
 DECODE_RETRY_SECONDS = 1.0
-BEST_EFFORT_WAIT_MAX: EngineSeconds = 300.0
 
 
 @dataclass(frozen=True)
 class PredictedTtft(AdmissionPolicy):
-    """`hard_limit`: reject also what would be late even alone. `tpot_check`: off, since prefills between decode steps slow
-    them beyond what their own load explains."""
+    """`hard_limit`: reject also what would be late even alone. `best_effort_wait_max`: without it, reject that if its
+    prefill would begin later; 0: never. `tpot_check`: off, since prefills between decode steps slow them beyond what
+    their own load explains."""
 
     name: ClassVar[str] = "predicted_ttft"
-    absent: ClassVar[Settings] = {"hard_limit": True}
+    absent: ClassVar[Settings] = {"hard_limit": True, "best_effort_wait_max": 300.0}
 
     hard_limit: bool = False
+    best_effort_wait_max: EngineSeconds = 0.0
     tpot_check: bool = False
 
     @override
@@ -40,7 +40,7 @@ class PredictedTtft(AdmissionPolicy):
     @override
     def admit(self, view: PoolView, choice: Choice) -> Choice | Refusal:
         if not self.hard_limit and is_late_alone(view):
-            return best_effort(view)
+            return best_effort(view, self.best_effort_wait_max)
         return self.in_time(view, choice)
 
     def in_time(self, view: PoolView, choice: Choice) -> Choice | Refusal:
@@ -57,15 +57,16 @@ def is_late_alone(view: PoolView) -> bool:
     return view.budget > 0 and view.is_late_alone()
 
 
-def best_effort(view: PoolView) -> Choice | Refusal:
+def best_effort(view: PoolView, wait_max: EngineSeconds) -> Choice | Refusal:
     candidates = [view.best_effort_candidate(instance) for instance in view.eligible]
     soonest = min(candidates, key=lambda candidate: (candidate.predicted_ttft, -candidate.cached_tokens))
-    if soonest.queue_seconds > BEST_EFFORT_WAIT_MAX:
+    if wait_max and soonest.queue_seconds > wait_max:
         detail = (
             f"the prompt alone takes {soonest.prefill_seconds:.2f} s, more than its objective of "
-            f"{view.request.slo_ttft:g} s, and such requests wait for {soonest.queue_seconds:.0f} s already"
+            f"{view.request.slo_ttft:g} s, and its prefill would begin in {soonest.queue_seconds:.0f} s; the limit for "
+            f"such requests is {wait_max:g} s (best_effort_wait_max)"
         )
-        return Refusal(RejectReason.BEST_EFFORT_FULL, detail, soonest.queue_seconds - BEST_EFFORT_WAIT_MAX)
+        return Refusal(RejectReason.BEST_EFFORT_FULL, detail, soonest.queue_seconds - wait_max)
     reason = "late even alone: as best effort where its first token is soonest"
     return Choice(soonest, reason, candidates, best_effort=True)
 

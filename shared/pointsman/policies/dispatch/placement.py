@@ -92,6 +92,7 @@ def _arrive(turn: Turn, command: RouteRequest) -> None:
             client_request_id=command.client_request_id,
             cache_group=command.cache_group,
             priority=command.priority,
+            answers=command.answers,
         )
     )
 
@@ -301,7 +302,7 @@ def _is_servable(turn: Turn, request: Request) -> bool:
 
 
 def _retry_after(turn: Turn) -> EngineSeconds:
-    """Engine seconds. An instance that is being started is assumed to need as long again as it has taken so far."""
+    """An instance that is being started is assumed to need as long again as it has taken so far."""
     settings, hold = turn.state.settings, turn.policies.hold_seconds
     if not hold or settings.fold_version < fold_versions.HOLDING:
         return 1.0

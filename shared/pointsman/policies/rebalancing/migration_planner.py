@@ -55,7 +55,7 @@ class MigrationPlanner:
     def __init__(self, state: State, now: EngineSeconds, bounds: Bounds) -> None:
         self.targets: dict[InstanceId, Target] = {}
         """Ready instances that are neither source nor stalled, by name."""
-        self._state = state
+        self.state, self.now = state, now
         self._bounds = bounds
         self._sources: list[_Source] = []
         for instance in state.fleet.ready:
@@ -67,30 +67,30 @@ class MigrationPlanner:
     def plan(self, targets_for: Callable[["MigrationPlanner"], Targets]) -> MigrationPlan:
         """`targets_for`: called only if there is work."""
         if not self._sources or not self.targets:
-            return MigrationPlan(self._state.sequence)
-        return MigrationPlan(self._state.sequence, tuple(self._moves(targets_for(self))))
+            return MigrationPlan(self.state.sequence)
+        return MigrationPlan(self.state.sequence, tuple(self._moves(targets_for(self))))
 
     def _add_ready(self, instance: Instance, now: EngineSeconds) -> None:
-        queue = self._state.workload.queues.get(instance.id) or InstanceQueue()
+        queue = self.state.workload.queues.get(instance.id) or InstanceQueue()
         stall_after = self._bounds.stall_seconds
         stalled = stalled_seconds(queue, now, after=stall_after) if stall_after > 0 else 0.0
         if queue.pending:
-            source = _source(self._state, instance.id, queue, stalled, now, self._bounds.slo_share)
+            source = _source(self.state, instance.id, queue, stalled, now, self._bounds.slo_share)
             if source.overloaded:
                 self._sources.append(source)
                 return
-        if not stalled and instance.id not in self._state.fleet.on_trial:
+        if not stalled and instance.id not in self.state.fleet.on_trial:
             self.targets[instance.id] = Target(
-                instance, self._state.latency.expected_seconds(instance.id, *queue.work_ahead(now))
+                instance, self.state.latency.expected_seconds(instance.id, *queue.work_ahead(now))
             )
 
     def _add_unready(self, instance: Instance, now: EngineSeconds) -> None:
         """An instance that takes no requests: the silence of a suspected one counts as a stall."""
-        queue = self._state.workload.queues.get(instance.id)
+        queue = self.state.workload.queues.get(instance.id)
         if queue is None or not queue.pending:
             return
         silent = max(0.0, now - instance.heard_at) if instance.status is Status.SUSPECTED else 0.0
-        source = _source(self._state, instance.id, queue, silent, now, self._bounds.slo_share, leaves=True)
+        source = _source(self.state, instance.id, queue, silent, now, self._bounds.slo_share, leaves=True)
         self._sources.append(source)
 
     def _moves(self, targets: Targets) -> list[Migration]:
@@ -106,8 +106,8 @@ class MigrationPlanner:
                 if not look_ups_left or not self._find_targets(waiting, targets):
                     continue
                 look_ups_left -= 1
-                waiting.hits = self._state.hits_of(waiting.request)
-                waiting.loads = self._state.slower.loads(waiting.request.keys, waiting.hits)
+                waiting.hits = self.state.hits_of(waiting.request)
+                waiting.loads = self.state.slower.loads(waiting.request.keys, waiting.hits)
             offer = self._best_offer(waiting)
             if offer is None:
                 continue
@@ -164,7 +164,7 @@ class MigrationPlanner:
         return best
 
     def _work(self, waiting: "_Waiting", target: Target) -> EngineSeconds:
-        state, instance = self._state, target.instance
+        state, instance = self.state, target.instance
         known = waiting.work.get(instance.id)
         if known is not None:
             return known

@@ -3,36 +3,24 @@ DualMap's Eq. 6 without its pair (`migration_planner`); work stealing (Blumofe a
 computed again. Bias: later requests of a moved prefix may not find the copy. Limit: late queues stay where every
 instance is busy."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.policies.rebalancing.base import MigrationPlan, RebalancingPolicy
-from pointsman.policies.rebalancing.global_benefit import anywhere
-from pointsman.policies.rebalancing.migration_planner import Bounds, MigrationPlanner
-from pointsman.policies.stall_detection import STALL_SECONDS
-from pointsman.primitives import EngineSeconds
-from pointsman.state.state import State
+from pointsman.policies.rebalancing.migration_planner import Bounds
+from pointsman.policies.rebalancing.planned import PlannedRebalancing
 
 
 @dataclass(frozen=True)
-class WorkStealing(RebalancingPolicy):
-    """`idle_queue_seconds`: behind no more work than that a prefix may be computed again. Others as in `DualMapPair`."""
+class WorkStealing(PlannedRebalancing):
+    """`idle_queue_seconds`: behind no more work than that a prefix may be computed again."""
 
     name: ClassVar[str] = "work_stealing"
 
-    ttft_slo_threshold: float = 1.0
-    stall_seconds: float = STALL_SECONDS
-    migrations_max: int = 64
     idle_queue_seconds: float = 0.3
 
+    @property
     @override
-    def plan(self, state: State, now: EngineSeconds) -> MigrationPlan:
-        bounds = Bounds(
-            slo_share=self.ttft_slo_threshold,
-            stall_seconds=self.stall_seconds,
-            migrations_max=self.migrations_max,
-            recompute_queue_max=self.idle_queue_seconds,
-        )
-        return MigrationPlanner(state, now, bounds).plan(anywhere)
+    def bounds(self) -> Bounds:
+        return replace(super().bounds, recompute_queue_max=self.idle_queue_seconds)

@@ -274,6 +274,7 @@ def _repeated_command(request: Request, answer: RequestPlaced | RequestRejected)
         slo_tpot=request.slo_tpot,
         attempt=answer.attempt,
         excluded=list(answer.excluded),
+        answers=request.answers,
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from pointsman.contracts.requests import OUTPUT_UNBOUNDED
 from pointsman.contracts.tenants import Priority
 from pointsman.primitives import EngineSeconds, SessionId, Tenant, Tokens
 
@@ -18,11 +19,14 @@ class WorkloadRequest:
     block_ids: tuple[int, ...]
     input_length: Tokens
     output_tokens: Tokens
+    """What the engine generates. The scheduler learns it when the answer ends."""
     tenant: Tenant = NO_TENANT
     session: SessionId = NO_SESSION
     slo_ttft_s: EngineSeconds | None = None
     """None: that of the whole run."""
     priority: Priority = "standard"
+    max_output_tokens: Tokens = OUTPUT_UNBOUNDED
+    """What the client asks for at most, which the scheduler knows."""
 
 
 def in_order(requests: Iterable[WorkloadRequest]) -> list[WorkloadRequest]:

@@ -8,12 +8,13 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import RequestId, Sequence
 from pointsman.simulation.replay import BaseState
 from pointsman.state.state import State
-from pointsman_cli.console.jobs.views import EventView, PhaseView, StoryView
+from pointsman_cli.console.jobs.views import EventView, PhaseView, TimelineView
 from pointsman_cli.explain.diagnosis import details, headline, reasons, verdict
 from pointsman_cli.explain.lookup import request_named
 from pointsman_cli.explain.page import timeline_as_json
 from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.explain.values import RequestTimeline
+from pointsman_cli.explain.wait import instance_of
 from pointsman_cli.history.sources import History
 from pointsman_cli.history.start_point import beginning_of
 from pointsman_cli.history.time_options import Moment
@@ -40,7 +41,7 @@ class Window:
         return takewhile(lambda entry: entry.sequence <= self._until, entries) if self._until else entries
 
 
-def story_of(history: History, text: str, *, first: Sequence = 0, ended: Sequence = 0) -> StoryView:
+def timeline_of_request(history: History, text: str, *, first: Sequence = 0, ended: Sequence = 0) -> TimelineView:
     """`text`: an id or an end of it. `first`, `ended`: its entries in the log, if known. Raises HistoryError."""
     request = (
         RequestId(text)
@@ -63,12 +64,12 @@ def story_of(history: History, text: str, *, first: Sequence = 0, ended: Sequenc
     return _view(timeline, history.origin, note)
 
 
-def _view(timeline: RequestTimeline, origin: str, note: str) -> StoryView:
+def _view(timeline: RequestTimeline, origin: str, note: str) -> TimelineView:
     told = timeline_as_json(timeline)
     found, arrival, placement = verdict(timeline), timeline.arrival, timeline.placement
     end = timeline.end if isinstance(timeline.end, RequestFinished) else None
     slo = arrival.slo_ttft if arrival else None
-    return StoryView(
+    return TimelineView(
         request=timeline.request,
         origin=origin,
         note=note,
@@ -82,7 +83,7 @@ def _view(timeline: RequestTimeline, origin: str, note: str) -> StoryView:
         slo_ttft=slo,
         late=slo is not None and timeline.ttft is not None and timeline.ttft > slo,
         tenant=arrival.tenant if arrival else "",
-        instance=str(getattr(timeline.end, "instance", "")) or (placement.instance if placement else ""),
+        instance=instance_of(timeline),
         prompt_tokens=arrival.prompt_tokens if arrival else -1,
         cached_tokens=end.cached_tokens if end else -1,
         predicted_cached_tokens=placement.predicted_cached_tokens if placement else -1,

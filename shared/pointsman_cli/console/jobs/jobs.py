@@ -1,4 +1,4 @@
-"""What takes long and is worked out beside: stories of requests, examinations of the log, what-if runs. Each is a process
+"""What takes long and is worked out beside: timelines of requests, examinations of the log, what-if runs. Each is a process
 (`running`) and a view that says how far it is; few run at a time, and few results are kept."""
 
 import asyncio
@@ -15,17 +15,17 @@ from pointsman.primitives import Sequence
 from pointsman.runtime.containment import note_failure
 from pointsman_cli.console.jobs.process import Task
 from pointsman_cli.console.jobs.running import AbsentError, JobError, work
-from pointsman_cli.console.jobs.views import DoctorView, StoryView, WhatIfChange, WhatIfRun
+from pointsman_cli.console.jobs.views import DoctorView, TimelineView, WhatIfChange, WhatIfRun
 from pointsman_cli.console.views import RunState
 
-STORIES_MAX = 64
-STORIES_WAITING_MAX = 16
-STORIES_AT_ONCE = 2
+TIMELINES_MAX = 64
+TIMELINES_WAITING_MAX = 16
+TIMELINES_AT_ONCE = 2
 SEARCHES_WAITING_MAX = 4
-"""Of stories of requests that are not remembered: the whole log is searched for each, one at a time, and anybody may make
+"""Of timelines of requests that are not remembered: the whole log is searched for each, one at a time, and anybody may make
 up ids."""
-STORY_WALL_SECONDS = 10.0
-"""A story of a request that has not ended, or that failed, is then worked out again."""
+TIMELINE_WALL_SECONDS = 10.0
+"""The timeline of a request that has not ended, or that failed, is then worked out again."""
 EXAMINATION_WALL_SECONDS = 600.0
 """Of a running fleet: an older examination is done again when somebody looks."""
 RUNS_MAX = 20
@@ -35,11 +35,11 @@ NOT_EXAMINED = DoctorView(
 
 
 @dataclass(slots=True)
-class Told:
+class TimelineJob:
     state: RunState
     ended: Sequence
     at: float
-    story: StoryView | None = None
+    timeline: TimelineView | None = None
     problem: str = ""
     absent: bool = False
     """The log was read, and does not have the request."""
@@ -62,8 +62,8 @@ class Jobs:
         self._task = partial(Task, place=place, pool=pool, until=until)
         self._recorded = recorded
         self._wall = wall
-        self._told: OrderedDict[str, Told] = OrderedDict()
-        self._few = asyncio.Semaphore(STORIES_AT_ONCE)
+        self._timelines: OrderedDict[str, TimelineJob] = OrderedDict()
+        self._few = asyncio.Semaphore(TIMELINES_AT_ONCE)
         self._one = asyncio.Semaphore(1)
         self._doctor = NOT_EXAMINED
         self._examined_at = float("-inf")
@@ -72,42 +72,44 @@ class Jobs:
         self._numbers = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def story(self, request: str, *, first: Sequence, ended: Sequence) -> Told:
-        known = self._told.get(request)
+    def timeline(self, request: str, *, first: Sequence, ended: Sequence) -> TimelineJob:
+        known = self._timelines.get(request)
         if known is not None and not self._is_stale(known, ended):
-            self._told.move_to_end(request)
+            self._timelines.move_to_end(request)
             return known
-        waiting = sum(told.state in ("waiting", "running") for told in self._told.values())
-        if waiting >= (STORIES_WAITING_MAX if first else SEARCHES_WAITING_MAX):
-            return Told("failed", ended, self._wall(), problem="too many requests are being looked at; try again soon")
-        told = Told("waiting", ended, self._wall(), story=known.story if known else None)
-        self._told[request] = told
-        self._told.move_to_end(request)
-        if len(self._told) > STORIES_MAX:
-            self._told.popitem(last=False)
-        task = self._task(kind="story", request=request, first=first, ended=ended)
-        _ = self._start(self._tell(told, task))
-        return told
+        waiting = sum(job.state in ("waiting", "running") for job in self._timelines.values())
+        if waiting >= (TIMELINES_WAITING_MAX if first else SEARCHES_WAITING_MAX):
+            return TimelineJob(
+                "failed", ended, self._wall(), problem="too many requests are being looked at; try again soon"
+            )
+        job = TimelineJob("waiting", ended, self._wall(), timeline=known.timeline if known else None)
+        self._timelines[request] = job
+        self._timelines.move_to_end(request)
+        if len(self._timelines) > TIMELINES_MAX:
+            self._timelines.popitem(last=False)
+        task = self._task(kind="timeline", request=request, first=first, ended=ended)
+        _ = self._start(self._work_out(job, task))
+        return job
 
-    def _is_stale(self, told: Told, ended: Sequence) -> bool:
-        if told.state in ("waiting", "running"):
+    def _is_stale(self, job: TimelineJob, ended: Sequence) -> bool:
+        if job.state in ("waiting", "running"):
             return False
-        if told.ended != ended:
+        if job.ended != ended:
             return True
-        due = self._wall() > told.at + STORY_WALL_SECONDS
-        return due and (told.state == "failed" or not (ended or self._recorded))
+        due = self._wall() > job.at + TIMELINE_WALL_SECONDS
+        return due and (job.state == "failed" or not (ended or self._recorded))
 
-    async def _tell(self, told: Told, task: Task) -> None:
+    async def _work_out(self, job: TimelineJob, task: Task) -> None:
         async with self._few if task.first else self._one:
-            told.state = "running"
+            job.state = "running"
             try:
-                told.story, told.problem = await work(task, StoryView, environment=self._environment), ""
-                told.state = "done"
+                job.timeline, job.problem = await work(task, TimelineView, environment=self._environment), ""
+                job.state = "done"
             except JobError as error:
-                told.state, told.problem = "failed", str(error)
-                told.absent = isinstance(error, AbsentError)
+                job.state, job.problem = "failed", str(error)
+                job.absent = isinstance(error, AbsentError)
             finally:
-                told.at = self._wall()
+                job.at = self._wall()
 
     def examination(self) -> DoctorView:
         is_old = self._wall() > self._examined_at + EXAMINATION_WALL_SECONDS

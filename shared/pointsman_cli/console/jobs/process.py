@@ -27,7 +27,7 @@ ABSENT_EXIT_CODE = 3
 class Task(View, frozen=True, kw_only=True):
     """`place`, `pool`, `until`: as `--from`, `--pool` and `--until`. `first`, `ended`: entries of the request, if known."""
 
-    kind: Literal["story", "examination", "what-if"]
+    kind: Literal["timeline", "examination", "what-if"]
     place: str | None
     pool: str | None
     until: str | None = None
@@ -55,10 +55,10 @@ def _answer(task: Task) -> View:
     with open_history(task.place, task.pool) as whole:
         history = BoundedHistory(whole, moment_in(whole, task.until)) if task.until is not None else whole
         match task.kind:
-            case "story":
-                from pointsman_cli.console.jobs.explanations import story_of
+            case "timeline":
+                from pointsman_cli.console.jobs.explanations import timeline_of_request
 
-                return story_of(history, task.request, first=task.first, ended=task.ended)
+                return timeline_of_request(history, task.request, first=task.first, ended=task.ended)
             case "examination":
                 from pointsman_cli.console.jobs.examinations import examination_of
 

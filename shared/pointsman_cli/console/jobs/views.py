@@ -26,7 +26,7 @@ class EventView(View, frozen=True, kw_only=True):
     without_effect: bool
 
 
-class StoryView(View, frozen=True, kw_only=True):
+class TimelineView(View, frozen=True, kw_only=True):
     """What `pointsman explain` knows of one request. `cause`: a code of `explain.causes.Cause`. `verdict`: one sentence.
     `reasons`: three to seven sentences; `details`: the rest. `decisions`, `grants`, `arrival` and `refused_moves` are the
     objects of `pointsman explain --json`."""
@@ -61,13 +61,13 @@ class StoryView(View, frozen=True, kw_only=True):
 
 
 class RequestPageView(View, frozen=True, kw_only=True):
-    """`row`: what the console itself knows, at once. `story`: once it was worked out (`state` done). `absent`: the log was
+    """`row`: what the console itself knows, at once. `timeline`: once it was worked out (`state` done). `absent`: the log was
     read, and does not have it."""
 
     request: str
     row: RequestView | None
     state: RunState
-    story: StoryView | None
+    timeline: TimelineView | None
     problem: str = ""
     absent: bool = False
 

@@ -40,8 +40,8 @@ def _totals(observer: Observer, rows: list[InstanceView], whole: Figures) -> Fle
         goodput=whole.goodput,
         hit_rate=whole.hit_rate,
         predicted_hit_rate=whole.predicted_hit_rate,
-        ttft_p50=whole.ttft(0.5),
-        ttft_p95=whole.ttft(0.95),
+        ttft_p50=whole.ttft(50),
+        ttft_p95=whole.ttft(95),
         rejected=whole.rejected,
         failed=whole.failed,
     )
@@ -75,7 +75,7 @@ def _instance(state: State, instance: Instance, figures: Figures) -> InstanceVie
         prediction_error=-1.0 if error is None else round(error, 2),
         hit_rate=figures.hit_rate,
         goodput=figures.goodput,
-        ttft_p50=figures.ttft(0.5),
+        ttft_p50=figures.ttft(50),
         ended=figures.ended,
     )
 

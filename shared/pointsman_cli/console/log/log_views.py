@@ -5,10 +5,11 @@ from heapq import nlargest
 
 from pointsman.contracts.decisions import MigrationRefused
 from pointsman.contracts.tenants import TenantPolicy
+from pointsman.simulation.metrics import percentile
 from pointsman_cli.console.log.fleet_history import Moved
 from pointsman_cli.console.log.observer import Observer
 from pointsman_cli.console.log.recent_requests import RecentRequest
-from pointsman_cli.console.log.request_counts import TenantTally, percentile
+from pointsman_cli.console.log.request_counts import TenantTally
 from pointsman_cli.console.log.size_history import size_of
 from pointsman_cli.console.log.times import wall
 from pointsman_cli.console.views import (
@@ -176,8 +177,7 @@ def tenants_view(observer: Observer) -> TenantsView:
 
 
 def _tenant(name: str, tally: TenantTally, policy: TenantPolicy, in_flight: int, whole: int) -> TenantView:
-    ttfts = sorted(tally.ttfts)
-    p50, p95 = percentile(ttfts, 0.5), percentile(ttfts, 0.95)
+    p50, p95 = percentile(tally.ttfts, 50), percentile(tally.ttfts, 95)
     judged = tally.finished + tally.rejected + tally.failed
     return TenantView(
         tenant=name,

@@ -54,7 +54,7 @@ class Observer:
             self.shadow.apply(entry)
         if event is None or not counts:
             return
-        if event.stamp is not None and not self._repeats.first_time(event.stamp):
+        if not self._repeats.is_news(event, state.term):
             return
         self.began_at = self.began_at or event.at
         if isinstance(event, LeaderElected):

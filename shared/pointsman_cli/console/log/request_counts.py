@@ -1,10 +1,10 @@
 """Counts of requests: of each tenant since the console began to read, and of all that ended in the last minute."""
 
 from collections import deque
-from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 
 from pointsman.primitives import EngineSeconds, Tokens
+from pointsman.simulation.metrics import percentile
 from pointsman_cli.console.log.recent_requests import CANCELLED, FAILED, FINISHED, REJECTED, RecentRequest
 
 WINDOW_WALL_SECONDS = 60.0
@@ -13,11 +13,6 @@ TENANTS_MAX = 1_000
 OTHER_TENANTS = "other"
 TTFTS_MAX = 200
 """Newest of each tenant, for its percentiles."""
-
-
-def percentile(values: List[float], share: float) -> float | None:
-    """`values` in order."""
-    return values[min(len(values) - 1, int(share * len(values)))] if values else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +66,8 @@ class Figures:
     def predicted_hit_rate(self) -> float | None:
         return round(self.predicted_tokens / self.prompt_tokens, 3) if self.prompt_tokens else None
 
-    def ttft(self, share: float) -> float | None:
-        found = percentile(sorted(self.ttfts), share)
+    def ttft(self, percent: float) -> float | None:
+        found = percentile(self.ttfts, percent)
         return None if found is None else round(found, 3)
 
 

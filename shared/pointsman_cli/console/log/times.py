@@ -1,7 +1,6 @@
 """Engine times of a log as Unix seconds."""
 
-from pointsman.adapters.clocks import wall_time_of
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import EngineSeconds, wall_time_of
 from pointsman.state.state import State
 from pointsman_cli.console.log.observer import Observer
 from pointsman_cli.terminal import UNIX_SECONDS_MAX

@@ -13,7 +13,7 @@ from pointsman_cli.console.log.recent_requests import STAGES
 from pointsman_cli.console.pages import charts, health, shadow_page
 from pointsman_cli.console.pages.cells import Level
 from pointsman_cli.console.pages.health import Verdict
-from pointsman_cli.console.pages.request_page import story
+from pointsman_cli.console.pages.request_page import timeline_page
 from pointsman_cli.console.views import (
     FleetView,
     HistoryView,
@@ -114,10 +114,10 @@ def _requests(view: RequestsView, query: Query) -> Values:
 
 
 def _request(view: RequestPageView) -> Values:
-    told = view.story
+    timeline = view.timeline
     return {
-        "story": story(told) if told else None,
-        "tenant_path": f"/requests?{urlencode({'tenant': told.tenant})}" if told else "",
+        "timeline": timeline_page(timeline) if timeline else None,
+        "tenant_path": f"/requests?{urlencode({'tenant': timeline.tenant})}" if timeline else "",
         "api_path": f"/api/requests/{quote(view.request, safe='')}",
     }
 

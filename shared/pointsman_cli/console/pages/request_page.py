@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from pointsman_cli.console.jobs.views import StoryView
+from pointsman_cli.console.jobs.views import TimelineView
 from pointsman_cli.console.pages.cells import Level
 
 TICKS = 5
@@ -11,7 +11,7 @@ WORDS = {"nothing": "In time", "limit": "Tenant's limit", "transport": "Between 
 SERIOUS = frozenset({"rejected", "limit", "failed"})
 
 
-class Story(NamedTuple):
+class TimelinePage(NamedTuple):
     """`marks`: kind, label and seconds of the moments drawn; `lines`: the same as shares of the axis. `ahead`: requests
     before it in its engine or in its queue, where more was
     to compute, largest first."""
@@ -39,7 +39,7 @@ class FailedAttempt(NamedTuple):
     what: str
 
 
-def story(view: StoryView) -> Story:
+def timeline_page(view: TimelineView) -> TimelinePage:
     whole = max((phase.since_seconds + phase.seconds for phase in view.phases), default=0.0)
     marks = [
         (kind, label, at)
@@ -53,7 +53,7 @@ def story(view: StoryView) -> Story:
     waits = [(phase.seconds, place) for place, phase in enumerate(view.phases) if phase.kind != "decoding"]
     ahead, where = _ahead(view)
     slow = view.late or view.cause in SERIOUS
-    return Story(
+    return TimelinePage(
         level=_level(view),
         word=WORDS.get(view.cause, view.cause.replace("_", " ").capitalize() or "Unknown"),
         streaming=view.arrival is None or bool(view.arrival.get("streaming", True)),
@@ -81,7 +81,7 @@ def _failed(event: dict[str, Any]) -> FailedAttempt:
     return FailedAttempt(event.get("attempt", 1), event["instance"], f"{status} {what}" if status else what)
 
 
-def _level(view: StoryView) -> Level:
+def _level(view: TimelineView) -> Level:
     if view.cause in SERIOUS:
         return "serious"
     if view.late:
@@ -89,7 +89,7 @@ def _level(view: StoryView) -> Level:
     return "ok" if view.cause == "nothing" else "note"
 
 
-def _ahead(view: StoryView) -> tuple[list[dict[str, Any]], str]:
+def _ahead(view: TimelineView) -> tuple[list[dict[str, Any]], str]:
     inside: list[dict[str, Any]] = view.grants[-1]["in_engine"] if view.grants else []
     placed = [decision for decision in view.decisions if decision["kind"] != "rejected"]
     queued: list[dict[str, Any]] = placed[-1]["ahead"] if placed else []

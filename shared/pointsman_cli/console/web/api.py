@@ -53,7 +53,7 @@ READS: dict[str, tuple[type[View], str]] = {
     "/api/status": (StatusView, "Which log is shown, and how far it was read."),
     "/api/fleet": (FleetView, "Instances, queues, hit rates, cache knowledge, goodput."),
     "/api/requests": (RequestsView, "Recent requests, newest first."),
-    "/api/requests/{id}": (RequestPageView, "One request's story; ask again while its state is running."),
+    "/api/requests/{id}": (RequestPageView, "One request's timeline; ask again while its state is running."),
     "/api/doctor": (DoctorView, "Findings of the last examination of the log."),
     "/api/history": (HistoryView, "Scaling, rebalancing, and changes of instances."),
     "/api/tenants": (TenantsView, "Tenants and their figures."),

@@ -7,15 +7,14 @@ session (cross-site posts), and no page may be framed or run a script from elsew
 in the form or as a bearer, is refused for a while, so that nobody guesses."""
 
 import hmac
-import ipaddress
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from http.cookies import CookieError, SimpleCookie
-from urllib.parse import urlsplit
 
+from pointsman.runtime.browser_requests import FOREIGN_SITES, is_host, is_same_origin
 from pointsman.runtime.http_protocol import network_of
 from pointsman_cli.console.views import Session
 
@@ -31,8 +30,6 @@ FAILURES_OF_ALL_MAX = 1_000
 """A hundred addresses, before others are refused, too."""
 FAILURES_WALL_SECONDS = 60.0
 BODY_BYTES_MAX = 64 * 1024
-LOCAL_NAMES = frozenset({"localhost"})
-FOREIGN_SITES = ("cross-site", "same-site")
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/metrics"})
 """As on every other process; scraped and probed by whatever name."""
 
@@ -109,7 +106,7 @@ class Guard:
     def misdirected(self, path: str, headers: Mapping[str, str]) -> Refusal | None:
         if path in OPEN_PATHS:
             return None
-        if not self._is_ours(headers.get("host", "")):
+        if not is_host(headers.get("host", ""), names=self.hosts):
             return Refusal(421, "misdirected_request", "This console is not known by that host name; see --allow-host.")
         if headers.get("sec-fetch-site") in FOREIGN_SITES and headers.get("sec-fetch-mode") != "navigate":
             return Refusal(403, "cross_site", "A page of another site may link to this one, and load nothing of it.")
@@ -148,7 +145,7 @@ class Guard:
     def may_change(self, session_id: str, headers: Mapping[str, str], csrf: str) -> Refusal | None:
         """Whether a request that changes something was made by our own page, or by a program that shows a token."""
         site, origin = headers.get("sec-fetch-site", ""), headers.get("origin", "")
-        if site not in ("", "same-origin", "none") or (origin and not _same_origin(origin, headers.get("host", ""))):
+        if site not in ("", "same-origin", "none") or (origin and not is_same_origin(origin, headers.get("host", ""))):
             return Refusal(403, "cross_site", "The request comes from another site.")
         if self._bearer_is(self.admin_token, headers):
             return None
@@ -202,19 +199,6 @@ class Guard:
             return None
         return found[1]
 
-    def _is_ours(self, host: str) -> bool:
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            return False
-        if name in LOCAL_NAMES or name in {host.lower() for host in self.hosts}:
-            return True
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True
-
     def _bearer_is(self, token: str, headers: Mapping[str, str]) -> bool:
         return _equal(_bearer(headers), token)
 
@@ -238,10 +222,3 @@ def _new_id() -> str:
 
 def _equal(shown: str, token: str) -> bool:
     return bool(token) and hmac.compare_digest(shown.encode(), token.encode())
-
-
-def _same_origin(origin: str, host: str) -> bool:
-    try:
-        return bool(host) and urlsplit(origin).netloc.lower() == host.lower()
-    except ValueError:
-        return False

@@ -25,6 +25,7 @@ from pointsman.policies.dispatch.recording import RIVALS, SETTINGS_EVERY, Record
 from pointsman.policies.policy_set import policy_set
 from pointsman.policies.routing import DEFAULT_ROUTING
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, SessionId, Tenant, Term
+from pointsman.simulation.metrics import percentile
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.options import CONTEXT, COUNT, out_option
 from pointsman_cli.output_file import write_json
@@ -158,7 +159,7 @@ def measured(instances: int, policy: str, load: float, decisions: int) -> dict[s
     rounds: list[dict[str, float]] = []
     for _ in range(ROUNDS):
         routed = _timed_routes(pool, decisions)
-        rounds.append({"route": statistics.median(routed), "route_p99": sorted(routed)[int(0.99 * len(routed))]})
+        rounds.append({"route": statistics.median(routed), "route_p99": percentile(routed, 99) or 0.0})
         rounds[-1].update(_timed_care(pool))
     best = {name: min(known[name] for known in rounds) * 1e6 for name in COLUMNS}
     return {"policy": policy, "instances": instances, **best}

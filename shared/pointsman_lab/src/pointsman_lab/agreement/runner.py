@@ -13,6 +13,7 @@ from statistics import fmean, median
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tokens
 from pointsman.simulation import metrics
+from pointsman.simulation.outcome import Outcome
 from pointsman.simulation.simulator import FleetMirror, Scenario, simulate
 from pointsman.simulation.workload import WorkloadRequest, mean_rate, prompt_token_ids
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, prefill_seconds
@@ -119,11 +120,10 @@ def _facts(pool: Pool, requests: Sequence[WorkloadRequest], speed: float) -> Run
 def run_simulated(
     pool: Pool, requests: Sequence[WorkloadRequest], *, speed: float, warmup: int, simulations: int = SIMULATIONS
 ) -> list[Figures]:
-    scenario, like = _scenario(pool), _mirror(pool, speed)
     found = []
     for number in range(simulations):
         arrivals = _jittered(requests, WAY_WALL_SECONDS * speed, random.Random(number)) if number else requests
-        found.append(_simulated_figures(metrics.summarise(simulate(scenario, arrivals, mirror=like), warmup=warmup)))
+        found.append(_simulated_figures(metrics.summarise(_outcome(pool, arrivals, speed), warmup=warmup)))
     return found
 
 
@@ -142,9 +142,15 @@ class Pace:
 def pace(pool: Pool, requests: Sequence[WorkloadRequest], *, warmup: int) -> Pace:
     """There are more than `warmup` requests."""
     cost = PROFILES[DEFAULT_PROFILE].prefill_cost
-    rows = simulate(_scenario(pool), requests, mirror=_mirror(pool, 1.0)).rows[warmup:]
+    rows = _outcome(pool, requests, 1.0).rows[warmup:]
     seconds = [prefill_seconds(cost, row.prompt_tokens, row.cached_tokens) for row in rows]
     return Pace(saturation=pool.engines / fmean(seconds), prefill_p50_s=median(seconds))
+
+
+def _outcome(pool: Pool, requests: Sequence[WorkloadRequest], speed: float) -> Outcome:
+    """Clients ask for as many tokens as they get, as those of the fleet do (`bench.load`)."""
+    asked = [replace(request, max_output_tokens=max(1, request.output_tokens)) for request in requests]
+    return simulate(_scenario(pool), asked, mirror=_mirror(pool, speed))
 
 
 def _jittered(requests: Sequence[WorkloadRequest], most: EngineSeconds, chance: random.Random) -> list[WorkloadRequest]:

@@ -14,6 +14,7 @@ import msgspec
 
 from pointsman.adapters.sse import events_in
 from pointsman.primitives import EngineSeconds, Tokens
+from pointsman.simulation.metrics import percentile
 from pointsman.simulation.workload import WorkloadRequest, prompt_token_ids
 from pointsman_cli.bench.answer import decoded_object
 from pointsman_cli.bench.load import IDLE_CONNECTION_SECONDS, VOCAB_SIZE
@@ -175,8 +176,13 @@ class Clients:
 
 
 def _ttft_p90(exchanges: Sequence[Exchange]) -> EngineSeconds | None:
-    waited = sorted(e.first_byte_at - e.asked_at for e in exchanges if e.streamed and e.first_byte_at is not None)
-    return waited[int(0.9 * len(waited))] if len(waited) >= NORMAL_IN_A_ROW // 2 else None
+    waited = first_byte_waits(exchanges)
+    return percentile(waited, 90) if len(waited) >= NORMAL_IN_A_ROW // 2 else None
+
+
+def first_byte_waits(exchanges: Sequence[Exchange]) -> list[EngineSeconds]:
+    """Wall seconds to the first bytes of streams."""
+    return [e.first_byte_at - e.asked_at for e in exchanges if e.streamed and e.first_byte_at is not None]
 
 
 def unserved(exchange: Exchange) -> bool:

@@ -2,8 +2,6 @@
 
 import asyncio
 import secrets
-import sys
-import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,31 +11,22 @@ import uvloop
 from click.core import ParameterSource
 from rich.console import Console
 
-from pointsman.adapters.clocks import ScaledClock
 from pointsman.policies.routing import DEFAULT_ROUTING
-from pointsman.runtime.health import HealthBoard
-from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.open_files import raised_open_files
 from pointsman.runtime.telemetry import configure_logging
 from pointsman.simulation.workload import WorkloadRequest, at_rate
 from pointsman_cli.bench.fresh_fleet import FreshFleet
-from pointsman_cli.command_client import person
 from pointsman_cli.options import CONTEXT, COUNT, DEFAULT_INPUT_CAP, DIRECTORY, INSTANCES, POSITIVE, out_option
-from pointsman_cli.output_file import write_json
 from pointsman_cli.progress_bar import progress_bar
 from pointsman_cli.terminal import output_console
 from pointsman_cli.workload_options import check_one_workload, workload_name, workload_options, workload_requests
-from pointsman_lab.faults.bad_engines import EngineWatch
-from pointsman_lab.faults.balancer import Balancer, run_haproxy
-from pointsman_lab.faults.checks import agrees, findings
+from pointsman_lab.faults.balancer import run_haproxy
 from pointsman_lab.faults.clients import Clients
 from pointsman_lab.faults.data_directory import data_directory
-from pointsman_lab.faults.fleet import FleetUnderTest, Shape, start_fleet
+from pointsman_lab.faults.fleet import Shape, start_fleet
 from pointsman_lab.faults.injector import Injector
-from pointsman_lab.faults.load import ENGINE_ARGUMENTS, RATE, STREAMS, BusyShare, SteadyClients
-from pointsman_lab.faults.log_tail import LogTail
-from pointsman_lab.faults.observations import gathered
-from pointsman_lab.faults.report import FaultsReport, progress_line, reported, show
+from pointsman_lab.faults.load import ENGINE_ARGUMENTS, RATE, STREAMS, SteadyClients
+from pointsman_lab.faults.report import FaultsReport, show
 from pointsman_lab.faults.schedule import (
     DEFAULT_FAULTS,
     OF_OWN_SERVERS,
@@ -48,7 +37,7 @@ from pointsman_lab.faults.schedule import (
     rolling,
     scheduled,
 )
-from pointsman_lab.faults.service import note_service
+from pointsman_lab.faults.trial import conclude, started_trial, struck_in_turn
 
 DEFAULT_REQUESTS = 2000
 DEFAULT_SPEED = 5.0
@@ -59,8 +48,6 @@ RATE_EACH_ENGINE = 0.5
 WARM_UP_SECONDS = 1.0
 STEADY_SPEED = 1.0
 RISE_SECONDS = 10.0
-SETTLE_SECONDS = 3.0
-VIOLATED_EXIT_CODE = 1
 
 
 def _faults(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
@@ -177,11 +164,7 @@ def faults_command(context: click.Context, /, **values: object) -> None:
         report = runner.run(_run(options, seed, requests, kept.path, console))
         kept.keep = kept.keep or not report.ok
     show(console, report)
-    if kept.keep:
-        console.print(f"log files and archive are in {kept.path}", soft_wrap=True)
-    if options.out:
-        write_json(options.out, report)
-    sys.exit(0 if report.ok else VIOLATED_EXIT_CODE)
+    conclude(console, kept, options.out, report, ok=report.ok)
 
 
 async def _run(
@@ -195,55 +178,37 @@ async def _run(
         balancer = (
             await stack.enter_async_context(run_haproxy(fleet.file.of_role("ingress"))) if options.steady else None
         )
-        clock = ScaledClock(options.speed)
-        link = await stack.enter_async_context(
-            open_link(fleet.settings, clock, HealthBoard(), name=f"bench-faults-{seed}", user=person(fleet.settings))
+        trial = await stack.enter_async_context(
+            started_trial(
+                fleet,
+                balancer,
+                name=f"bench-faults-{seed}",
+                speed=options.speed,
+                log_replicas=int(options.nats_servers),
+            )
         )
-        log_tail = LogTail(options.speed)
-        reading = asyncio.create_task(log_tail.follow(link))
         await asyncio.sleep(WARM_UP_SECONDS)
-        watch = EngineWatch(log_tail, fleet.data)
-        injector = Injector(fleet, link, seed=seed, watch=watch, balancer=balancer)
-        started, busy = time.monotonic(), BusyShare()
-        clients = await _serve_and_inject(options, requests, seed, injector, faults, fleet, balancer, console)
-        wall_s, busy_share = time.monotonic() - started, busy.share
-        evidence = await gathered(fleet, link, injector, log_tail, clients.exchanges, in_agreement=agrees)
-        evidence.balancer, evidence.log_replicas = balancer, int(options.nats_servers)
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
-    note_service(evidence, clients)
+        injector = Injector(fleet, trial.link, seed=seed, watch=trial.watch, balancer=balancer)
+        if balancer is None:
+            clients = Clients(fleet.file, requests, seed=seed, tokens_max=OUTPUT_TOKENS_MAX)
+            load = _workload(clients, injector, requests, faults, console)
+        else:
+            clients = steady = SteadyClients(
+                fleet.file, url=balancer.url, seed=seed, streams=STREAMS, rate=options.steady_rate
+            )
+            load = struck_in_turn(steady, injector, faults, console, rise=asyncio.sleep(RISE_SECONDS))
+        result = await trial.judged(injector, clients, load)
     name = "steady" if options.steady else workload_name(options.trace, options.workload)
-    return reported(evidence, findings(evidence), seed=seed, workload=name, wall_s=wall_s, busy_share=busy_share)
+    return result.report(seed=seed, workload=name)
 
 
-async def _serve_and_inject(
-    options: FaultsOptions,
-    requests: list[WorkloadRequest],
-    seed: int,
-    injector: Injector,
-    faults: list[Fault],
-    fleet: FleetUnderTest,
-    balancer: Balancer | None,
-    console: Console,
-) -> Clients:
-    if balancer is None:
-        clients = Clients(fleet.file, requests, seed=seed, tokens_max=OUTPUT_TOKENS_MAX)
-        with progress_bar(console, len(requests), "requests") as update:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(injector.run(faults))
-                group.create_task(clients.run(lambda: update(len(clients.exchanges), "")))
-        return clients
-    steady = SteadyClients(fleet.file, url=balancer.url, seed=seed, streams=STREAMS, rate=options.steady_rate)
-    async with asyncio.TaskGroup() as group:
-        group.create_task(steady.run())
-        await asyncio.sleep(RISE_SECONDS)
-        await injector.run_in_turn(
-            faults,
-            settle=SETTLE_SECONDS,
-            on_injected=lambda injection: console.print(progress_line(injection), soft_wrap=True, markup=False),
-        )
-        steady.stop()
-    return steady
+async def _workload(
+    clients: Clients, injector: Injector, requests: list[WorkloadRequest], faults: list[Fault], console: Console
+) -> None:
+    with progress_bar(console, len(requests), "requests") as update:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(injector.run(faults))
+            group.create_task(clients.run(lambda: update(len(clients.exchanges), "")))
 
 
 def _faults_of(options: FaultsOptions, seed: int, requests: list[WorkloadRequest]) -> list[Fault]:

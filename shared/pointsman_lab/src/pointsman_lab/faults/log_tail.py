@@ -1,5 +1,8 @@
 """Reads the whole log as a follower while it is written, and keeps it."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from pointsman.ports import Link, LogEntry, LogReset
@@ -27,3 +30,14 @@ class LogTail:
                 continue
             self.entries.append(entry)
             self.state.apply_entry(entry)
+
+
+@asynccontextmanager
+async def followed(link: Link, speed: float) -> AsyncIterator[LogTail]:
+    log_tail = LogTail(speed)
+    reading = asyncio.create_task(log_tail.follow(link))
+    try:
+        yield log_tail
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)

@@ -69,9 +69,9 @@ class FaultsReport(msgspec.Struct, kw_only=True):
     entries: int
     terms: int
     quiet_s: EngineSeconds | None
-    run_haproxy: bool
+    balanced: bool
     busy_share: float
-    strikes: list[Injection]
+    injections: list[Injection]
     findings: dict[str, list[str]]
 
     @property
@@ -104,9 +104,9 @@ def reported(
         entries=len(evidence.entries),
         terms=evidence.state.term,
         quiet_s=evidence.quiet_s,
-        run_haproxy=evidence.balancer is not None,
+        balanced=evidence.balancer is not None,
         busy_share=busy_share,
-        strikes=evidence.injections,
+        injections=evidence.injections,
         findings=findings,
     )
 
@@ -116,8 +116,8 @@ def _ends(findings: dict[str, list[str]]) -> list[str]:
 
 
 def show(console: Console, report: FaultsReport) -> None:
-    console.print(_strikes(report.strikes, BALANCED_COLUMNS if report.run_haproxy else COLUMNS))
-    for injection in report.strikes:
+    console.print(_injections(report.injections, BALANCED_COLUMNS if report.balanced else COLUMNS))
+    for injection in report.injections:
         if injection.touched is not None:
             _show_touched(console, injection.fault, injection.touched)
     endings = ", ".join(f"{count:,} {ending}" for ending, count in report.endings.items())
@@ -137,7 +137,7 @@ def show(console: Console, report: FaultsReport) -> None:
     console.print(Text(verdict, style="bold green" if report.ok else "bold red"))
 
 
-def _strikes(injections: list[Injection], columns: Sequence[Column]) -> Table:
+def _injections(injections: list[Injection], columns: Sequence[Column]) -> Table:
     made = table("at", "fault", "process", *(f">{heading}" for heading, _ in columns))
     for injection in sorted(injections, key=lambda one: one.began):
         cells = [cell(injection) for _, cell in columns]

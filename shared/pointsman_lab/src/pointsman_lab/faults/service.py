@@ -3,8 +3,9 @@
 from collections import Counter
 from http import HTTPStatus
 
+from pointsman.simulation.metrics import percentile
 from pointsman_lab.faults.bad_engines import count_touched
-from pointsman_lab.faults.clients import Clients, Exchange, unserved
+from pointsman_lab.faults.clients import Clients, Exchange, first_byte_waits, unserved
 from pointsman_lab.faults.injector import Injection
 from pointsman_lab.faults.observations import Evidence
 
@@ -34,5 +35,4 @@ def _note_answers(injection: Injection, exchanges: list[Exchange]) -> None:
     injection.answered = len(exchanges)
     injection.statuses = dict(Counter(str(e.status) for e in exchanges if e.status != HTTPStatus.OK))
     injection.failed = sum(unserved(e) for e in exchanges)
-    waited = sorted(e.first_byte_at - e.asked_at for e in exchanges if e.streamed and e.first_byte_at is not None)
-    injection.ttft_p99_s = waited[int(0.99 * len(waited))] if waited else None
+    injection.ttft_p99_s = percentile(first_byte_waits(exchanges), 99)

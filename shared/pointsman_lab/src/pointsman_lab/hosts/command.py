@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -14,38 +13,28 @@ import msgspec
 import uvloop
 from rich.console import Console
 
-from pointsman.adapters.clocks import ScaledClock
 from pointsman.bounds import SHARE
 from pointsman.primitives import WallSeconds
-from pointsman.runtime.health import HealthBoard
-from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.number_types import Finite
 from pointsman.runtime.open_files import raised_open_files
 from pointsman.runtime.telemetry import configure_logging
-from pointsman_cli.command_client import person
 from pointsman_cli.options import CONTEXT, COUNT, DIRECTORY, NOT_NEGATIVE, POSITIVE, out_option
-from pointsman_cli.output_file import write_json
 from pointsman_cli.terminal import output_console
-from pointsman_lab.faults.bad_engines import EngineWatch
 from pointsman_lab.faults.balancer import run_haproxy
-from pointsman_lab.faults.checks import agrees, findings
 from pointsman_lab.faults.data_directory import data_directory
 from pointsman_lab.faults.injector import Injection
-from pointsman_lab.faults.load import BusyShare, SteadyClients
-from pointsman_lab.faults.log_tail import LogTail
-from pointsman_lab.faults.observations import gathered
-from pointsman_lab.faults.report import FaultsReport, progress_line, reported, show
+from pointsman_lab.faults.load import SteadyClients
+from pointsman_lab.faults.report import FaultsReport, show
 from pointsman_lab.faults.schedule import Fault, FaultError
-from pointsman_lab.faults.service import note_service
+from pointsman_lab.faults.trial import conclude, started_trial, struck_in_turn
 from pointsman_lab.hosts.faults import CLIENTS, DEFAULT_FAULTS, HOSTS, HostInjector, host_faults
 from pointsman_lab.hosts.fleet import HostsShape, start_hosts
 from pointsman_lab.hosts.namespaces import Hosts, enter, made_hosts
 from pointsman_lab.hosts.phases import Phase, measure, shown
-from pointsman_lab.hosts.switch import Counts, Weather
+from pointsman_lab.hosts.switch import Counts, LinkConditions
 
 STREAMS, RATE = 12, 5.0
-NEAR_SECONDS, RISE_SECONDS, SETTLE_SECONDS = 20.0, 5.0, 3.0
-VIOLATED_EXIT_CODE = 1
+NEAR_SECONDS, RISE_SECONDS = 20.0, 5.0
 
 
 class HostsReport(msgspec.Struct, kw_only=True):
@@ -75,8 +64,8 @@ class HostsOptions:
         return HostsShape(servers=int(self.nats_servers), engines_each=self.engines, variables=variables)
 
     @property
-    def weather(self) -> Weather:
-        return Weather(delay=WallSeconds(self.delay_ms / 1000), loss=self.loss)
+    def conditions(self) -> LinkConditions:
+        return LinkConditions(delay=WallSeconds(self.delay_ms / 1000), loss=self.loss)
 
 
 def _faults(_context: click.Context, _parameter: click.Parameter, value: str) -> list[Fault]:
@@ -142,11 +131,7 @@ def hosts_command(**values: object) -> None:
         kept.keep = kept.keep or not report.faults.ok
     show(console, report.faults)
     console.print(shown(report.phases))
-    if kept.keep:
-        console.print(f"log files and archive are in {kept.path}", soft_wrap=True)
-    if options.out:
-        write_json(options.out, report)
-    sys.exit(0 if report.faults.ok else VIOLATED_EXIT_CODE)
+    conclude(console, kept, options.out, report, ok=report.faults.ok)
 
 
 async def _run(options: HostsOptions, seed: int, hosts: Hosts, directory: Path, console: Console) -> HostsReport:
@@ -156,38 +141,28 @@ async def _run(options: HostsOptions, seed: int, hosts: Hosts, directory: Path, 
     async with AsyncExitStack() as stack:
         fleet = await stack.enter_async_context(start_hosts(options.shape, hosts, directory))
         balancer = await stack.enter_async_context(run_haproxy(fleet.file.of_role("ingress")))
-        settings = fleet.settings
-        link = await stack.enter_async_context(
-            open_link(settings, ScaledClock(1.0), HealthBoard(), name=f"bench-hosts-{seed}", user=person(settings))
+        trial = await stack.enter_async_context(
+            started_trial(fleet, balancer, name=f"bench-hosts-{seed}", speed=1.0, log_replicas=options.shape.servers)
         )
-        log_tail = LogTail(1.0)
-        reading = asyncio.create_task(log_tail.follow(link))
-        watch = EngineWatch(log_tail, fleet.data)
-        injector = HostInjector(fleet, hosts, link, seed=seed, watch=watch, balancer=balancer)
+        injector = HostInjector(fleet, hosts, trial.link, seed=seed, watch=trial.watch, balancer=balancer)
         clients = SteadyClients(fleet.file, url=balancer.url, seed=seed, streams=STREAMS, rate=options.rate)
-        started, busy, offset = time.monotonic(), BusyShare(), time.time() - time.monotonic()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(clients.run())
-            await asyncio.sleep(RISE_SECONDS)
-            near = Phase(name="0 ms, no loss", begin=time.time(), end=time.time() + NEAR_SECONDS)
-            await asyncio.sleep(NEAR_SECONDS)
-            hosts.change(options.weather)
-            await injector.run_in_turn(
-                options.faults,
-                settle=SETTLE_SECONDS,
-                on_injected=lambda injection: console.print(progress_line(injection), soft_wrap=True, markup=False),
-            )
-            clients.stop()
-        wall_s, busy_share = time.monotonic() - started, busy.share
-        evidence = await gathered(fleet, link, injector, log_tail, clients.exchanges, in_agreement=agrees)
-        evidence.balancer, evidence.log_replicas = balancer, options.shape.servers
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
-    note_service(evidence, clients)
-    phases = [near, *_phases(evidence.injections, offset)]
-    measure(phases, evidence.entries, fleet.data / "logs")
-    checked = reported(evidence, findings(evidence), seed=seed, workload="steady", wall_s=wall_s, busy_share=busy_share)
-    return HostsReport(faults=checked, phases=phases, network=hosts.change(hosts.weather))
+        near, offset = Phase(name="0 ms, no loss", begin=0.0, end=0.0), time.time() - time.monotonic()
+        rise = _rise(near, hosts, options.conditions)
+        result = await trial.judged(
+            injector, clients, struck_in_turn(clients, injector, options.faults, console, rise=rise)
+        )
+    checked = result.report(seed=seed, workload="steady")
+    phases = [near, *_phases(result.evidence.injections, offset)]
+    measure(phases, result.evidence.entries, fleet.data / "logs")
+    return HostsReport(faults=checked, phases=phases, network=hosts.change(hosts.conditions))
+
+
+async def _rise(near: Phase, hosts: Hosts, conditions: LinkConditions) -> None:
+    """Notes when the phase without delay and loss began and ended."""
+    await asyncio.sleep(RISE_SECONDS)
+    near.begin, near.end = time.time(), time.time() + NEAR_SECONDS
+    await asyncio.sleep(NEAR_SECONDS)
+    hosts.change(conditions)
 
 
 def _phases(injections: Sequence[Injection], offset: float) -> list[Phase]:

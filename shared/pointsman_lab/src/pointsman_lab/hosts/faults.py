@@ -89,7 +89,7 @@ class HostInjector(Injector):
         return gone
 
     async def _changed_loss(self, fault: Fault) -> set[int]:
-        usual = self._hosts.weather
+        usual = self._hosts.conditions
         if fault.action == "loss":
             self._hosts.change(msgspec.structs.replace(usual, loss=HIGH_LOSS))
         try:

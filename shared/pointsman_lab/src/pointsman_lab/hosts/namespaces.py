@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from pointsman_lab.hosts.switch import Counts, Weather
+from pointsman_lab.hosts.switch import Counts, LinkConditions
 
 NETWORK = "10.77.0"
 NAMESPACES = Path("/run/netns")
@@ -48,31 +48,31 @@ class Host:
 
 @dataclass(slots=True)
 class Hosts:
-    """`weather` is that of the network; see `Weather`."""
+    """`conditions` is that of the network; see `LinkConditions`."""
 
     hosts: tuple[Host, ...]
     switch: "subprocess.Popen[bytes]"
-    weather: Weather = field(default_factory=Weather)
+    conditions: LinkConditions = field(default_factory=LinkConditions)
 
     def named(self, name: str) -> Host:
         (found,) = [host for host in self.hosts if host.name == name]
         return found
 
-    def change(self, weather: Weather) -> Counts:
+    def change(self, conditions: LinkConditions) -> Counts:
         """Returns what the network has carried so far. Blocks for a moment."""
-        self.weather = weather
+        self.conditions = conditions
         assert self.switch.stdin is not None, "it was started with pipes"
         assert self.switch.stdout is not None, "likewise"
-        self.switch.stdin.write(msgspec.json.encode(weather) + b"\n")
+        self.switch.stdin.write(msgspec.json.encode(conditions) + b"\n")
         self.switch.stdin.flush()
         return msgspec.json.decode(self.switch.stdout.readline(), type=Counts)
 
     def cut(self, host: Host) -> None:
-        self.change(msgspec.structs.replace(self.weather, cut=(*self.weather.cut, host.number)))
+        self.change(msgspec.structs.replace(self.conditions, cut=(*self.conditions.cut, host.number)))
 
     def heal(self, host: Host) -> None:
-        left = tuple(number for number in self.weather.cut if number != host.number)
-        self.change(msgspec.structs.replace(self.weather, cut=left))
+        left = tuple(number for number in self.conditions.cut if number != host.number)
+        self.change(msgspec.structs.replace(self.conditions, cut=left))
 
 
 @contextmanager

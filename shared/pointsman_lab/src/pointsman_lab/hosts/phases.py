@@ -13,6 +13,7 @@ from rich.table import Table
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.fleet import InstanceLeft, InstanceSuspected
 from pointsman.ports import LogEntry
+from pointsman.simulation.metrics import percentile
 from pointsman_cli.bench.answer import decoded_object
 from pointsman_cli.terminal import table
 
@@ -89,8 +90,8 @@ def _lines(logs: Path) -> Iterator[tuple[float, dict[str, Any]]]:
 
 
 def _percentiles(values: Sequence[float]) -> tuple[float, ...]:
-    ordered = sorted(values)
-    return tuple(ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.9, 0.99)) if ordered else ()
+    found = (percentile(values, percent) for percent in (50, 90, 99))
+    return tuple(value for value in found if value is not None)
 
 
 def _milliseconds(values: Sequence[float]) -> str:

@@ -1,5 +1,5 @@
 """The network between the hosts, as a process of its own: takes IP packets from the hosts' TUN devices, and delays, loses
-or cuts them. In: a line of JSON per change (`Weather`) on standard input. Out: a line of JSON (`Counts`) for each.
+or cuts them. In: a line of JSON per change (`LinkConditions`) on standard input. Out: a line of JSON (`Counts`) for each.
 
 A kernel's `tc netem` would do the same; the kernels of small virtual machines lack it. TCP runs in the hosts' kernels,
 so that a lost packet is really repeated, with the kernel's timeouts."""
@@ -22,7 +22,7 @@ WAITING_MAX = 20_000
 """Packets on the way; more are lost, as by a full queue."""
 
 
-class Weather(msgspec.Struct, frozen=True, kw_only=True):
+class LinkConditions(msgspec.Struct, frozen=True, kw_only=True):
     """`delay`: of each packet, one way. `loss`: share of packets. `cut`: last bytes of the addresses that reach nobody."""
 
     delay: WallSeconds = WallSeconds(0.0)
@@ -47,7 +47,7 @@ class Switch:
         self._links = links
         self._chance = random.Random(seed)
         self._on_the_way: deque[tuple[float, int, bytes]] = deque()
-        self.weather = Weather()
+        self.conditions = LinkConditions()
         self.counts = Counts()
 
     def receive(self, packet: bytes, now: float) -> None:
@@ -59,14 +59,14 @@ class Switch:
             return
         self.counts.packets += 1
         self.counts.bytes += len(packet)
-        if source in self.weather.cut or target in self.weather.cut:
+        if source in self.conditions.cut or target in self.conditions.cut:
             self.counts.cut += 1
-        elif self._chance.random() < self.weather.loss:
+        elif self._chance.random() < self.conditions.loss:
             self.counts.lost += 1
         elif len(self._on_the_way) >= WAITING_MAX:
             self.counts.overflowed += 1
         else:
-            self._on_the_way.append((now + float(self.weather.delay), link, packet))
+            self._on_the_way.append((now + float(self.conditions.delay), link, packet))
 
     def deliver(self, now: float) -> float:
         """Sends what is due. Returns the seconds until the next packet is, -1 if there is none."""
@@ -97,7 +97,7 @@ def run(links: dict[int, int], *, seed: int) -> None:
                 line = sys.stdin.buffer.readline()
                 if not line:
                     return
-                switch.weather = msgspec.json.decode(line, type=Weather)
+                switch.conditions = msgspec.json.decode(line, type=LinkConditions)
                 sys.stdout.buffer.write(msgspec.json.encode(switch.counts) + b"\n")
                 sys.stdout.buffer.flush()
             else:

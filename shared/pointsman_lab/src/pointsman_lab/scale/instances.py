@@ -29,7 +29,7 @@ POLL_SECONDS = 0.02
 
 
 @dataclass
-class SimulatedEngine:
+class MonitoredEngine:
     """As the worker's monitor asks it. `free_at`: when it has computed all prompts."""
 
     blocks: int
@@ -55,12 +55,12 @@ class FollowedInstance:
     blocks: int
     link: Link
     clock: Clock
-    engine: SimulatedEngine = field(init=False)
+    engine: MonitoredEngine = field(init=False)
 
     def __post_init__(self) -> None:
         url = f"http://127.0.0.1:{FIRST_PORT + self.number}"
         board = HealthBoard(pool=SETTINGS.pool)
-        self.engine = SimulatedEngine(self.blocks)
+        self.engine = MonitoredEngine(self.blocks)
         self._cache = SimulatedInstance(self.name, self.blocks)
         self._state = state = SessionState(
             completed(EngineTarget(instance=self.name, url=url), SETTINGS), SETTINGS, self.clock, events=None

@@ -20,6 +20,7 @@ from pointsman.runtime.embedded_nats import EmbeddedNats, start_nats
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import DeploymentSettings
+from pointsman.simulation.metrics import percentile
 from pointsman.state.state import PoolSettings, State
 from pointsman_lab.scale.load import Answers, ScaleLoad
 from pointsman_lab.scale.processes import Services, cpu_seconds, family_of, memory_mb, wait_seconds
@@ -153,7 +154,6 @@ async def _steady(pool: Pool) -> dict[str, Any]:
     decisions = {bound: value - decided.get(bound, 0.0) for bound, value in decided_after.items()}
     requests = answers.granted + answers.rejected
     written = after.bytes - before.bytes
-    waited = sorted(answers.seconds)
     return {
         "instances": options.instances,
         "blocks": options.blocks,
@@ -167,8 +167,8 @@ async def _steady(pool: Pool) -> dict[str, Any]:
         "decision_p50_ms": _quantile(decisions, 0.5),
         "decision_p99_ms": _quantile(decisions, 0.99),
         "leader_waits_percent": round(100 * (wait_seconds(leader.pid) - waited_before) / seconds, 1),
-        "answer_p50_ms": round(1e3 * waited[len(waited) // 2], 2) if waited else None,
-        "answer_p99_ms": round(1e3 * waited[int(0.99 * len(waited))], 2) if waited else None,
+        "answer_p50_ms": _milliseconds(percentile(answers.seconds, 50)),
+        "answer_p99_ms": _milliseconds(percentile(answers.seconds, 99)),
         "log_kb_a_second": round(written / seconds / 1e3, 1),
         "log_bytes_a_request": round(written / max(1, requests)),
         "cpu_ms_a_request": {
@@ -176,6 +176,10 @@ async def _steady(pool: Pool) -> dict[str, Any]:
         },
         "log_bytes_an_engine_and_second": round(written / seconds / options.instances),
     }
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1e3 * seconds, 2)
 
 
 def _processes(pool: Pool) -> dict[str, int]:

@@ -9,7 +9,8 @@ import msgspec
 
 from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
 from pointsman.primitives import Tenant
-from pointsman_lab.tenants.load import Sample, Traffic, quantile
+from pointsman.simulation.metrics import percentile
+from pointsman_lab.tenants.load import Sample, Traffic
 
 TENANTS = 4
 RATE = 0.6
@@ -84,7 +85,7 @@ def traffic_of(variant: Variant) -> list[Traffic]:
 
 def round_of(samples: Sequence[tuple[Variant, Sequence[Sample]]]) -> FloodRound:
     runs = [_run_of(variant, taken) for variant, taken in samples]
-    behaved = quantile((wait for variant, taken in samples if variant.name == BEHAVED for wait in _waits(taken)), 0.9)
+    behaved = percentile([wait for variant, taken in samples if variant.name == BEHAVED for wait in _waits(taken)], 90)
     behaved = behaved or 0.0
     ratios = {run.variant: round(run.ttft_p90 / behaved, 3) for run in runs if run.ttft_p90 and behaved}
     ratios.pop(BEHAVED, None)
@@ -98,8 +99,8 @@ def _run_of(variant: Variant, samples: Sequence[Sample]) -> FloodRun:
         variant=variant.name,
         requests=len(well),
         refused=sum(sample.status != HTTPStatus.OK for sample in well),
-        ttft_p50=quantile(_waits(samples), 0.5),
-        ttft_p90=quantile(_waits(samples), 0.9),
+        ttft_p50=percentile(_waits(samples), 50),
+        ttft_p90=percentile(_waits(samples), 90),
         flood_sent=len(flood),
         flood_served=sum(sample.ttft is not None for sample in flood),
     )

@@ -136,10 +136,6 @@ class LogReading:
     def used(self, tenant: str) -> list[tuple[EngineSeconds, Tokens]]:
         return [(at, tokens) for at, r, tokens in self._used if r in self.arrivals and self.arrivals[r][1] == tenant]
 
-    def unrecorded(self) -> set[RequestId]:
-        """Ended, but never arrived: a leader that is killed has answered some requests that it had not yet written."""
-        return self._ends.keys() - self.arrivals.keys()
-
     def most_in_flight(self, tenant: str) -> int:
         changes = []
         for request, (at, who) in self.arrivals.items():

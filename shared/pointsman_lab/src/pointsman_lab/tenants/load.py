@@ -113,8 +113,3 @@ class TenantClients:
                         sample.ttft = time.monotonic() - sample.asked_at
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             sample.reason = type(error).__name__
-
-
-def quantile(values: Iterable[float], share: float) -> float | None:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None

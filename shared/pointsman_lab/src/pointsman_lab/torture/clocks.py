@@ -4,8 +4,8 @@ import asyncio
 
 from typing_extensions import override
 
-from pointsman.adapters.clocks import ANCHOR_UNIX_SECONDS, ScaledClock, engine_time_of
-from pointsman.primitives import EngineSeconds, WallSeconds
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.primitives import ANCHOR_UNIX_SECONDS, EngineSeconds, WallSeconds, engine_time_of
 
 BEGIN_SECONDS = 86_400.0
 UPTIME_SECONDS = 5_000.0

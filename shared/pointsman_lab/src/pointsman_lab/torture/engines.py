@@ -28,7 +28,7 @@ from pointsman.simulation.engine_model import EngineModel
 from pointsman.simulation.engine_types import EngineSettings
 from pointsman.state.engine_profiles import PROFILES
 from pointsman_engine_sim.app import EngineApp
-from pointsman_engine_sim.engine import SimulatedEngine
+from pointsman_engine_sim.engine import LiveEngine
 from pointsman_engine_sim.generation import ServedModel
 from pointsman_engine_sim.kv_events import EventEncoder
 from pointsman_engine_sim.kv_transfer import KvTransfer
@@ -210,9 +210,7 @@ class RunningEngine:
         metrics = EngineMetrics(self.model, model_name=MODEL)
         tokenizer, wording = vocabulary()
         steady = self._steady = EngineClock(loop, speed=clock.speed)
-        self.engine = SimulatedEngine(
-            self.model, clock=steady, wording=wording, publisher=self.publisher, timings=metrics
-        )
+        self.engine = LiveEngine(self.model, clock=steady, wording=wording, publisher=self.publisher, timings=metrics)
         served = ServedModel(
             name=MODEL,
             max_model_len=min(MAX_MODEL_LEN, shape.blocks * shape.block_size),

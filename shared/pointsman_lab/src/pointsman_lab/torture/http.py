@@ -215,5 +215,6 @@ def post_scope(path: str, headers: dict[str, str]) -> Scope:
         "type": "http",
         "method": "POST",
         "path": path,
+        "raw_path": path.encode(),
         "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
     }

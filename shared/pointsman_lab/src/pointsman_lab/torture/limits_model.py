@@ -5,7 +5,7 @@ of the tenant since its policy was set. In: the log in the order in which its le
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import inf
+from math import ceil, inf
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
@@ -254,7 +254,8 @@ class LimitsModel:
         known = self.known.pop(event.request, None)
         self.ended.add(event.request)
         if known is not None and isinstance(event, RequestFinished):
-            self.answers.learn(Tenant(known.tenant), event.completion_tokens, known.arrival.max_output_tokens)
+            of_each = ceil(event.completion_tokens / known.arrival.answers)
+            self.answers.learn(Tenant(known.tenant), of_each, known.arrival.max_output_tokens)
         if known is None or not _limited(self.policy(known.tenant)):
             return
         use = self._use(known.tenant)
@@ -281,7 +282,8 @@ class LimitsModel:
         return uncached + self._cached_weight * (known.arrival.prompt_tokens - uncached)
 
     def _output(self, known: Known) -> int:
-        return round(self.answers.expected(Tenant(known.tenant), known.arrival.max_output_tokens))
+        answer = self.answers.expected(Tenant(known.tenant), known.arrival.max_output_tokens)
+        return round(answer * known.arrival.answers)
 
     def _charge(self, known: Known, total: float, at: float) -> None:
         use, more = self._use(known.tenant), total - known.charged

@@ -172,9 +172,8 @@ def _of_expression(node: ast.AST) -> Iterator[_Change]:
         case ast.BoolOp(op=op) | ast.BinOp(op=op) | ast.AugAssign(op=op):
             for other in SWAPPED.get(type(op), ()):
                 yield _Change(f"{type(op).__name__} to {other.__name__}", node, "op", other())
-        case ast.IfExp(body=body, orelse=orelse):
+        case ast.IfExp():
             yield _Change("swap the branches", node, "test", ast.UnaryOp(op=ast.Not(), operand=deepcopy(node.test)))
-            del body, orelse
         case ast.Constant(value=bool() as value):
             yield _Change(f"{value} to {not value}", node, "value", not value)
         case ast.Constant(value=int() | float() as value):

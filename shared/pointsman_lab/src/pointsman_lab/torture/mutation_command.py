@@ -1,7 +1,6 @@
 """`pointsman-lab mutation`: runs a sample of mutants, or the listed defects, against unit tests and torture."""
 
 import importlib
-import importlib.util
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict

@@ -16,6 +16,8 @@ GOODBYE_SECONDS: EngineSeconds = 2.0
 
 
 class SimulatedProvider(InstanceProvider):
+    name = "simulated"
+
     def __init__(
         self, environment: Environment, chance: Random, places: list[tuple[EngineProcess, WorkerProcess]]
     ) -> None:
@@ -25,11 +27,6 @@ class SimulatedProvider(InstanceProvider):
         self._ending: dict[InstanceId, None] = {}
         self._since: dict[InstanceId, EngineSeconds] = {}
         self.failing = 0.0
-
-    @property
-    @override
-    def name(self) -> str:
-        return "simulated"
 
     @override
     async def running(self) -> list[ProvidedInstance]:
@@ -62,10 +59,6 @@ class SimulatedProvider(InstanceProvider):
             worker.stop(for_good=True)
             self._environment.loop.outside(GOODBYE_SECONDS, self._end, engine, worker)
         self._fail(fails)
-
-    @override
-    def stoppable(self, running: list[InstanceId]) -> list[InstanceId]:
-        return running
 
     def _end(self, engine: EngineProcess, worker: WorkerProcess) -> None:
         for process in (worker, engine):

@@ -1,5 +1,5 @@
-"""How well the length of an answer is predicted when its request arrives (`state/output_lengths.py`). Studies of
-a fleet show what follows from it, not the error itself."""
+"""How well the length of an answer is predicted when its request arrives (`state/output_lengths.py`). Apart from placement,
+so that the answers are learned in the order of arrival."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
