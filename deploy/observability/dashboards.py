@@ -952,10 +952,17 @@ def _of_kind(panel: Panel) -> PanelBuilder:
         .min(0)
         .show_points(common.VisibilityMode.NEVER)
         .tooltip(common_builder.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI))
+        .legend(_legend())
     )
     if panel.kind == "stacked":
         lines = lines.fill_opacity(30).stacking(common_builder.StackingConfig().mode(common.StackingMode.NORMAL))
     return lines
+
+
+def _legend() -> common_builder.VizLegendOptions:
+    """The builder hides the legend unless told."""
+    options = common_builder.VizLegendOptions().show_legend(True)
+    return options.display_mode(common.LegendDisplayMode.LIST).placement(common.LegendPlacement.BOTTOM)
 
 
 def _thresholds(panel: Panel) -> builder.ThresholdsConfig:

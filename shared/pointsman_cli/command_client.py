@@ -28,6 +28,7 @@ from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import NATS_PART, open_link
 from pointsman.runtime.settings import FleetSettings
 from pointsman.runtime.telemetry import configure_logging
+from pointsman_cli.options import as_given
 from pointsman_cli.terminal import one_line, print_line
 
 ANSWER_SECONDS = 5.0
@@ -82,7 +83,7 @@ async def ask(commands: Commands, subject: str, command: AnyCommand, answer: typ
     except NoResponderError as error:
         raise NoAnswerError(absent) from error
     except (CommandTimeoutError, LogUnavailableError) as error:
-        msg = f"no answer within {ANSWER_SECONDS:g} s; 'pointsman fleet' shows whether it was done"
+        msg = f"no answer within {ANSWER_SECONDS:g} s; 'pointsman fleet{as_given()}' shows whether it was done"
         raise NoAnswerError(msg) from error
     if not isinstance(answered, answer):
         msg = f"the answer is a {type(answered).__name__}; is the fleet of this version?"

@@ -23,6 +23,7 @@ from pointsman_cli.terminal import SeveralLinesError
 
 FLEET_FILE = "fleet.json"
 LOCK_FILE = "fleet.lock"
+NATS_SCHEMES = ("nats", "tls", "ws", "wss")
 LOCK_ATTEMPTS_MAX = 5
 LOCK_RETRY_SECONDS = 0.05
 
@@ -79,8 +80,12 @@ class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
     further_block_tokens: dict[str, int] = {}
 
     def settings(self, pool: str | None = None, *, acts: bool = False) -> FleetSettings:
-        """`acts`: as an operator, not only a reader. Raises OSError if the secret is unreadable."""
+        """`acts`: as an operator, not only a reader. Raises OSError if the secret is unreadable,
+        BadParameter."""
         pool = pool or self.pool
+        if self.credentials and pool not in (self.pool, *self.further):  # they open no other
+            message = f"no pool {pool}; this fleet has: {', '.join((self.pool, *self.further))}"
+            raise click.BadParameter(message, param_hint="--pool")
         user = BusUser(BusRole.OPERATOR, LOCAL_ACTOR) if acts else BusUser(BusRole.READER)
         return FleetSettings(
             nats=self.nats,
@@ -109,7 +114,8 @@ def find_fleet(nats: str | None = None, data: Path | None = None) -> FleetFile:
         if nats is None and (starting := starting_fleets()):
             raise _still_starting(starting[0])
         where = f"on {nats}" if nats else "on this machine"
-        message = f"no fleet that was started here runs {where}; start one with: pointsman up"
+        other = "" if nats or not os.environ.get("POINTSMAN_NATS") else '; or name yours: --from "$POINTSMAN_NATS"'
+        message = f"no fleet that was started here runs {where}; start one with: pointsman up{other}"
         raise NoFleetError(message)
     if len(running) > 1:
         listed = "\n".join(
@@ -245,7 +251,18 @@ def _named(place: str | Path | None) -> tuple[str | None, Path | None]:
     if not str(place).strip():
         message = "is empty; name a data directory or a NATS URL"
         raise click.BadParameter(message, param_hint="--from")
-    return (place, None) if isinstance(place, str) and "://" in place else (None, Path(place))
+    scheme, is_url, _ = str(place).partition("://") if isinstance(place, str) else ("", "", "")
+    if place == "-" or (is_url and scheme not in NATS_SCHEMES) or (not is_url and Path(place).is_file()):
+        raise _recorded(place)
+    return (str(place), None) if is_url else (None, Path(place))
+
+
+def _recorded(place: str | Path) -> click.BadParameter:
+    message = (
+        f"{place} is a recorded log, and this command asks a running fleet; "
+        "recorded logs are read by: state, explain, doctor, hit-rate, usage, what-if, replay, export"
+    )
+    return click.BadParameter(message, param_hint="--from")
 
 
 def _pointers() -> Path:

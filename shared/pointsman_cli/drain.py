@@ -21,7 +21,7 @@ from pointsman_cli.command_client import (
 )
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.interruption import interruptible
-from pointsman_cli.options import CONTEXT, from_options, json_switch
+from pointsman_cli.options import CONTEXT, as_given, fleet_options, json_switch
 from pointsman_cli.output_file import print_json
 from pointsman_cli.terminal import print_line
 
@@ -37,7 +37,7 @@ REASON = "pointsman drain"
     help="When it is drained, put it back into service in this role. A scaler that sizes roles may undo it.",
 )
 @click.option("--wait", is_flag=True, help="Wait until it has no requests.")
-@from_options
+@fleet_options
 @json_switch
 def drain_command(
     instance: str,
@@ -101,5 +101,5 @@ def _text(answer: DrainAnswered, *, idle: bool) -> str:
     if not answer.draining:
         return f"{answer.instance} takes requests"
     if idle:
-        return f"{answer.instance} is drained: stop it, or take it back with: pointsman drain {answer.instance} --undo"
-    return f"{answer.instance} drains: {answer.requests} requests left there; watch with: pointsman fleet --watch"
+        return f"{answer.instance} is drained: stop it, or take it back with: pointsman drain{as_given()} {answer.instance} --undo"
+    return f"{answer.instance} drains: {answer.requests} requests left there; watch with: pointsman fleet{as_given()} --watch"

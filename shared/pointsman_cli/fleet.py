@@ -18,7 +18,7 @@ from pointsman_cli.command_client import connected_link, described
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.interruption import interruptible
 from pointsman_cli.live_warnings import stalled_log
-from pointsman_cli.options import CONTEXT, from_options, json_switch
+from pointsman_cli.options import CONTEXT, fleet_options, json_switch
 from pointsman_cli.terminal import SafeConsole, json_text, status, table, wall_time
 
 WATCH_SECONDS = 1.0
@@ -40,7 +40,7 @@ COLUMNS = (
 
 @click.command("fleet", context_settings=CONTEXT)
 @click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C; with --json, one line each.")
-@from_options
+@fleet_options
 @json_switch
 def fleet_command(watch: bool, place: str | None, pool: str | None, as_json: bool) -> None:
     """Show the instances of a running fleet: status, load, cached blocks, state of the cache index.
@@ -85,6 +85,10 @@ async def _described(commands: Commands, settings: FleetSettings) -> FleetDescri
 def _as_json(fleet: FleetDescribed, *, indent: int) -> str:
     content = msgspec.to_builtins(fleet)
     del content["type"]
+    for shown in content["instances"]:
+        shown["digest"] = f"{shown['digest']:016x}"  # as `state` prints it: readers of JSON round large numbers
+        if shown["prediction_error"] < 0:
+            shown["prediction_error"] = None
     encoded = msgspec.json.encode(content)
     return json_text(msgspec.json.format(encoded, indent=indent) if indent else encoded)
 

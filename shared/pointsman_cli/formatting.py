@@ -29,5 +29,9 @@ def output_bound(tokens: Tokens) -> str:
     return f"up to {tokens:,}" if tokens < OUTPUT_UNBOUNDED else "any number of"
 
 
+def were(count: int) -> str:
+    return "was" if count == 1 else "were"
+
+
 def plural(count: int, what: str) -> str:
     return f"{count:,} {what}" + "s" * (count != 1)

@@ -24,7 +24,7 @@ from pointsman.primitives import PoolName, Tenant
 from pointsman.runtime.settings import FleetSettings
 from pointsman_cli.command_client import NoAnswerError, ask, connected_link, no_scheduler
 from pointsman_cli.discovery import fleet_settings
-from pointsman_cli.options import CONTEXT, from_options, json_switch
+from pointsman_cli.options import CONTEXT, as_given, fleet_options, json_switch
 from pointsman_cli.output_file import print_json
 from pointsman_cli.terminal import UNIX_SECONDS_MAX, output_console, print_line, table
 
@@ -82,7 +82,7 @@ def keys_group() -> None:
     metavar="PATH",
     help="Path that it may use, as /v1/embeddings. Repeatable. Default: all.",
 )
-@from_options
+@fleet_options
 @json_switch
 def create_command(
     tenant: str,
@@ -109,7 +109,7 @@ def create_command(
 @keys_group.command("list", context_settings=CONTEXT)
 @click.option("--tenant", help="Only keys of this tenant.")
 @click.option("--all", "everything", is_flag=True, help="Also expired and revoked keys.")
-@from_options
+@fleet_options
 @json_switch
 def list_command(tenant: str | None, everything: bool, place: str | None, pool: str | None, as_json: bool) -> None:
     """List keys: who has them, who made them, and what they may be used for."""
@@ -127,7 +127,9 @@ def list_command(tenant: str | None, everything: bool, place: str | None, pool: 
     if as_json:
         print_json({"keys": [_described(key) for key in shown]})
         return
-    output_console().print(keys_table(shown) if shown else "no keys; create one with: pointsman keys create TENANT")
+    output_console().print(
+        keys_table(shown) if shown else f"no keys; create one with: pointsman keys create{as_given()} TENANT"
+    )
 
 
 def keys_table(keys: Sequence[ApiKey]) -> Table:
@@ -162,7 +164,7 @@ def keys_table(keys: Sequence[ApiKey]) -> Table:
     metavar="DURATION",
     help="How long the new key is valid. Default: until the old one would have expired.",
 )
-@from_options
+@fleet_options
 @json_switch
 def rotate_command(
     key_id: str, grace: float, expires: float | None, place: str | None, pool: str | None, as_json: bool
@@ -196,7 +198,7 @@ def rotate_command(
 
 @keys_group.command("revoke", context_settings=CONTEXT)
 @click.argument("key_id", metavar="KEY")
-@from_options
+@fleet_options
 @json_switch
 def revoke_command(key_id: str, place: str | None, pool: str | None, as_json: bool) -> None:
     """Revoke KEY (its id or prefix, as listed) at once. Requests that run already are finished."""
@@ -253,7 +255,7 @@ async def _stored_key(store: KeyValueStore, named: str) -> ApiKey:
     key_id = id_of(named)
     found = await store.get(name_of_key(key_id)) if re.fullmatch("[a-z0-9]{1,32}", key_id) else None
     if found is None:
-        msg = f"there is no key {key_id}; see: pointsman keys list --all"
+        msg = f"there is no key {key_id}; see: pointsman keys list{as_given()} --all"
         raise click.ClickException(msg)
     try:
         return decode_key(found.value)

@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ POSITIVE = Finite(bounds.POSITIVE)
 NOT_NEGATIVE = Finite(bounds.NOT_NEGATIVE)
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
+FLEET_HELP = "A data directory or nats://HOST:PORT. Default: the fleet running here."
 MOMENT_HELP = "a sequence (4711), a time of day (07:31:05.250), a date and time (2026-11-21T07:31:05), engine time (@1767225600.5), or now"
 
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -51,6 +53,22 @@ def from_options(command: Command) -> Command:
         ),
         click.option("--pool", metavar="NAME", help="Pool of the fleet, or log of the archive, if there are several."),
     )(command)
+
+
+def fleet_options(command: Command) -> Command:
+    """`from_options` of a command that needs a running fleet."""
+    return with_all(
+        click.option("--from", "place", metavar="WHERE", help=FLEET_HELP),
+        click.option("--pool", metavar="NAME", help="Pool of the fleet, if there are several."),
+    )(command)
+
+
+def as_given() -> str:
+    """The --from and --pool of the command that runs, for the commands that it advises."""
+    context = click.get_current_context(silent=True)
+    given = context.params if context else {}
+    names = (("--from", given.get("place")), ("--pool", given.get("pool")))
+    return "".join(f" {option} {shlex.quote(value)}" for option, value in names if value)
 
 
 def since_option(command: Command) -> Command:

@@ -12,7 +12,7 @@ from pointsman.runtime.settings import FleetSettings
 from pointsman_cli.command_client import WAIT_SECONDS_MAX, ask, connected_link, wait_until
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.interruption import interruptible
-from pointsman_cli.options import CONTEXT, COUNT, WHOLE, from_options, json_switch
+from pointsman_cli.options import CONTEXT, COUNT, WHOLE, fleet_options, json_switch
 from pointsman_cli.output_file import print_json
 from pointsman_cli.terminal import print_line
 
@@ -24,7 +24,7 @@ REQUESTER = "pointsman scale"
 @click.option("--prefill", type=COUNT, metavar="P", help="Of a split pool: instances that prefill. With --decode.")
 @click.option("--decode", type=COUNT, metavar="D", help="Instances that decode, instead of INSTANCES.")
 @click.option("--wait", is_flag=True, help="Wait until that many are ready and no other is draining.")
-@from_options
+@fleet_options
 @json_switch
 def scale_command(
     instances: int | None,

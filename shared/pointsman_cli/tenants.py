@@ -24,7 +24,7 @@ from pointsman.primitives import PoolName, Tenant
 from pointsman.runtime.settings import FleetSettings
 from pointsman_cli.command_client import ask, connected_link, no_scheduler
 from pointsman_cli.discovery import fleet_settings
-from pointsman_cli.options import CONTEXT, from_options, json_switch
+from pointsman_cli.options import CONTEXT, as_given, fleet_options, json_switch
 from pointsman_cli.output_file import print_json
 from pointsman_cli.policy_changes import changes
 from pointsman_cli.terminal import output_console, print_line, say, table
@@ -55,7 +55,7 @@ def tenants_command() -> None:
 
 
 @tenants_command.command("show", context_settings=CONTEXT)
-@from_options
+@fleet_options
 @json_switch
 def show_command(place: str | None, pool: str | None, as_json: bool) -> None:
     """Show the policies in force, and what each tenant has used of its limits."""
@@ -65,7 +65,7 @@ def show_command(place: str | None, pool: str | None, as_json: bool) -> None:
 
 @tenants_command.command("apply", context_settings=CONTEXT)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@from_options
+@fleet_options
 @json_switch
 def apply_command(file: Path, place: str | None, pool: str | None, as_json: bool) -> None:
     """Replace all policies by those of FILE (TOML).
@@ -89,7 +89,7 @@ def apply_command(file: Path, place: str | None, pool: str | None, as_json: bool
 @tenants_command.command("set", context_settings=CONTEXT)
 @click.argument("tenant")
 @click.argument("values", nargs=-1, required=True, metavar="KEY=VALUE...")
-@from_options
+@fleet_options
 @json_switch
 def set_command(tenant: str, values: tuple[str, ...], place: str | None, pool: str | None, as_json: bool) -> None:
     """Change the policy of TENANT; `default` is that of tenants without one of their own.
@@ -161,7 +161,7 @@ def report(change: PoliciesChange, *, as_json: bool) -> None:
                     f"no key or token can name the tenant {name!r}: only clients without one have such a name",
                     error=True,
                 )
-        print_line(f"changed: {changes(change.before, change.after)}; look with: pointsman tenants show")
+        print_line(f"changed: {changes(change.before, change.after)}; look with: pointsman tenants show{as_given()}")
 
 
 def show(described: TenantsDescribed) -> None:

@@ -75,7 +75,7 @@ async def test_an_engine_that_is_gone_hands_nothing_over() -> None:
 
 async def test_a_transfer_takes_its_bytes_over_the_bandwidth_less_what_is_here() -> None:
     seconds = len(PROMPT) * PROFILE.kv_bytes_per_token / 0.002e9
-    async with pair(kv_transfer_gb_per_s=0.002) as (prefills, decodes):
+    async with pair(kv_transfer_gb_per_s=0.002, kv_hold_seconds=300.0) as (prefills, decodes):
         loop = asyncio.get_running_loop()
         _, place = await post(prefills, PREFILL)
         before = loop.time()

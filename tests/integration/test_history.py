@@ -34,7 +34,7 @@ class Kept:
 def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
     """The log of a fleet that has served requests under two leaders, of which the first was killed."""
     directory = tmp_path_factory.mktemp("history")
-    with pointsman_up(directory, "--instances", "2", "--speed", "50") as up:
+    with pointsman_up(directory, "--instances", "2", "--speed", "50", "--slo-ttft", "100") as up:
         up.wait_for("Stop +Ctrl-C")
         served = [_serve_requests(up)]
         os.kill(find_fleet(data=up.data).of_role("scheduler")[0].pid, signal.SIGKILL)

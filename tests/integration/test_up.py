@@ -627,6 +627,8 @@ def test_fleet_shows_the_instance_that_up_started(fleet: RunningUp) -> None:
     assert (instance["instance"], instance["status"]) == ("engine-1", "ready")
     assert instance["url"] == find_fleet(data=fleet.data).of_role("engine")[0].url
     assert {"epoch", "knowledge", "pending", "in_prefill", "decoding", "cached_blocks"} <= set(instance)
+    assert re.fullmatch("[0-9a-f]{16}", instance["digest"])
+    assert instance["prediction_error"] is None or instance["prediction_error"] >= 0
 
 
 def test_the_secret_and_the_fleet_file_are_where_they_belong(fleet: RunningUp) -> None:

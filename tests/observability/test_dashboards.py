@@ -69,6 +69,14 @@ def test_panels_have_titles_of_their_own_and_say_what_they_show(name: str) -> No
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_lines_have_a_legend(name: str) -> None:
+    lines = [panel for panel in panels(board_of(name)) if panel["type"] == "timeseries"]
+
+    assert lines
+    assert [panel["title"] for panel in lines if not panel["options"].get("legend", {}).get("showLegend")] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_panels_do_not_overlap(name: str) -> None:
     cells = [
         (x, y)

@@ -17,7 +17,16 @@ TO_ENGINES = {
     "host", "accept", "accept-encoding", "user-agent", "content-length", "content-type", "x-request-id", "traceparent", "tracestate", "connection",
 }  # fmt: skip
 """Headers of ours, and those of a client that are passed on. Without a key ring the client's key is, too."""
-NOT_TRIED = (b"te", b"authorization", b"x-api-key", b"content-type", b"traceparent", b"x-slo-ttft-ms", b"x-slo-tpot-ms")
+NOT_TRIED = (
+    b"te",
+    b"origin",
+    b"authorization",
+    b"x-api-key",
+    b"content-type",
+    b"traceparent",
+    b"x-slo-ttft-ms",
+    b"x-slo-tpot-ms",
+)
 RENDERING = {"/tokenize", "/v1/chat/completions/render", "/v1/completions/render", "/v1/messages/render"}
 """Asked by the ingress itself."""
 BODY = json.dumps({"model": MODEL, "prompt": [1, 2, 3], "messages": [{"role": "user", "content": "x"}]}).encode()

@@ -24,7 +24,13 @@ from pointsman.contracts.decisions import (
     TierTokens,
 )
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft
-from pointsman.contracts.requests import PrefillFinished, RequestCancelled, RequestFailed, RequestFinished
+from pointsman.contracts.requests import (
+    PrefillFinished,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    is_given_up,
+)
 from pointsman.primitives import (
     BlockKey,
     EngineSeconds,
@@ -202,7 +208,8 @@ class HitRateLadder:
 
     def _drop(self, event: RequestFailed | RequestCancelled | RequestRejected, _state: State) -> None:
         self._in_flight.gone(event.request)
-        self._open.pop(event.request, None)
+        if not is_given_up(event):
+            self._open.pop(event.request, None)
 
     def _store(self, event: BlocksStored | CacheSnapshot, state: State) -> None:
         if isinstance(event, BlocksStored) and event.tier != "device":

@@ -87,12 +87,12 @@ def read_record(
     start = 1 if known is None else known.state.sequence + 1
     reader: TrafficReader | None = None
     for entry in entries:
-        if entry.sequence >= start:
-            state.apply_entry(entry)
         if reader is None and (begins is None or begins(entry)):
             reader = TrafficReader(
                 state, policies=known.policies if known else None, fleet_from=start, since=since, until=until
             )
+        if entry.sequence >= start:
+            state.apply_entry(entry)
         if reader is not None:
             reader.take(entry)
     return (reader or TrafficReader(state)).record(origin)
@@ -327,7 +327,7 @@ class TrafficReader:
             f"{len(left_out):,} requests that were cancelled or have no end are left out": bool(left_out),
             f"{failed:,} requests failed; failures are not simulated": bool(failed),
             f"the fleet had {min(sizes)} to {max(sizes)} instances; what it had most of the time is simulated": len(sizes) > 1,
-            f"{restarts} times an instance restarted; that is not simulated": bool(restarts),
+            f"instances restarted ({restarts:,} in all); that is not simulated": bool(restarts),
             f"{self._ejected:,} times an engine was ejected; what was slow or failing there is not simulated": bool(self._ejected),
             f"{moved:,} times a request was moved to another instance; that is not simulated": bool(moved),
             "budgets of tenants for a day begin with the record; what they had used before is not counted": self._has_budgets(),

@@ -2,13 +2,13 @@
 Failed, Cancelled or (in `decisions`) Rejected. The leader writes it before the grant, the ingress after it; the leader
 also ends a granted request that its ingress or engine has lost (`CancelCause`), and State ignores a second end."""
 
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import msgspec
 
 from pointsman.contracts.block_keys import check_packed
 from pointsman.contracts.envelope import Event
-from pointsman.contracts.reasons import CancelCause, recorded_cancel_cause
+from pointsman.contracts.reasons import GIVEN_UP, CancelCause, recorded_cancel_cause
 from pointsman.contracts.tenants import Priority
 from pointsman.primitives import (
     NO_SECONDS,
@@ -159,3 +159,8 @@ class RequestCancelled(RequestEvent, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.cause:
             msgspec.structs.force_setattr(self, "cause", recorded_cancel_cause(self.reason))
+
+
+def is_given_up(event: object) -> TypeGuard[RequestCancelled]:
+    """Whether a leader ended a request that its ingress may still serve. An end by the ingress replaces this one."""
+    return isinstance(event, RequestCancelled) and event.stamp is not None and event.cause in GIVEN_UP

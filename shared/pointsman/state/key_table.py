@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from pointsman.contracts.block_keys import pack_keys, unpack_keys
+from pointsman.contracts.block_keys import KEY_BYTES, pack_keys, unpack_keys
 from pointsman.primitives import BlockKey
 
-KEY = 8
 ENTRY = 16
 NOWHERE = -1
 
@@ -44,21 +43,21 @@ class KeyTable:
         """The first place, or NOWHERE."""
         buckets, slot = self._buckets, key & self._mask
         bucket = buckets[slot if slot < len(buckets) else slot & self._mask >> 1]
-        packed = key.to_bytes(KEY, "little")
+        packed = key.to_bytes(KEY_BYTES, "little")
         at = bucket.find(packed)
         while at % ENTRY and at >= 0:
             at = bucket.find(packed, at + 1)
-        return int.from_bytes(bucket[at + KEY : at + ENTRY], "little") if at >= 0 else NOWHERE
+        return int.from_bytes(bucket[at + KEY_BYTES : at + ENTRY], "little") if at >= 0 else NOWHERE
 
     def places(self, key: BlockKey) -> Iterator[int]:
         bucket = self._buckets[self._slot(key)]
-        packed = key.to_bytes(KEY, "little")
+        packed = key.to_bytes(KEY_BYTES, "little")
         at = bucket.find(packed)
         while at >= 0:
             if at % ENTRY:
                 at = bucket.find(packed, at + 1)
             else:
-                yield int.from_bytes(bucket[at + KEY : at + ENTRY], "little")
+                yield int.from_bytes(bucket[at + KEY_BYTES : at + ENTRY], "little")
                 at = bucket.find(packed, at + ENTRY)
 
     def insert(self, keys: list[BlockKey], packed: bytes, place: int) -> int:
@@ -103,7 +102,7 @@ class KeyTable:
         bucket = self._buckets[slot]
         at = bucket.find(entry)
         while at % ENTRY:
-            assert at >= 0, f"block {entry[:KEY].hex()} is not at its place"
+            assert at >= 0, f"block {entry[:KEY_BYTES].hex()} is not at its place"
             at = bucket.find(entry, at + 1)
         return bucket[:at], bucket[at + ENTRY :]
 
@@ -156,19 +155,19 @@ class KeyTable:
 
 def _halves(packed: bytes, place: int) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
     """Of each entry."""
-    count = len(packed) // KEY
+    count = len(packed) // KEY_BYTES
     form = "8s" * count
     return struct.unpack(form, packed), struct.unpack(form, pack_keys(range(place, place + count)))
 
 
 def common(ours: bytes, theirs: bytes) -> int:
     """Leading keys that two packed sequences share."""
-    low, high = 0, min(len(ours), len(theirs)) // KEY
-    if ours[: high * KEY] == theirs[: high * KEY]:
+    low, high = 0, min(len(ours), len(theirs)) // KEY_BYTES
+    if ours[: high * KEY_BYTES] == theirs[: high * KEY_BYTES]:
         return high
     while high - low > 1:  # equal up to `low`, different within `high`
         middle = (low + high) >> 1
-        if ours[low * KEY : middle * KEY] == theirs[low * KEY : middle * KEY]:
+        if ours[low * KEY_BYTES : middle * KEY_BYTES] == theirs[low * KEY_BYTES : middle * KEY_BYTES]:
             low = middle
         else:
             high = middle

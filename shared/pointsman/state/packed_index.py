@@ -6,9 +6,8 @@ from typing import Any
 
 import msgspec
 
-from pointsman.contracts.block_keys import pack_keys, unpack_keys
+from pointsman.contracts.block_keys import KEY_BYTES, pack_keys, unpack_keys
 from pointsman.primitives import BlockKey, InstanceId, from_little_endian, little_endian
-from pointsman.state.key_table import KEY
 from pointsman.state.runs import LOW, SHARED, Runs
 
 SLOTS_MAX = 65_536
@@ -62,7 +61,7 @@ class PackedIndex(msgspec.Struct, frozen=True, omit_defaults=True):
 def pack_runs(runs: Runs) -> PackedRuns:
     return PackedRuns(
         content=b"".join(runs.content),
-        lengths=little_endian("I", [len(keys) // KEY for keys in runs.content]),
+        lengths=little_endian("I", [len(keys) // KEY_BYTES for keys in runs.content]),
         parent=little_endian("I", runs.parent),
         at=little_endian("I", runs.at),
         owner=little_endian("I", runs.owner),
@@ -95,7 +94,7 @@ def unpack_runs(packed: PackedRuns, slots: int) -> Runs:
         {len(made.parent), len(made.at), len(made.owner), len(made.held)} != {count}
         or not count
         or lengths[0]
-        or sum(lengths) * KEY != len(packed.content)
+        or sum(lengths) * KEY_BYTES != len(packed.content)
         or not all(-1 <= slot < slots for slot in packed.slots)
         or any(
             length and (parent >= count or any(owner not in owners or held & LOW > length for owner, held in tips))

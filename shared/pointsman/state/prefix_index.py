@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from functools import reduce
 from operator import or_, xor
 
-from pointsman.contracts.block_keys import pack_keys, unpack_keys
+from pointsman.contracts.block_keys import KEY_BYTES, pack_keys, unpack_keys
 from pointsman.primitives import BlockKey, InstanceId
-from pointsman.state.key_table import KEY, NOWHERE, common
+from pointsman.state.key_table import NOWHERE, common
 from pointsman.state.packed_index import (
     SLOTS_MAX,
     PackedHolding,
@@ -107,7 +107,7 @@ class PrefixIndex:
         if holding is None:
             return frozenset()
         content = self._runs.content
-        anchored = b"".join(content[run][: tip * KEY] for run, tip in self._runs.of(holding.owner))
+        anchored = b"".join(content[run][: tip * KEY_BYTES] for run, tip in self._runs.of(holding.owner))
         return frozenset([*unpack_keys(anchored), *holding.detached])
 
     def holds(self, instance: InstanceId, key: BlockKey) -> bool:
@@ -139,7 +139,7 @@ class PrefixIndex:
             tip = runs.tip(run, holding.owner)
             if not tip:
                 break
-            at = common(runs.content[run][: tip * KEY], packed[depth * KEY : (depth + tip) * KEY])
+            at = common(runs.content[run][: tip * KEY_BYTES], packed[depth * KEY_BYTES : (depth + tip) * KEY_BYTES])
             depth += at
         return depth
 
@@ -153,7 +153,7 @@ class PrefixIndex:
             if not run:
                 break
             content = runs.content[run]
-            at = common(content, packed[depth * KEY : depth * KEY + len(content)])
+            at = common(content, packed[depth * KEY_BYTES : depth * KEY_BYTES + len(content)])
             owner = runs.owner[run]
             if owner == SHARED:
                 whole = depth + at
@@ -241,7 +241,7 @@ class PrefixIndex:
         """With their predecessors."""
         runs = self._runs
         for run, tip in runs.of(holding.owner):
-            keys = unpack_keys(runs.content[run][: tip * KEY])
+            keys = unpack_keys(runs.content[run][: tip * KEY_BYTES])
             yield from zip(keys, [runs.above(run), *keys[:-1]], strict=True)
 
     def _doubles(self, keys: list[BlockKey]) -> bool:
@@ -263,8 +263,8 @@ class PrefixIndex:
         packed = pack_keys(keys)
         done = 0
         while done < len(keys):
-            left = packed[done * KEY :] if done else packed
-            same = common(runs.content[run][at * KEY : at * KEY + len(left)], left)
+            left = packed[done * KEY_BYTES :] if done else packed
+            same = common(runs.content[run][at * KEY_BYTES : at * KEY_BYTES + len(left)], left)
             if same:
                 at += same
                 done += same
@@ -284,7 +284,9 @@ class PrefixIndex:
         runs = self._runs
         before = runs.tip(run, holding.owner)
         if before < tip:
-            holding.digest = reduce(xor, unpack_keys(runs.content[run][before * KEY : tip * KEY]), holding.digest)
+            holding.digest = reduce(
+                xor, unpack_keys(runs.content[run][before * KEY_BYTES : tip * KEY_BYTES]), holding.digest
+            )
             holding.anchored += tip - before
             runs.raise_tip(run, holding.owner, tip)
 
@@ -307,7 +309,7 @@ class PrefixIndex:
         waiting = [(run, at, key)]
         while waiting:
             run, at, key = waiting.pop()
-            if runs.content[run][at * KEY : (at + 1) * KEY] == pack_keys([key]):
+            if runs.content[run][at * KEY_BYTES : (at + 1) * KEY_BYTES] == pack_keys([key]):
                 self._claim(holding, run, at + 1)
             elif child := runs.child(run, at, key):
                 self._claim(holding, child, 1)
@@ -333,7 +335,7 @@ class PrefixIndex:
         start = tip - count
         if start < 0 or start < runs.bound(run, holding.owner):
             return False
-        tail = runs.content[run][start * KEY : tip * KEY]
+        tail = runs.content[run][start * KEY_BYTES : tip * KEY_BYTES]
         if tail != pack_keys(keys[::-1] if place & LOW == tip - 1 else keys):
             return False
         holding.anchored -= count
@@ -368,10 +370,10 @@ class PrefixIndex:
                 continue
             content = runs.content[run]
             if tip:
-                above = unpack_keys(content[(tip - 1) * KEY : tip * KEY])[0]
+                above = unpack_keys(content[(tip - 1) * KEY_BYTES : tip * KEY_BYTES])[0]
             if runs.bound(run, owner) > tip:
                 waiting += [(child, 0, runs.above(child)) for child in runs.children(run, tip, owner)]
-            for key in unpack_keys(content[tip * KEY : before * KEY]):
+            for key in unpack_keys(content[tip * KEY_BYTES : before * KEY_BYTES]):
                 if key not in gone:
                     holding.detach(key, above)
                 above = key

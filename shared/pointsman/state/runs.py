@@ -9,9 +9,9 @@ retired owner are taken out little by little (`sweep`); until then they count fo
 from array import array
 from collections.abc import Iterable
 
-from pointsman.contracts.block_keys import pack_keys, unpack_keys
+from pointsman.contracts.block_keys import KEY_BYTES, pack_keys, unpack_keys
 from pointsman.primitives import BlockKey
-from pointsman.state.key_table import KEY, NOWHERE, KeyTable
+from pointsman.state.key_table import NOWHERE, KeyTable
 
 LOW = 2**32 - 1
 HIGH = LOW << 32
@@ -93,8 +93,8 @@ class Runs:
 
     def above(self, run: int) -> BlockKey:
         """The key before the run's first; 0 at the beginning of a prompt."""
-        at = self.at[run] * KEY
-        return BlockKey(int.from_bytes(self.content[self.parent[run]][at - KEY : at], "little") if at else 0)
+        at = self.at[run] * KEY_BYTES
+        return BlockKey(int.from_bytes(self.content[self.parent[run]][at - KEY_BYTES : at], "little") if at else 0)
 
     def children(self, run: int, beyond: int, owner: int) -> list[int]:
         """Runs of the owner that begin after more than `beyond` keys of this one. Looks at all runs."""
@@ -129,16 +129,16 @@ class Runs:
 
     def add(self, run: int, at: int, keys: list[BlockKey], packed: bytes, owner: int) -> int:
         """For an owner that holds the run up to there. Stops at a key that is somewhere already; returns how many it added."""
-        grows = run and at * KEY == len(self.content[run])
+        grows = run and at * KEY_BYTES == len(self.content[run])
         place = run << 32 | at if grows else self._next() << 32
         count = self.table.insert(keys, packed, place)
         if count:
-            self._add(run, at, packed[: count * KEY], owner)
+            self._add(run, at, packed[: count * KEY_BYTES], owner)
         return count
 
     def add_again(self, run: int, at: int, key: BlockKey, owner: int) -> None:
         """As `add`, also of a key that is somewhere already."""
-        grows = run and at * KEY == len(self.content[run])
+        grows = run and at * KEY_BYTES == len(self.content[run])
         if self.table.place(key) != NOWHERE:
             self.doubled.add(key)
         self.table.insert_again(key, run << 32 | at if grows else self._next() << 32)
@@ -148,28 +148,28 @@ class Runs:
         return self._free[-1] if self._free else len(self.content)
 
     def _add(self, run: int, at: int, packed: bytes, owner: int) -> None:
-        if run and at * KEY == len(self.content[run]):
+        if run and at * KEY_BYTES == len(self.content[run]):
             self.content[run] += packed
-            self.raise_tip(run, owner, at + len(packed) // KEY)
+            self.raise_tip(run, owner, at + len(packed) // KEY_BYTES)
             return
         made = self._next()
         if self._free:
             self._free.pop()
             self.content[made], self.parent[made], self.at[made] = packed, run, at
-            self.owner[made], self.held[made] = owner, len(packed) // KEY
+            self.owner[made], self.held[made] = owner, len(packed) // KEY_BYTES
         else:
             self.content.append(packed)
             self.parent.append(run)
             self.at.append(at)
             self.owner.append(owner)
-            self.held.append(len(packed) // KEY)
+            self.held.append(len(packed) // KEY_BYTES)
             self.shared.append(None)
         if run:
             self._note_child(made, owner)
 
     def cut(self, run: int, owner: int, tip: int) -> None:
         """An owner with a longer tip holds no more than this from here on."""
-        length = len(self.content[run]) // KEY
+        length = len(self.content[run]) // KEY_BYTES
         tips = self.shared[run]
         if tips is None:
             self.held[run] = min(self.held[run] >> 32, tip) << 32 | tip
@@ -222,7 +222,9 @@ class Runs:
         counts = np.frombuffer(lengths, np.uint32).astype(np.int64)
         starts = np.cumsum(counts) - counts
         places = (
-            np.arange(len(content) // KEY) - np.repeat(starts, counts) + np.repeat(np.arange(len(counts)) << 32, counts)
+            np.arange(len(content) // KEY_BYTES)
+            - np.repeat(starts, counts)
+            + np.repeat(np.arange(len(counts)) << 32, counts)
         )
         keys = np.frombuffer(content, "<u8")
         self.table.fill(keys, places.astype(np.uint64))
@@ -230,7 +232,8 @@ class Runs:
             once, often = np.unique(keys, return_counts=True)
             self.doubled = set(once[often > 1].tolist())
         self.content = [
-            content[start * KEY : (start + count) * KEY] for start, count in zip(starts.tolist(), lengths, strict=True)
+            content[start * KEY_BYTES : (start + count) * KEY_BYTES]
+            for start, count in zip(starts.tolist(), lengths, strict=True)
         ]
         self._free = [run for run, count in enumerate(lengths) if run and not count]
         self._retired = {owner for owner, slot in enumerate(self.slots) if slot < 0}
@@ -247,7 +250,7 @@ class Runs:
 
     def _trim(self, run: int, length: int) -> None:
         content = self.content[run]
-        gone = content[length * KEY :]
+        gone = content[length * KEY_BYTES :]
         if not gone:
             return
         self.table.delete(gone, run << 32 | length)
@@ -255,7 +258,7 @@ class Runs:
             for key in self.doubled.intersection(unpack_keys(gone)):
                 if len(list(self.table.places(key))) < 2:
                     self.doubled.remove(key)
-        self.content[run] = content[: length * KEY]
+        self.content[run] = content[: length * KEY_BYTES]
         if not length:
             self.owner[run] = self.parent[run] = NOBODY
             self.held[run] = 0

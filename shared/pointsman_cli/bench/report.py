@@ -19,6 +19,8 @@ from pointsman_cli.formatting import count, milliseconds, seconds, share
 from pointsman_cli.terminal import table
 
 LATENESS_SHARE_MAX = 0.05
+UNKNOWN = "unknown"
+"""Fleets with keys do not tell clients which instance answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +181,7 @@ def _per_instance(completed: Sequence[Outcome]) -> dict[str, InstanceShare]:
     shares = {}
     for instance in sorted({o.instance for o in completed}, key=_natural):
         own = [o for o in completed if o.instance == instance]
-        shares[instance or "unnamed"] = InstanceShare(
+        shares[instance or UNKNOWN] = InstanceShare(
             requests=len(own),
             share=len(own) / len(completed),
             hit_rate=hit_rate(own),
@@ -225,7 +227,11 @@ ROWS: Sequence[Row] = (
     ("their hit rate where placed", lambda r: r.moves.hit_rate_placed if r.moves else None, share),
     ("their hit rate where moved to", lambda r: r.moves.hit_rate_moved if r.moves else None, share),
     ("their hit rate as found", lambda r: r.moves.hit_rate_found if r.moves else None, share),
-    ("busiest instance's share", lambda r: max((s.share for s in r.per_instance.values()), default=None), share),
+    (
+        "busiest instance's share",
+        lambda r: max((s.share for name, s in r.per_instance.items() if name != UNKNOWN), default=None),
+        share,
+    ),
 )
 
 

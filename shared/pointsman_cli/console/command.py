@@ -43,9 +43,9 @@ from pointsman_cli.console.web.actions import Actions
 from pointsman_cli.console.web.security import Guard
 from pointsman_cli.console.web.site import Site
 from pointsman_cli.console.web.viewers import Viewers
-from pointsman_cli.discovery import fleet_settings, is_running
+from pointsman_cli.discovery import NATS_SCHEMES, fleet_settings, is_running
 from pointsman_cli.history.entries import History
-from pointsman_cli.history.sources import ARCHIVE_FILE, NATS_SCHEMES, STANDARD_INPUT, open_history
+from pointsman_cli.history.sources import ARCHIVE_FILE, STANDARD_INPUT, open_history
 from pointsman_cli.history.time_options import Moment, moment_in
 from pointsman_cli.options import CONSOLE_PORT, CONTEXT, until_option
 from pointsman_cli.terminal import print_line

@@ -33,6 +33,8 @@ class _Engine:
     ejected: Counter[str] = field(default_factory=Counter)
     away: EngineSeconds = 0.0
     why: str = ""
+    was_alone: bool = False
+    """At its last failure."""
 
 
 class EngineFailures(Examiner):
@@ -54,6 +56,7 @@ class EngineFailures(Examiner):
                 self._engine(event.instance).granted += 1
             case RequestAttemptFailed():
                 self._note_failure(event)
+                self._engine(event.instance).was_alone = len(state.fleet.instances) < 2
             case InstanceEjected():
                 engine = self._engine(event.instance)
                 engine.ejected[event.cause] += 1
@@ -93,7 +96,7 @@ class EngineFailures(Examiner):
     def findings(self, state: State) -> Iterator[Finding]:
         for name, engine in sorted(self._engines.items(), key=lambda item: -item[1].failed.total()):
             if engine.failed or engine.ejected:
-                yield self._of_engine(name, engine, state.fleet.get(name), state)
+                yield self._of_engine(name, engine, state.fleet.get(name))
         if self._failed_everywhere:
             yield self.warning(
                 f"{plural(self._failed_everywhere, 'request')} failed at every engine that tried: their own fault, by all signs",
@@ -102,7 +105,7 @@ class EngineFailures(Examiner):
                 "else was served meanwhile, look for what all engines share: the model, the disk, a proxy.",
             )
 
-    def _of_engine(self, name: InstanceId, engine: _Engine, instance: Instance | None, state: State) -> Finding:
+    def _of_engine(self, name: InstanceId, engine: _Engine, instance: Instance | None) -> Finding:
         failed = engine.failed.total()
         out = instance is not None and (instance.ejected or instance.half_open)
         share = failed / max(1, self._granted)
@@ -111,7 +114,7 @@ class EngineFailures(Examiner):
         return self.finding(
             Severity.SERIOUS if out or share > TOUCHED_SHARE_MAX else Severity.WARNING,
             f"{name} {' and '.join(parts)}{self._end_of(instance)}",
-            [*self._failures_of(engine, failed), *self._ejections_of(engine, state)],
+            [*self._failures_of(engine, failed), *self._ejections_of(engine)],
             f"Look at the engine {name}: its /health does not show this. Drain it until its own log says why.",
         )
 
@@ -129,11 +132,11 @@ class EngineFailures(Examiner):
             own = f"{failed:,} of {max(failed, engine.granted):,} requests sent there"
             yield f"{kinds}; {own}, {begun:%H:%M:%S} to {ended:%H:%M:%S}; the last {engine.example}"
 
-    def _ejections_of(self, engine: _Engine, state: State) -> Iterator[str]:
+    def _ejections_of(self, engine: _Engine) -> Iterator[str]:
         if engine.ejected:
             causes = ", ".join(f"{count:,} {cause}" for cause, count in engine.ejected.most_common())
             yield f"ejected for {engine.away:.0f} s in all ({causes}); the last time because {engine.why}"
-        elif len(state.fleet.instances) < 2:
+        elif engine.was_alone:
             yield "never ejected: no other instance could replace it"
         else:
             yield "never ejected: it served others in between, or ejection is off (outlier.max_ejection_share=0)"

@@ -15,6 +15,7 @@ from pointsman.state.workload import Request, Stage
 from pointsman_cli.doctor.client_faults import is_clients_fault
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity
+from pointsman_cli.formatting import plural, were
 
 OVERDUE_WALL_SECONDS = 60.0
 ORPHAN_WALL_SECONDS = 600.0
@@ -198,11 +199,12 @@ class Requests(Examiner):
                 Severity.SERIOUS if share > FAILED_SHARE_MAX else Severity.WARNING,
                 f"{self._failed.total():,} of {ends:,} requests ({share:.1%}) failed",
                 self._by_reason(self._failed),
-                "`pointsman explain` one of them; `pointsman tap --since 1 --until now --type RequestFailed` shows all.",
+                "`pointsman explain` one of them. Of a running fleet `pointsman tap --since 1 --until now --type RequestFailed` shows all; "
+                "of a bundle `zcat FILE | grep RequestFailed`.",
             )
         if self._cancelled:
             yield self.note(
-                f"{self._cancelled.total():,} requests were cancelled",
+                f"{plural(self._cancelled.total(), 'request')} {were(self._cancelled.total())} cancelled",
                 [f"{count:,} {reason}" for reason, count in self._cancelled.most_common(SHOWN_MAX)],
             )
 

@@ -5,14 +5,15 @@ with the SLO, is not in the log; the summary counts them."""
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import TypeVar
 
 from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestEnd, RequestPlaced, RequestRejected
 from pointsman.contracts.reasons import TENANT_LIMITS
-from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished
-from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tenant, Tokens
+from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished, is_given_up
+from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, RequestId, Tenant, Tokens
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request
 from pointsman_cli.doctor.client_faults import is_clients_fault
@@ -28,11 +29,14 @@ SERIOUS_BELOW = 0.5
 GROUP_MIN = 30
 GROUP_BEHIND = 0.15
 TENANTS_MAX = 1000
+IN_FLIGHT_MAX = 20_000
 PREFIXES_MAX = 256
 DECILES = 10
 SHOWN_MAX = 8
 STRETCH_WALL_SECONDS = 5.0
 STRETCHES_SHOWN = 5
+
+V = TypeVar("V")
 
 
 @dataclass(slots=True)
@@ -81,6 +85,9 @@ class Service(Examiner):
         self._gathers_late = False
         self._slow_tokens = Share()
         self._slow_example = ""
+        self._slos: dict[RequestId, EngineSeconds] = {}
+        """As clients asked; State lengthens them for admission."""
+        self._given_up: dict[RequestId, Request] = {}
 
     @override
     def before(self, event: LogEvent, state: State) -> None:
@@ -89,8 +96,12 @@ class Service(Examiner):
                 request = self._judged(event, state)
                 if request is not None:
                     self._ttfts.add(event.ttft)
-                    self._count(request, event.instance, on_time=event.ttft <= request.slo_ttft)
+                    self._count(
+                        request, event.instance, on_time=event.ttft <= self._slos.get(request.id, request.slo_ttft)
+                    )
                     self._count_tokens(request, event)
+            case RequestArrived():
+                _keep(self._slos, event.request, event.slo_ttft)
             case RequestPlaced():
                 self._gathers_late = event.policy == "pointsman"
             case RequestRejected() if event.reason in TENANT_LIMITS:
@@ -102,8 +113,12 @@ class Service(Examiner):
                 if request is not None:
                     self._turned_away += 1
                     self._count(request, request.instance, on_time=False)
+            case _ if is_given_up(event) and (lost := state.workload.requests.get(event.request)):
+                _keep(self._given_up, event.request, lost)
             case _:
                 pass
+        if isinstance(event, RequestEnd) and not is_given_up(event):
+            self._slos.pop(event.request, None)
 
     @override
     def after(self, event: LogEvent, state: State) -> None:
@@ -119,7 +134,7 @@ class Service(Examiner):
 
     def _judged(self, event: RequestEnd, state: State) -> Request | None:
         """None for a second end, and for a request whose arrival is not in the log."""
-        request = state.workload.requests.get(event.request)
+        request = state.workload.requests.get(event.request) or self._given_up.pop(event.request, None)
         self._unjudged += request is None and state.workload.end_of(event.request) is None
         return request
 
@@ -278,6 +293,12 @@ class Service(Examiner):
         example = f", for example request {prefix.example}" if prefix.example else ""
         tokens = self._level * self.settings.block_tokens
         return f"{key:016x} ({tokens} tokens): {count / self._arrivals:.0%} of arrivals, {served}{example}"
+
+
+def _keep(known: dict[RequestId, V], request: RequestId, value: V) -> None:
+    known.setdefault(request, value)
+    if len(known) > IN_FLIGHT_MAX:
+        del known[next(iter(known))]
 
 
 def _length_bands(ordered: list[tuple[Tokens, bool]]) -> Iterator[_Band]:

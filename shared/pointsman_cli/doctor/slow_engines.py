@@ -123,8 +123,10 @@ class SlowEngines(Examiner):
             name: found for name in sorted(self._engines) if name not in slow and (found := self._stretches(name))
         }
         if stretches:
+            worst = max(stretches, key=lambda name: max(stall.took for stall in stretches[name][0]))
+            named = f"{', '.join(stretches)}; " + (f"{worst}: " if len(stretches) > 1 else "")
             yield self.warning(
-                f"slow for a while: {', '.join(stretches)}; {self._worst(next(iter(stretches.values()))[0])}",
+                f"slow for a while: {named}{self._summary(stretches[worst][0])}",
                 [
                     f"{name}: {self._line(stalls)}"
                     for name, found in stretches.items()
@@ -166,14 +168,14 @@ class SlowEngines(Examiner):
         enough = [stalls for stalls in found if len(stalls) >= STALLS_MIN and _is_long(stalls)]
         return sorted(enough, key=lambda stalls: -max(stall.took for stall in stalls))
 
-    def _worst(self, stalls: list[_Prefill]) -> str:
+    def _summary(self, stalls: list[_Prefill]) -> str:
         return f"{len(stalls)} prefills took {median(map(self._pace, stalls)):.1f} times what the cost model says"
 
     def _line(self, stalls: list[_Prefill]) -> str:
         begun, ended = (wall_time(at, self.settings.speed) for at in (stalls[0].at, stalls[-1].at))
         longest = max(stalls, key=lambda stall: stall.took)
         return (
-            f"{begun:%H:%M:%S} to {ended:%H:%M:%S}: {self._worst(stalls)}, "
+            f"{begun:%H:%M:%S} to {ended:%H:%M:%S}: {self._summary(stalls)}, "
             f"the longest {longest.took:.2f} s (request {longest.request})"
         )
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from pointsman_cli.explain.causes import Cause, Reason
-from pointsman_cli.explain.text import named, were
+from pointsman_cli.explain.text import named
 from pointsman_cli.explain.values import DecisionRecord, RequestTimeline, WeighedCandidate
 from pointsman_cli.explain.wait import Wait
-from pointsman_cli.formatting import seconds
+from pointsman_cli.formatting import seconds, were
 
 LESS_BUSY_SHARE_MAX = 0.25
 """Of the queue at the chosen engine."""

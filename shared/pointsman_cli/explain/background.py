@@ -6,10 +6,10 @@ from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.requests import RequestFinished
 from pointsman_cli.explain.causes import Cause, Reason
 from pointsman_cli.explain.findings import is_hot
-from pointsman_cli.explain.text import FAILURES, named, were
+from pointsman_cli.explain.text import FAILURES, named
 from pointsman_cli.explain.values import RequestTimeline
 from pointsman_cli.explain.wait import Wait
-from pointsman_cli.formatting import plural, seconds
+from pointsman_cli.formatting import plural, seconds, were
 
 OFF_SECONDS_MIN = 0.05
 OFF_SHARE_MIN = 0.25

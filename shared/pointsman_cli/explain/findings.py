@@ -8,10 +8,10 @@ from pointsman.state.correction import CORRECTION_MAX
 from pointsman.state.engine_profiles import prefill_seconds
 from pointsman_cli.explain.alternatives import less_busy, others_ready, while_less_busy
 from pointsman_cli.explain.causes import Cause, Reason
-from pointsman_cli.explain.text import FAILURES, share, were
+from pointsman_cli.explain.text import FAILURES, share
 from pointsman_cli.explain.values import NOT_KNOWN, DecisionRecord, GrantRecord, RequestTimeline, WeighedCandidate
 from pointsman_cli.explain.wait import SLOW_FACTOR_MIN, Wait, delivered_tokens, usual_elsewhere
-from pointsman_cli.formatting import plural, seconds
+from pointsman_cli.formatting import plural, seconds, were
 
 HOT_ARRIVALS_MIN = 24
 HOT_IN_FAIR_SHARES = 1.0

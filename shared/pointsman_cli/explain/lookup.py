@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from heapq import nlargest
 
 from pointsman.contracts.decisions import RequestEnd, RequestGranted
-from pointsman.contracts.requests import RequestArrived, RequestEvent, RequestFinished
+from pointsman.contracts.requests import RequestArrived, RequestEvent, RequestFinished, is_given_up
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tenant, Tokens
 from pointsman_cli.history.entries import HistoryError, NotInLogError
@@ -16,7 +16,7 @@ CANDIDATES_SHOWN = 8
 OPEN_MAX = 100_000
 HINT = (
     "The id is the x-pointsman-request-id of the answer, or its x-request-id. `--slowest 10` lists the slowest, "
-    "`pointsman tap --since 1 --until now` shows all."
+    "`pointsman tap --since 1 --until now` shows all of a running fleet."
 )
 
 
@@ -98,7 +98,7 @@ def _answered(entries: Iterable[LogEntry]) -> Iterator[tuple[EngineSeconds, int,
         elif isinstance(event, RequestGranted):
             if event.request in in_flight:
                 in_flight[event.request].granted_at = event.at
-        elif isinstance(event, RequestEnd):
+        elif isinstance(event, RequestEnd) and not is_given_up(event):
             slow = in_flight.pop(event.request, None)
             if slow is not None and isinstance(event, RequestFinished):
                 slow.ttft, slow.instance, slow.cached_tokens = event.ttft, event.instance, event.cached_tokens

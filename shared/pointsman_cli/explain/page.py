@@ -22,6 +22,7 @@ from pointsman_cli.explain.values import (
     blocks_of,
 )
 from pointsman_cli.formatting import output_bound, seconds
+from pointsman_cli.options import as_given
 from pointsman_cli.tap.event_lines import line
 from pointsman_cli.terminal import heading, say, table, wall_time
 
@@ -58,7 +59,11 @@ def show_timeline(console: Console, timeline: RequestTimeline, *, everything: bo
     _show_time(console, timeline.phases)
     if not everything:
         say(console, "")
-        say(console, f"candidates, predictions and log entries: pointsman explain {timeline.request} --all", "dim")
+        say(
+            console,
+            f"candidates, predictions and log entries: pointsman explain{as_given()} {timeline.request} --all",
+            "dim",
+        )
         return
     _show_predictions(console, timeline)
     for decision in timeline.decisions:
@@ -87,7 +92,7 @@ def show_slowest(console: Console, slowest: Sequence[Slow], speed: float) -> Non
             f"{slow.cached_tokens:,}" if slow.cached_tokens >= 0 else "-",
         )
     console.print(rows)
-    say(console, f"for the timeline of one: pointsman explain {slowest[0].request}")
+    say(console, f"for the timeline of one: pointsman explain{as_given()} {slowest[0].request}")
 
 
 def timeline_as_json(timeline: RequestTimeline) -> dict[str, Any]:

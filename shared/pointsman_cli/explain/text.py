@@ -18,10 +18,6 @@ def share(spent: EngineSeconds, whole: EngineSeconds) -> str:
     return f" ({min(1.0, spent / whole):.0%} of the wait)" if whole else ""
 
 
-def were(count: int) -> str:
-    return "was" if count == 1 else "were"
-
-
 def named(names: Sequence[str]) -> str:
     shown = list(names[:NAMES_MAX])
     more = len(names) - len(shown)

@@ -12,6 +12,7 @@ from pointsman.contracts.requests import (
     RequestAttemptFailed,
     RequestEvent,
     RequestFinished,
+    is_given_up,
 )
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, RequestId, Sequence, Term
@@ -78,7 +79,8 @@ def _note(timeline: RequestTimeline, event: LogEvent) -> None:
         case RequestAttemptFailed():
             timeline.failed.append(event)
         case _:
-            if timeline.end is None and isinstance(event, RequestEnd):
+            replaceable = timeline.end is None or (is_given_up(timeline.end) and event.stamp is None)
+            if replaceable and isinstance(event, RequestEnd):
                 timeline.end = event
 
 

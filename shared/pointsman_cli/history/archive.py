@@ -135,8 +135,10 @@ class ArchiveHistory(History):
 
     def _first_of(self, log: str) -> Sequence:
         """0 without entries."""
-        first, _, _, _ = self._extent_of(_Part(log, SEQUENCE_MAX))
-        return first
+        firsts = [first for batch in self._rows(_firsts_of(log)) for (first,) in batch if first is not None]
+        if not all(type(first) is int for first in firsts):
+            self._refuse("an entry without a number")
+        return min(firsts, default=0)
 
     def _rows(self, statement: Select[Any]) -> Iterator[list[Any]]:
         """Rows in batches. Raises HistoryError."""
@@ -201,6 +203,12 @@ def _parts(chosen: str, gaps: list[tuple[str, Sequence, str]], first_of: Callabl
 
 def _stream(log: str) -> str:
     return log.partition("#")[0]
+
+
+def _firsts_of(log: str) -> Select[Any]:
+    """Of each table, by its key: `_extent_of` reads the whole log."""
+    firsts = (select(func.min(kept.c.sequence)).where(kept.c.log == log) for kept in (_events, _dead_letters))
+    return select(union_all(*firsts).subquery())
 
 
 def _extent_of(part: _Part) -> Select[Any]:

@@ -11,7 +11,7 @@ import click
 
 from pointsman.contracts.codec import short_reason
 from pointsman.runtime.telemetry import configure_logging
-from pointsman_cli.discovery import NoFleetError, fleet_settings, is_running
+from pointsman_cli.discovery import NATS_SCHEMES, NoFleetError, fleet_settings, is_running
 from pointsman_cli.history.archive import ArchiveHistory
 from pointsman_cli.history.bundle import BundleHistory
 from pointsman_cli.history.entries import Header, History, HistoryError
@@ -23,7 +23,6 @@ SQLITE_MAGIC = b"SQLite format 3\0"
 STANDARD_INPUT = "-"
 STANDARD_INPUT_BYTES_MAX = 16 * 1024**3
 CHUNK_BYTES = 1024**2
-NATS_SCHEMES = ("nats", "tls", "ws", "wss")
 ARCHIVE_FILE = "archive.sqlite"
 
 

@@ -55,7 +55,7 @@ def _show(console: Console, origin: str, beginning: str, state: dict[str, Any]) 
         say(console, beginning, "yellow")
     console.print(_instances(state))
     requests = state["requests"]
-    if state["quiet_seconds"] > 0:
+    if state["quiet_seconds"] >= 0.05:  # shown with one decimal
         say(console, f"nothing happened in the last {state['quiet_seconds']:,.1f} s before that moment", "dim")
     say(
         console,

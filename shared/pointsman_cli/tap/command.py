@@ -15,7 +15,7 @@ from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.history.live import LiveHistory
 from pointsman_cli.history.time_options import NOW, SEQUENCE, Moment, moment_in
 from pointsman_cli.interruption import interruptible
-from pointsman_cli.options import CONTEXT, from_options, json_switch, since_option, until_option
+from pointsman_cli.options import CONTEXT, fleet_options, json_switch, since_option, until_option
 from pointsman_cli.tap.event_lines import line, reset_line
 from pointsman_cli.tap.filters import BadPatternError, Filter, subject_pattern
 from pointsman_cli.terminal import SafeConsole, json_text, print_line
@@ -30,7 +30,7 @@ class NoLogError(click.ClickException):
 @click.option("--type", "types", metavar="TYPE", multiple=True, help="Only events of this type. Repeatable.")
 @click.option("--request", metavar="ID", help="Only events of this request (an id or its end).")
 @click.option("--instance", metavar="ID", help="Only events of this instance and of requests placed on it.")
-@from_options
+@fleet_options
 @since_option
 @until_option
 @json_switch
@@ -77,6 +77,8 @@ class Printer:
         self._speed = speed
         self._as_json = as_json
         self._console = SafeConsole(soft_wrap=True)
+        self.shown = 0
+        """Entries."""
 
     def show(self, entry: LogEntry | LogReset) -> None:
         """Raises BrokenPipeError when the reader is gone."""
@@ -84,6 +86,7 @@ class Printer:
             if not self._as_json:
                 self._console.print(reset_line(entry))
         elif self.wanted.matches(entry):
+            self.shown += 1
             if self._as_json:
                 print(_as_json(entry), flush=True)
             else:
@@ -115,6 +118,8 @@ async def follow_log(log: EventLog, printer: Printer, *, since: Moment | None, u
             break
     if not any_there:
         _say_nothing_there(extent)
+    elif not printer.shown:
+        print_line("entries are there, but none of them matches", error=True)
 
 
 def _say_nothing_there(extent: LogExtent) -> None:

@@ -113,7 +113,8 @@ def details(event: LogEvent) -> str:
         case InstanceReported():
             return _report(event)
         case InstanceProbed():
-            return f"keys {'agree' if event.parity else 'differ'} {event.detail}".rstrip()
+            agreed = event.detail or "keys agree"
+            return agreed if event.parity else f"keys differ: {event.detail}"
         case InstanceSuspected():
             return f"silent for {seconds(event.silent_seconds)}"
         case InstanceDraining():

@@ -42,24 +42,28 @@ class StartDisplay:
         return Group(self._spinner, *(Text(line, style="dim") for line in lines))
 
 
-def print_fleet(console: Console, fleet: FleetFile, seconds: float) -> None:
+def print_fleet(console: Console, fleet: FleetFile, seconds: float, *, requires_keys: bool = False) -> None:
     console.print(_table(fleet, seconds))
     console.print()
     console.print("Try it", style="bold")
-    console.print(Text(curl_line(fleet)), soft_wrap=True)
+    if requires_keys:
+        create = f"{_program()} keys create --from {shlex.quote(fleet.data)} me"
+        console.print(Text(f"{create}     # prints a key once; then: KEY=that key"), soft_wrap=True)
+    console.print(Text(curl_line(fleet, requires_keys=requires_keys)), soft_wrap=True)
     console.print()
     for label, text in _hints(fleet):
         console.print(Text.assemble((f"{label:<9}", "bold"), text), soft_wrap=True)
 
 
-def curl_line(fleet: FleetFile) -> str:
+def curl_line(fleet: FleetFile, *, requires_keys: bool = False) -> str:
     body = {
         "model": fleet.model,
         "stream": True,
         "max_tokens": 64,
         "messages": [{"role": "user", "content": "Why does a prefix cache make the first token faster?"}],
     }
-    return f"curl -N {fleet.ingress}/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(json.dumps(body))}"
+    headers = "-H 'content-type: application/json'" + ' -H "authorization: Bearer $KEY"' * requires_keys
+    return f"curl -N {fleet.ingress}/v1/chat/completions {headers} -d {shlex.quote(json.dumps(body))}"
 
 
 def _table(fleet: FleetFile, seconds: float) -> Table:
@@ -79,13 +83,19 @@ def _table(fleet: FleetFile, seconds: float) -> Table:
     return table
 
 
+def _program() -> str:
+    """As make calls it, where no shell would find it."""
+    return "pointsman" if shutil.which("pointsman") else sys.argv[0]
+
+
 def _hints(fleet: FleetFile) -> list[tuple[str, str]]:
-    here = "pointsman" if shutil.which("pointsman") else sys.argv[0]  # as make calls it, where no shell would find it
+    here = _program()
     models = (
         f"model {fleet.model}" if not fleet.further else f"models {', '.join([fleet.model, *fleet.further.values()])}"
     )
     others = "".join(f", {other.url}/v1" for other in fleet.of_role("ingress")[1:])
     probes = ", ".join(f"{ingress.probes}/readyz" for ingress in fleet.of_role("ingress"))
+    instances = f"   (of engines that the scaler starts: {fleet.data}/instances/)" if fleet.of_role("scaler") else ""
     return [
         ("API", f"{fleet.ingress}/v1{others}   (any OpenAI client; {models})"),
         ("Health", f"{probes}   (and /metrics, /openapi.json)"),
@@ -95,7 +105,7 @@ def _hints(fleet: FleetFile) -> list[tuple[str, str]]:
         ),
         ("Watch", f"{here} fleet --watch     {here} tap     {here} bench --help"),
         ("SQL", f"sqlite3 {archive_file(Path(fleet.data))}"),
-        ("Logs", f"{fleet.data}/logs/NAME.log"),
+        ("Logs", f"{fleet.data}/logs/NAME.log{instances}"),
         ("Data", fleet.data),
         ("Stop", "Ctrl-C"),
     ]

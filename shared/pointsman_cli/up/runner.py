@@ -132,7 +132,7 @@ class FleetRunner:
     def _overdue(self, seconds: float) -> FleetStartError:
         late = [child for child in self.children if self.conditions[child.name] is not Condition.READY]
         reasons = (f"{c.name} ({c.waiting_for or 'does not answer'})" for c in late)
-        message = f"not ready after {seconds:g} s: {', '.join(reasons)}; the first one's log is {late[0].log_file}"
+        message = f"not ready after {seconds:g} s: {', '.join(reasons)}; the first one's log is {late[0].log_file}; if the machine is only slow, wait longer with --start-seconds-max"
         return FleetStartError(message, late[0].log_tail())
 
     async def _keep(self, child: ChildProcess) -> None:

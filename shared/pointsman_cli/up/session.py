@@ -99,7 +99,8 @@ class FleetSession:
         self._model = self._model or await self._model_of_ours()
         self._running = True
         self._announce()
-        print_fleet(self._console, self._fleet_file(), time.time() - self._started_at)
+        seconds = time.time() - self._started_at
+        print_fleet(self._console, self._fleet_file(), seconds, requires_keys=self._plan.settings.requires_keys)
 
     async def _keep(self) -> None:
         beside = [

@@ -168,6 +168,13 @@ class UpSettings:
         return {name: str(Path(file).resolve()) if file else "" for name, file in named.items()}
 
     @property
+    def requires_keys(self) -> bool:
+        """Whether --set tells the ingress to ask for API keys."""
+        switches = ("--require-keys", "--no-require-keys")
+        told = [text for text in service_arguments(self.set).get("ingress", ()) if text in switches]
+        return told[-1:] == ["--require-keys"]
+
+    @property
     def sync_interval(self) -> str:
         return next(
             (text.partition("=")[2] for text in reversed(self.set) if text.startswith(SYNC_SETTING)), SYNC_INTERVAL

@@ -3,7 +3,7 @@ defines each number. Tokens are the engines' own counts, of streams that broke o
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from typing import Literal
 
@@ -27,6 +27,7 @@ from pointsman.contracts.requests import (
     RequestCancelled,
     RequestFailed,
     RequestFinished,
+    is_given_up,
 )
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, RequestId, Tenant, Term, Tokens, wall_time_of
@@ -116,6 +117,8 @@ class _Ended:
     event: RequestEnd
     request: _Request
     counting: bool
+    in_flight: _Request | None = None
+    """As it was before its leader gave it up; its ingress may still report its end."""
 
 
 class UsageAccount:
@@ -182,7 +185,8 @@ class UsageAccount:
             case RequestHandedOver():
                 self._hand_over(event)
             case PrefillFinished():
-                if (request := self._requests.get(event.request)) is not None and request.first_token_at is None:
+                request = self._in_flight(event.request)
+                if request is not None and request.first_token_at is None:
                     request.first_token_at = event.at
             case RequestAttemptFailed():
                 self._leave_engine(event.request, event.at)
@@ -222,16 +226,25 @@ class UsageAccount:
             request.enter_engine(event.at)
             request.first_token_at = event.at
 
+    def _in_flight(self, name: RequestId) -> _Request | None:
+        ended = self._ended.get(name)
+        return self._requests.get(name) if ended is None else ended.in_flight
+
     def _leave_engine(self, name: RequestId, at: EngineSeconds) -> None:
         if (request := self._requests.get(name)) is not None:
             request.leave_engine(at)
 
     def _end(self, event: RequestEnd, *, counting: bool) -> None:
-        if event.request in self._ended:
+        earlier = self._ended.get(event.request)
+        if earlier is not None and (earlier.in_flight is None or event.stamp is not None):
             return
-        request = self._requests.pop(event.request, None) or _Request(model=self._model)
+        if earlier is not None:
+            self._count(earlier, -1)
+        request = self._in_flight(event.request) or _Request(model=self._model)
+        self._requests.pop(event.request, None)
+        in_flight = replace(request) if is_given_up(event) else None
         request.leave_engine(event.at)
-        ended = self._ended[event.request] = _Ended(event, request, counting)
+        ended = self._ended[event.request] = _Ended(event, request, counting, in_flight)
         if len(self._ended) > ENDED_MAX:
             self._ended.popitem(last=False)
         self._count(ended, 1)

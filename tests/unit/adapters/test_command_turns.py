@@ -138,14 +138,20 @@ class Described:
         return LogEntry(sequence, subject, payload, stored("engine-1", sequence, [sequence]))
 
 
+def read_ahead(entries: int, described: Described) -> Reader:
+    """A reader that has so many entries of the log in its buffer."""
+    reader = Reader(Wire(), described, LogListener(), 1, (), lambda: None)  # type: ignore[arg-type]
+    reader._pull.attached = True
+    for number in range(1, entries + 1):
+        place = f"$JS.ACK.log.reader.1.{number}.{number}.0.{entries - number}"
+        reader._pull.buffer.append(Sent(b"{}", "pm.default.kv.engine-1", place))
+    return reader
+
+
 async def test_entries_that_were_read_ahead_are_folded_in_order_with_turns_for_others() -> None:
     folded: list[Sequence] = []
-    wire, turns = Wire(), [0]
-    reader = Reader(wire, Described(), LogListener(), 1, (), lambda: None)  # type: ignore[arg-type]
-    reader._pull.attached = True
-    for number in range(1, COMMANDS + 1):
-        place = f"$JS.ACK.log.reader.1.{number}.{number}.0.{COMMANDS - number}"
-        reader._pull.buffer.append(Sent(b"{}", "pm.default.kv.engine-1", place))
+    turns = [0]
+    reader = read_ahead(COMMANDS, Described())
 
     async def fold() -> None:
         while len(folded) < COMMANDS:
@@ -173,12 +179,7 @@ class SlowlyDescribed(Described):
 
 async def test_others_have_a_turn_after_each_entry_that_takes_long() -> None:
     entries, turns = ENTRIES_A_TURN // 4, 0
-    wire = Wire()
-    reader = Reader(wire, SlowlyDescribed(), LogListener(), 1, (), lambda: None)  # type: ignore[arg-type]
-    reader._pull.attached = True
-    for number in range(1, entries + 1):
-        place = f"$JS.ACK.log.reader.1.{number}.{number}.0.{entries - number}"
-        reader._pull.buffer.append(Sent(b"{}", "pm.default.kv.engine-1", place))
+    reader = read_ahead(entries, SlowlyDescribed())
 
     async def read() -> None:
         for _ in range(entries):

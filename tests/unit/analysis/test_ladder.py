@@ -10,7 +10,8 @@ from pointsman.contracts.block_keys import pack_keys
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted, RequestPlaced
 from pointsman.contracts.envelope import Stamp
-from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished
+from pointsman.contracts.reasons import CancelCause
+from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
 from pointsman.primitives import BlockKey, InstanceId, RequestId, Tenant, Term
 from pointsman.state.state import PoolSettings, State
 from tests.support.events import BLOCK, first_token, joined, removed, stored
@@ -139,6 +140,22 @@ def test_a_prompt_that_ended_uncomputed_counts_no_more() -> None:
 
     assert told.tokens["perfect"] == 0
     assert told.tokens["unbounded"] == TOKENS
+
+
+def test_a_request_that_a_leader_gave_up_counts_if_its_ingress_ends_it() -> None:
+    told = Told()
+    told.serves("r1", "a", PROMPT, at=1.0, cached=0)
+    for request in ("r2", "r3"):
+        told.places(request, "a", PROMPT, at=20.0, hit=len(PROMPT))
+        told.tell(
+            RequestCancelled(
+                at=21.0, request=RequestId(request), reason="", cause=CancelCause.INGRESS_SILENT,
+                instance=InstanceId("a"), stamp=Stamp(term=Term(1), number=100 + int(request[1]), as_of=told.state.sequence),
+            )
+        )  # fmt: skip
+    told.ends("r2", "a", at=22.0, cached=TOKENS)
+
+    assert told.tokens["delivered"] == TOKENS
 
 
 def test_what_was_not_delivered_although_nothing_was_removed_was_not_there() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from pointsman_cli.discovery import (
     FLEET_FILE,
@@ -22,6 +23,7 @@ from pointsman_cli.discovery import (
     read_fleet_file,
     running_fleets,
 )
+from pointsman_cli.options import as_given, fleet_options
 
 StartFleet = Callable[[str], FleetFile]
 
@@ -70,6 +72,48 @@ def test_the_only_fleet_on_this_machine_needs_no_name(started: StartFleet) -> No
     fleet = started("a")
 
     assert find_fleet() == fleet
+
+
+@pytest.mark.parametrize("place", ["-", "sqlite:///archive.sqlite", "incident.pmlog"])
+def test_a_recorded_log_is_no_fleet_and_the_error_says_what_reads_it(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "incident.pmlog").touch()
+
+    with pytest.raises(click.BadParameter, match=r"is a recorded log.*explain") as refused:
+        fleet_settings(place)
+
+    assert refused.value.exit_code == 2
+
+
+def test_a_pool_that_the_credentials_do_not_open_is_refused_with_those_there_are(started: StartFleet) -> None:
+    fleet = msgspec.structs.replace(started("a"), credentials="credentials", further={"small": "s"})
+
+    with pytest.raises(click.BadParameter, match="no pool nonsense; this fleet has: default, small"):
+        fleet.settings("nonsense")
+
+
+def test_without_a_fleet_the_error_names_the_one_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POINTSMAN_NATS", "nats://user:password@10.0.0.5")
+
+    with pytest.raises(NoFleetError) as missing:
+        find_fleet()
+
+    assert '--from "$POINTSMAN_NATS"' in missing.value.message
+    assert "password" not in missing.value.message
+
+
+def test_advised_commands_name_the_fleet_as_given() -> None:
+    @click.command("look")
+    @fleet_options
+    def look(place: str | None, pool: str | None) -> None:
+        print(f"pointsman fleet{as_given()} of {place} {pool}")
+
+    run = CliRunner().invoke(look, ["--from", "my data", "--pool", "small"])
+
+    assert run.output.startswith("pointsman fleet --from 'my data' --pool small of")
+    assert as_given() == ""
 
 
 def test_a_fleet_is_found_by_its_data_directory_and_by_its_nats(started: StartFleet, tmp_path: Path) -> None:

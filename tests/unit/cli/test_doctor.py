@@ -324,6 +324,14 @@ def test_a_slow_spell_names_who_waited_longest_and_the_predictions_are_not_blame
     assert not any("predicted wrongly" in f["what"] for f in said)
 
 
+def test_of_several_engines_that_were_slow_for_a_while_the_worst_is_quoted(tmp_path: Path) -> None:
+    served = ServedLog(pace={"engine-1": 7.0, "engine-2": 14.0}, gap=0.25, policies=policy_set(routing="round_robin"))
+    _, findings = diagnosed(served.entries, tmp_path)
+
+    spell = next(f["what"] for f in findings if "slow for a while" in f["what"])
+    assert re.search(r"engine-1, engine-2; engine-2: \d+ prefills took", spell)
+
+
 def test_a_short_while_of_lateness_in_a_log_that_is_mostly_in_time_is_found_and_dated(tmp_path: Path) -> None:
     entries = ServedLog(requests=900, gap=0.1).entries
     late = {f"r-{number}" for number in range(300, 350)}

@@ -26,6 +26,7 @@ from pointsman_cli.tap.command import Printer
 from pointsman_cli.tap.filters import Filter
 from pointsman_cli.terminal import PIPE_WIDTH, SafeConsole, csv_cell, json_text, one_line, output_console, say, table
 from pointsman_cli.up.display import print_fleet
+from pointsman_cli.up.settings import UpSettings
 from tests.support.events import fleet_described
 from tests.support.hostile import FORMULA, HOSTILE, MARKUP, assert_harmless, hostile_log
 from tests.support.recorded_log import RecordedFleet
@@ -211,6 +212,24 @@ def test_keys_prints_hostile_values_of_the_store_as_plain_text(capsys: pytest.Ca
 
     assert_harmless(output)
     assert MARKUP in output
+
+
+@pytest.mark.parametrize(
+    ("texts", "asked"), [(("ingress.require_keys=true",), True), (("ingress.require_keys=false",), False), ((), False)]
+)
+def test_up_tells_how_to_get_a_key_where_its_ingress_asks_for_one(
+    texts: tuple[str, ...], asked: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = FleetFile(
+        nats="nats://x", ingress="http://127.0.0.1:8080", pool="default", model="m", policy="dualmap", speed=1.0,
+        slo_ttft=5.0, block_tokens=64, secret_file="", data="/my data", pid=1, started_at=0.0,
+    )  # fmt: skip
+
+    print_fleet(SafeConsole(width=300), fleet, 1.0, requires_keys=UpSettings(set=texts).requires_keys)
+
+    printed = capsys.readouterr().out
+    assert ("keys create --from '/my data' me" in printed) is asked
+    assert ('-H "authorization: Bearer $KEY"' in printed) is asked
 
 
 def test_up_and_bench_print_hostile_answers_as_plain_text(capsys: pytest.CaptureFixture[str]) -> None:

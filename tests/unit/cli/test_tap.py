@@ -8,10 +8,11 @@ import pytest
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import Candidate, RequestGranted, RequestMigrated, RequestPlaced
+from pointsman.contracts.fleet import InstanceProbed
 from pointsman.contracts.requests import RequestFinished
 from pointsman.contracts.subjects import subject_of
 from pointsman.ports import LogEntry, LogReset
-from pointsman.primitives import ANCHOR_UNIX_SECONDS, InstanceId, PoolName, RequestId
+from pointsman.primitives import ANCHOR_UNIX_SECONDS, Epoch, InstanceId, PoolName, RequestId
 from pointsman_cli.history.time_options import Moment
 from pointsman_cli.tap.command import Printer, follow_log
 from pointsman_cli.tap.event_lines import STYLES, details, line, reset_line
@@ -208,7 +209,9 @@ async def test_a_span_without_entries_is_told_with_what_the_log_has(
     assert told.err == "no entry of the log is between --since and --until: it has entries 1 to 5\n"
 
 
-async def test_a_filter_that_lets_nothing_through_is_not_an_empty_span(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_filter_that_lets_nothing_through_is_told_apart_from_an_empty_span(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
     await log.append(joined("engine-1"))
 
@@ -216,7 +219,7 @@ async def test_a_filter_that_lets_nothing_through_is_not_an_empty_span(capsys: p
         log, Printer(1.0, Filter(request="nosuch"), as_json=False), since=Moment(sequence=1), until=Moment()
     )
 
-    assert capsys.readouterr() == ("", "")
+    assert capsys.readouterr() == ("", "entries are there, but none of them matches\n")
 
 
 def test_an_end_shows_the_engines_own_counts() -> None:
@@ -226,3 +229,19 @@ def test_an_end_shows_the_engines_own_counts() -> None:
     )  # fmt: skip
 
     assert details(event) == "engine-1  900 tokens (832 cached), 10 out, TTFT 0.500 s, TPOT 30.5 ms, end-to-end 12.0 s"
+
+
+@pytest.mark.parametrize(
+    ("parity", "detail", "said"),
+    [
+        (True, "the keys of a chat agree", "the keys of a chat agree"),
+        (True, "", "keys agree"),
+        (False, "check --block-tokens", "keys differ: check --block-tokens"),
+    ],
+)
+def test_a_probe_says_once_whether_the_keys_agree(parity: bool, detail: str, said: str) -> None:
+    probed = InstanceProbed(at=1.0, instance=ENGINE_1, epoch=Epoch(1), parity=parity, detail=detail)
+
+    shown = details(probed)
+
+    assert shown == said

@@ -96,6 +96,19 @@ def report(*arguments: str) -> dict[str, Any]:
 # --- What counts ---
 
 
+def test_an_end_by_the_ingress_replaces_that_of_a_leader_that_gave_the_request_up() -> None:
+    begun: list[LogEvent] = [arrived("r", 1), granted("r", 3)]
+    given_up = RequestCancelled(
+        at=4, request=RequestId("r"), reason="", cause=CancelCause.INGRESS_SILENT, instance=ENGINE,
+        stamp=Stamp(term=Term(1), number=1, as_of=1),
+    )  # fmt: skip
+
+    replaced = counted(*begun, given_up, first_token("r", 5), finished("r", 9)).total
+
+    assert replaced == counted(*begun, first_token("r", 5), finished("r", 9)).total
+    assert counted(*begun, given_up).total.cancelled == 1
+
+
 def test_a_finished_request_counts_the_engines_tokens_and_its_time_on_the_engine() -> None:
     usage = counted(arrived("r", 1), granted("r", 3), first_token("r", 5), finished("r", 9)).total
 

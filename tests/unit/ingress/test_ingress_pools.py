@@ -145,7 +145,7 @@ async def test_requests_for_an_unknown_model_wait_until_the_log_is_read() -> Non
 
 
 async def test_one_owner_fills_half_of_the_places_of_held_requests_and_others_find_some() -> None:
-    hold, found = HoldQueue(30.0, ScaledClock()), asyncio.Event()
+    hold, found = HoldQueue(WallSeconds(30.0), ScaledClock()), asyncio.Event()
 
     def find() -> bool | None:
         return found.is_set() or None

@@ -21,6 +21,7 @@ from pointsman.contracts.requests import (
     RequestEvent,
     RequestFailed,
     RequestFinished,
+    is_given_up,
 )
 from pointsman.primitives import EngineSeconds, RequestId, Sequence, Tokens
 from pointsman.state.workload import Stage
@@ -61,6 +62,12 @@ class RecentRequest:
     reason: str = ""
     ended_sequence: Sequence = 0
     unannounced: bool = False
+    given_up: bool = False
+    """By the leader; an end by the ingress replaces this one."""
+
+    def takes(self, event: RequestEvent) -> bool:
+        is_end = isinstance(event, RequestFinished | RequestFailed | RequestCancelled)
+        return not self.ended_sequence or (self.given_up and is_end and event.stamp is None)
 
     @property
     def lateness(self) -> Lateness:
@@ -113,7 +120,7 @@ class RecentRequests:
             )
         if known is None:
             self._keep_early(event, sequence)
-        if known is None or known.ended_sequence:
+        if known is None or not known.takes(event):
             return None
         self._change(known, event, sequence)
         return known
@@ -129,7 +136,7 @@ class RecentRequests:
         record.prompt_tokens = max(record.prompt_tokens, event.prompt_tokens)
         record.slo_ttft = event.slo_ttft
         for early, its_sequence in self._early.pop(event.request, ()):
-            if not record.ended_sequence:
+            if record.takes(early):
                 self._change(record, early, its_sequence)
         return record
 
@@ -147,6 +154,7 @@ class RecentRequests:
         return record
 
     def _change(self, known: RecentRequest, event: RequestEvent, sequence: Sequence) -> None:
+        known.given_up = is_given_up(event)
         match event:
             case RequestPlaced():
                 known.stage, known.instance, known.attempts = Stage.PENDING.value, event.instance, event.attempt
@@ -166,7 +174,7 @@ class RecentRequests:
                 known.stage, known.ttft, known.instance = Stage.DECODING.value, event.ttft, event.instance
             case RequestFinished():
                 known.stage, known.instance = FINISHED, event.instance
-                known.ttft, known.e2e = event.ttft, event.e2e
+                known.ttft, known.e2e, known.reason = event.ttft, event.e2e, ""
                 known.prompt_tokens = max(known.prompt_tokens, event.prompt_tokens)
                 known.cached_tokens, known.output_tokens = event.cached_tokens, event.completion_tokens
                 known.predicted_cached_tokens = max(event.predicted_cached_tokens, known.predicted_cached_tokens)

@@ -2,12 +2,11 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol, TypeGuard, TypeVar
+from typing import Protocol, TypeVar
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestEnd
-from pointsman.contracts.reasons import GIVEN_UP
-from pointsman.contracts.requests import RequestArrived, RequestCancelled
+from pointsman.contracts.requests import RequestArrived, is_given_up
 from pointsman.ports import LogEntry
 from pointsman.primitives import RequestId
 from pointsman.simulation.replay import verify
@@ -39,10 +38,6 @@ def ends_by_request(entries: Iterable[E]) -> dict[RequestId, list[E]]:
         if others and len(found) - len(others) == 1:
             ends[request] = others
     return ends
-
-
-def is_given_up(event: LogEvent | None) -> TypeGuard[RequestCancelled]:
-    return isinstance(event, RequestCancelled) and event.stamp is not None and event.cause in GIVEN_UP
 
 
 def missing_decisions(term: int, numbers: Iterable[int]) -> Iterator[str]:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestRejected, WritesLost
-from pointsman.contracts.requests import RequestCancelled, RequestFailed, RequestFinished
+from pointsman.contracts.requests import RequestCancelled, RequestFailed, RequestFinished, is_given_up
 from pointsman.ports import LogEntry
 from pointsman.primitives import BlockKey, RequestId
 from pointsman_lab.faults.bad_engines import BACK_SECONDS_MAX, FIRST_SECONDS, TOUCHED_SHARE_MAX
@@ -17,7 +17,6 @@ from pointsman_lab.invariants import (
     arrivals,
     different_decisions,
     ends_by_request,
-    is_given_up,
     listed,
     missing_decisions,
 )
