@@ -19,6 +19,7 @@ from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.contracts.subjects import LOCAL_ACTOR
 from pointsman.runtime.bus_users import Credentials
 from pointsman.runtime.settings import FleetSettings, options
+from pointsman_cli.options import as_given
 from pointsman_cli.terminal import SeveralLinesError
 
 FLEET_FILE = "fleet.json"
@@ -145,6 +146,13 @@ def fleet_settings(place: str | Path | None = None, pool: str | None = None, *, 
     return found if pool is None else replace(found, pool=pool)
 
 
+def fleet_as_given() -> str:
+    """As `as_given`, for advised commands of a running fleet: nothing if a recorded log was given."""
+    context = click.get_current_context(silent=True)
+    place = context.params.get("place") if context else None
+    return "" if place and _is_recorded(place) else as_given()
+
+
 def running_fleets() -> list[FleetFile]:
     return [fleet for data in _held_directories() if (fleet := read_fleet_file(data)) is not None]
 
@@ -251,10 +259,19 @@ def _named(place: str | Path | None) -> tuple[str | None, Path | None]:
     if not str(place).strip():
         message = "is empty; name a data directory or a NATS URL"
         raise click.BadParameter(message, param_hint="--from")
-    scheme, is_url, _ = str(place).partition("://") if isinstance(place, str) else ("", "", "")
-    if place == "-" or (is_url and scheme not in NATS_SCHEMES) or (not is_url and Path(place).is_file()):
+    if _is_recorded(place):
         raise _recorded(place)
-    return (str(place), None) if is_url else (None, Path(place))
+    return (str(place), None) if _scheme_of(place) is not None else (None, Path(place))
+
+
+def _scheme_of(place: str | Path) -> str | None:
+    scheme, is_url, _ = str(place).partition("://") if isinstance(place, str) else ("", "", "")
+    return scheme if is_url else None
+
+
+def _is_recorded(place: str | Path) -> bool:
+    scheme = _scheme_of(place)
+    return place == "-" or (scheme not in NATS_SCHEMES if scheme is not None else Path(place).is_file())
 
 
 def _recorded(place: str | Path) -> click.BadParameter:

@@ -11,6 +11,7 @@ from pointsman.primitives import PoolName
 from pointsman.runtime.settings import FleetSettings
 from pointsman_cli.command_client import WAIT_SECONDS_MAX, ask, connected_link, wait_until
 from pointsman_cli.discovery import fleet_settings
+from pointsman_cli.explain.text import named
 from pointsman_cli.interruption import interruptible
 from pointsman_cli.options import CONTEXT, COUNT, WHOLE, fleet_options, json_switch
 from pointsman_cli.output_file import print_json
@@ -72,7 +73,7 @@ async def _scale(settings: FleetSettings, command: ScalePool, *, wait: bool, as_
             raise click.ClickException(msg)
         if wait and not answer.applied:
             answer, done = await wait_until(lambda: request(ScalePool()), _is_over, _progress, quiet=as_json)
-    print_json(answer) if as_json else _show(answer)
+    print_json(answer) if as_json else show(answer)
     if wait and answer.by_hand:
         return 1
     if not done:
@@ -93,12 +94,14 @@ def _progress(answer: ScaleAnswered) -> str:
         parts.append(f"{answer.switching} changing their role")
     if answer.leaving:
         parts.append(f"{answer.leaving} draining")
+    if answer.drained:
+        parts.append(f"{len(answer.drained)} drained by operators: {named(answer.drained)}")
     if answer.trouble:
         parts.append(answer.trouble)
     return ", ".join(parts)
 
 
-def _show(answer: ScaleAnswered) -> None:
+def show(answer: ScaleAnswered) -> None:
     state = "by hand" if answer.by_hand else "done" if answer.applied else "in progress"
     roles = f", {answer.prefill} to prefill and {answer.decode} to decode" if answer.prefill else ""
     print_line(f"{answer.wanted} wanted{roles} ({state}): {_progress(answer)}")

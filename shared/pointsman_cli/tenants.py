@@ -83,7 +83,7 @@ def apply_command(file: Path, place: str | None, pool: str | None, as_json: bool
     """
     policies = _checked(lambda: read_tenant_policies(file))
 
-    report(_run(place, pool, _replacing(lambda _known: policies)), as_json=as_json)
+    report(_run(place, pool, replacing(lambda _known: policies, whatever_was=True)), as_json=as_json)
 
 
 @tenants_command.command("set", context_settings=CONTEXT)
@@ -100,7 +100,7 @@ def set_command(tenant: str, values: tuple[str, ...], place: str | None, pool: s
     texts = [f"{tenant}.{value}" for value in values]
     _checked(lambda: with_changes(TenantPolicies(), texts))  # before anything is asked
 
-    report(_run(place, pool, _replacing(lambda known: with_changes(known, texts))), as_json=as_json)
+    report(_run(place, pool, replacing(lambda known: with_changes(known, texts))), as_json=as_json)
 
 
 def _run(
@@ -119,13 +119,14 @@ def _run(
     return asyncio.run(connected())
 
 
-def _replacing(
-    change: Callable[[TenantPolicies], TenantPolicies],
+def replacing(
+    change: Callable[[TenantPolicies], TenantPolicies], *, whatever_was: bool = False
 ) -> Callable[[Commands, FleetSettings], Awaitable[PoliciesChange]]:
     async def replace(commands: Commands, settings: FleetSettings) -> PoliciesChange:
-        before = (await _described(commands, settings)).policies or TenantPolicies()
+        described = await _described(commands, settings)
+        before = described.policies or TenantPolicies()
         after = change(before)
-        await replace_policies(commands, settings, after)
+        await replace_policies(commands, settings, after, revision=None if whatever_was else described.revision)
         return PoliciesChange(before, after)
 
     return replace
@@ -136,9 +137,12 @@ async def _described(commands: Commands, settings: FleetSettings) -> TenantsDesc
     return await ask(commands, subject, DescribeTenants(), TenantsDescribed, absent=no_scheduler(settings))
 
 
-async def replace_policies(commands: Commands, settings: FleetSettings, policies: TenantPolicies) -> None:
+async def replace_policies(
+    commands: Commands, settings: FleetSettings, policies: TenantPolicies, *, revision: int | None = None
+) -> None:
+    """`revision`: those that they are made from. Raises click.ClickException, too if there are later ones."""
     subject = admin_subject(PoolName(settings.pool), "tenants", settings.actor)
-    command = SetTenantPolicies(policies=policies)
+    command = SetTenantPolicies(policies=policies, revision=revision)
     answer = await ask(commands, subject, command, TenantPoliciesAnswered, absent=no_scheduler(settings))
     if answer.refusal:
         raise click.ClickException(answer.refusal)
@@ -178,7 +182,7 @@ def show(described: TenantsDescribed) -> None:
         if name not in policies.tenants:
             _add_row(shown, f"{name} (default)", policies.default, tenant)
     console.print(shown)
-    say(console, f"a cached prompt token counts {policies.cached_token_weight:g}; used / limit")
+    say(console, f"a cached prompt token counts {policies.cached_token_weight:g}; used or left / limit, -: none")
 
 
 def _table(title: str) -> Table:
@@ -187,24 +191,35 @@ def _table(title: str) -> Table:
 
 
 def _add_row(shown: Table, name: str, policy: TenantPolicy, use: TenantDescribed | None) -> None:
+    """`use`: None for the default, which no tenant's use counts against."""
     limits = (use.limits if use else None) or RateLimits()
-    day = f"{use.tokens_today:,} / " if use else ""
     shown.add_row(
         name,
         policy.priority,
         f"{policy.weight:g}",
         policy.cache_group,
-        _left(limits.requests, policy.requests_per_second),
-        (f"{use.in_flight} / " if use else "") + _limit(policy.concurrency),
-        _left(limits.tokens, policy.tokens_per_minute),
-        day + _limit(policy.tokens_per_day),
+        _of(_left(limits.requests, policy.requests_per_second) if use else None, policy.requests_per_second),
+        _of(use.in_flight if use else None, policy.concurrency),
+        _of(_left(limits.tokens, policy.tokens_per_minute) if use else None, policy.tokens_per_minute),
+        _of(use.tokens_today if use else None, policy.tokens_per_day),
         _limit(policy.kv_share),
     )
 
 
-def _left(limit: RateLimit | None, rate: float) -> str:
-    return f"{min(limit.remaining, limit.limit):,} / {_limit(rate)}" if limit is not None and rate else _limit(rate)
+def _left(limit: RateLimit | None, rate: float) -> float | None:
+    """None: unlimited. Without a `limit` nothing was used."""
+    if not rate:
+        return None
+    return min(limit.remaining, rate) if limit is not None else rate
+
+
+def _of(part: float | None, limit: float) -> str:
+    return f"{'-' if part is None else _number(part)} / {_limit(limit)}"
 
 
 def _limit(value: float) -> str:
-    return f"{value:,.10g}" if value else "-"
+    return _number(value) if value else "-"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.10g}"

@@ -451,6 +451,25 @@ async def test_a_message_lost_on_the_way_to_a_reader_is_read_again(
     assert any("hole" in trouble for trouble in listener.troubles)
 
 
+@pytest.mark.parametrize("error", [RuntimeError("a defect"), asyncio.CancelledError()])
+async def test_the_end_of_what_runs_in_the_background_is_told(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(_log: JetStreamLog) -> None:
+        raise error
+
+    monkeypatch.setattr(JetStreamLog, "keep_stream", fails)
+    listener = RememberingListener()
+    async with (
+        running_nats(tmp_path) as url,
+        jetstream.connect(url, POOL, ScaledClock(), name="test", listener=listener),
+    ):
+        await eventually(lambda: listener.troubles)
+
+    reason = "it was cancelled" if isinstance(error, asyncio.CancelledError) else repr(error)
+    assert listener.troubles == [f"task stream ended: {reason}"]
+
+
 async def test_a_consumer_that_the_server_forgot_is_made_anew(tmp_path: Path) -> None:
     async with (
         running_nats(tmp_path) as url,

@@ -754,6 +754,7 @@ COMMANDS: list[AnyCommand] = [
         trouble="an engine did not start",
         refusal="more than 8",
         by_hand="start 1 instance",
+        drained=[ENGINE],
     ),
     ResyncCache(instance=ENGINE, reason="deliveries differ", above=EPOCH, distrust=True),
     RouteGranted(
@@ -792,7 +793,7 @@ COMMANDS: list[AnyCommand] = [
         slo_tpot=0.1,
         answers=128,
     ),
-    SetTenantPolicies(policies=POLICIES),
+    SetTenantPolicies(policies=POLICIES, revision=7),
     TenantPoliciesAnswered(refusal="another leader was faster"),
     DescribeTenants(),
     TenantsDescribed(
@@ -806,6 +807,7 @@ COMMANDS: list[AnyCommand] = [
                 limits=RateLimits(tokens=RateLimit(limit=9, remaining=8, reset=0.5)),
             )
         ],
+        revision=7,
     ),
     ChangeApiKey(action="rotate", key=API_KEY),
     ApiKeyAnswered(refusal="there is no such key"),

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from pointsman.adapters.tokenizer.chat_template import ChatTemplate
-from pointsman_ingress.prompt.openai_requests import Chat, parse_chat
+from pointsman_ingress.prompt.openai_requests import parse_chat
+from pointsman_ingress.prompt.parsed_request import Chat
 
 RECORDED = json.loads(Path(__file__).with_name("vllm_chats.json").read_text(encoding="utf-8"))
 ENGINES_OWN = Path(__file__).parents[1] / "vllm" / "chat_template.jinja"

@@ -38,7 +38,7 @@ FOLDS = Path(__file__).parent / "folds" / str(FOLD_VERSION)
 SETTINGS = {"settings", "learns_from_deliveries", "predicts_upper", "relies_as_of"}
 TOLD = {"term_policy": "", "term_settings": {}}
 """What the log says of the leader's policies, for readers: no decision depends on it, and checkpoints of before lack it."""
-UNTOUCHED = {"copies", "deferred", "demand", "transfers"}
+UNTOUCHED = {"copies", "demand", "transfers"}
 """No recorded log reaches them: other tests must see that they keep their meaning."""
 NAMES = sorted(log.stem for log in LOGS.glob("*.pmlog"))
 

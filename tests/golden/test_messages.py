@@ -10,7 +10,7 @@ import pytest
 
 from pointsman.adapters.tokenizer.chat_template import ChatTemplate
 from pointsman_ingress.prompt.messages_input import parse_messages
-from pointsman_ingress.prompt.openai_requests import Chat
+from pointsman_ingress.prompt.parsed_request import Chat
 
 RECORDED = json.loads(Path(__file__).with_name("vllm_messages.json").read_text(encoding="utf-8"))
 

@@ -1,26 +1,35 @@
 """Engines that fail, hang or are slow: what the log is told, when a request goes elsewhere, and when it stays."""
 
 import asyncio
+import gc
 import json
 import time
+from collections import deque
+from collections.abc import Collection
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
 
+from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.shared_timers import SharedTimer
+from pointsman.contracts.fleet import InstanceLeft
 from pointsman.contracts.requests import PrefillFinished, RequestAttemptFailed, RequestFailed, RequestFinished
-from pointsman.primitives import InstanceId
+from pointsman.primitives import Epoch, InstanceId
+from pointsman_ingress import key_probe, metrics
 from pointsman_ingress.engine.client import EngineFailedError
 from pointsman_ingress.engine.first_byte import POSTPONED_MAX, FirstByteDeadline
 from pointsman_ingress.lifecycle import RequestLifecycle
 from pointsman_ingress.placement import in_flight, retry_budget
 from pointsman_ingress.placement.retry_budget import RetryBudget
-from tests.support.fake_engine import Behaviour
+from tests.support.events import joined, reported
+from tests.support.fake_engine import Behaviour, running_engine
 from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, drop, world_with
 from tests.support.waiting import eventually
 
+GONE = InstanceId("engine-0")
 AT_ONCE: dict[str, Any] = {"first_byte_seconds_min": 0.2, "first_byte_factor": 1.0}
 """The fake scheduler predicts 0.25 s."""
 STAYS: dict[str, Any] = {**AT_ONCE, "request_timeout_seconds": 60.0}
@@ -522,3 +531,46 @@ async def test_what_is_asked_for_tokens_is_not_an_engine_that_failed_lately() ->
 
         assert not world.one.questions
         assert world.two.questions
+
+
+# What is remembered of engines that left
+
+
+async def test_nothing_in_an_ingress_names_an_engine_that_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "PERIOD_WALL_SECONDS", 0.05)
+    monkeypatch.setattr(key_probe, "EVENTS_WALL_SECONDS_MAX", 0.1)
+    async with world_with(probe=True) as world, running_engine() as leaving:
+        now = ScaledClock().now()
+        await world.log.append(joined(GONE, at=now, url=leaving.url, max_model_len=1000))
+        await world.log.append(reported(GONE, 0, [], at=now))
+        await eventually(lambda: "KeyProber" in remembering(GONE))
+        world.scheduler.engines = {GONE: leaving.url, TWO: world.two.url}
+        for behaviour in (Behaviour.ANSWERS, Behaviour.ERRS):
+            leaving.script.append(behaviour)
+            await asked(world, HELLO, CHAT)
+        before = remembering(GONE)
+        await world.log.append(InstanceLeft(at=now, instance=GONE, epoch=Epoch(1), reason="scaled in"))
+
+        await eventually(lambda: not remembering(GONE))
+
+    assert before == {"InFlightRequests", "KeyProber", "PromptTokenizer"}
+
+
+def remembering(engine: InstanceId) -> set[str]:
+    """Classes of the ingress with an object that has the engine in a table of its own."""
+    found = set()
+    for owner in gc.get_objects():
+        kind = type(owner)
+        if str(kind.__module__).startswith("pointsman_ingress") and any(map(partial(_names, engine), _tables(owner))):
+            found.add(kind.__name__)
+    return found
+
+
+def _tables(owner: object) -> list[Collection[Any]]:
+    names = {*getattr(owner, "__dict__", ()), *getattr(owner, "__slots__", ())}
+    values = (getattr(owner, name, None) for name in names)
+    return [value for value in values if isinstance(value, (dict, set, list, deque))]
+
+
+def _names(engine: InstanceId, table: Collection[Any]) -> bool:
+    return any(engine in entry if isinstance(entry, tuple) else engine == entry for entry in list(table))

@@ -47,7 +47,7 @@ ANSWERS: dict[str, Command] = {
     "drain": DrainAnswered(instance=InstanceId(SHORT), draining=True, requests=3),
     "scale": ScaleAnswered(
         number=1, wanted=1, ready=1, coming=1, leaving=1, applied=False, policy=HOSTILE, provider=HOSTILE, lowest=1,
-        highest=2, reason=HOSTILE, trouble=HOSTILE,
+        highest=2, reason=HOSTILE, trouble=HOSTILE, drained=[InstanceId(SHORT)],
     ),
     "tenants": TenantsDescribed(
         pool=HOSTILE,

@@ -3,8 +3,10 @@
 import asyncio
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from io import BytesIO
 from typing import Any
 
 import msgspec
@@ -341,6 +343,62 @@ async def test_ids_in_the_log_are_ours_whatever_id_a_client_sends(world: World) 
     assert {event.request for event in await world.events()} == ours
     assert len(ours) == 3
     assert [asked.client_request_id for asked in world.scheduler.asked] == ["same", "same", ""]
+
+
+OUR_ID = re.compile("[0-9a-f]{24}")
+JSON_BODY = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "headers", "status"),
+    [
+        ("POST", COMPLETIONS, TOKENS, {}, 200),
+        ("GET", "/v1/models", None, {}, 200),
+        ("GET", "/v1/models/m", None, {}, 200),
+        ("POST", "/tokenize", {"model": "m", "prompt": "a"}, {}, 200),
+        ("POST", CHAT, b"{", {}, 400),
+        ("POST", CHAT, HELLO, {"origin": "https://elsewhere.example", "sec-fetch-site": "cross-site"}, 403),
+        ("GET", "/v1/nothing", None, {}, 404),
+        ("GET", "/%74okenize", None, {}, 404),
+        ("GET", "/v1/models/nobody", None, {}, 404),
+        ("POST", COMPLETIONS, {**TOKENS, "model": "nobody"}, {}, 404),
+        ("GET", COMPLETIONS, None, {}, 405),
+        ("DELETE", "/v1/models", None, {}, 405),
+        ("POST", COMPLETIONS, b" " * 10_000_000, {}, 413),
+        ("POST", CHAT, HELLO, {"content-type": "text/plain"}, 415),
+        ("POST", COMPLETIONS, {**TOKENS, "user": "late"}, {}, 429),
+        ("POST", COMPLETIONS, {**TOKENS, "user": "many"}, {}, 503),
+    ],
+)
+async def test_every_answer_has_the_clients_id_and_ours(
+    world: World, method: str, path: str, body: Any, headers: dict[str, str], status: int
+) -> None:
+    if status in (429, 503):
+        world.scheduler.rejection = (status, "queue_full", 1.0)
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    for sent in ("mine", ""):
+        data = BytesIO(content) if body is not None else None
+        asked = JSON_BODY | headers | ({"x-request-id": sent} if sent else {})
+        async with world.client.request(
+            method, URL(world.url + path, encoded=True), data=data, headers=asked
+        ) as answer:
+            await answer.read()
+        (own,) = answer.headers.getall("x-pointsman-request-id")
+
+        assert answer.status == status
+        assert answer.headers.getall("x-request-id") == [sent or own]
+        assert OUR_ID.fullmatch(own)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/models", "/v1/models/m"])
+async def test_a_client_that_is_not_admitted_gets_the_ids_too(path: str) -> None:
+    async with world_with(keys={"pm-alice": "alice"}) as closed:
+        for method in ("GET", "POST") if path == COMPLETIONS else ("GET",):
+            sent = {"x-request-id": "mine", "content-type": "application/json"}
+            async with closed.client.request(method, closed.url + path, data=b"{}", headers=sent) as answer:
+                assert answer.status == (405 if (method, path) == ("GET", COMPLETIONS) else 401)
+                assert answer.headers["x-request-id"] == "mine"
+                assert OUR_ID.fullmatch(answer.headers["x-pointsman-request-id"])
 
 
 async def test_a_client_that_sends_the_id_of_a_request_under_way_has_its_own(world: World) -> None:

@@ -11,7 +11,7 @@ import pytest
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.requests import RequestCancelled, RequestFinished
 from pointsman.runtime.supervision import Supervisor
-from pointsman_ingress.main import supervise_server
+from pointsman_ingress.servers import supervise_server
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import COMPLETIONS, STREAM, TOKENS, World, world_with
 from tests.support.waiting import eventually

@@ -27,7 +27,8 @@ from pointsman.runtime.supervision import Supervisor
 from pointsman.simulation.replay import verify
 from pointsman_cli import keys as keys_command
 from pointsman_cli.main import main as pointsman
-from pointsman_ingress.main import assembled, http_server
+from pointsman_ingress.assembly import assembled
+from pointsman_ingress.servers import http_server
 from pointsman_ingress.settings import IngressSettings
 from tests.support.events import joined
 from tests.support.log_reading import events_in, whole_log

@@ -21,7 +21,7 @@ from pointsman.runtime.health import HealthBoard, HttpServer
 from pointsman.runtime.supervision import Supervisor
 from pointsman.simulation.replay import verify
 from pointsman.state.workload import Stage
-from pointsman_ingress.main import assembled
+from pointsman_ingress.assembly import assembled
 from pointsman_ingress.placement import in_flight
 from pointsman_ingress.placement.in_flight import InFlightRequest
 from pointsman_ingress.settings import IngressSettings

@@ -23,7 +23,8 @@ from pointsman.primitives import InstanceId, PoolName, RequestId, Tenant, WallSe
 from pointsman.runtime.health import HealthBoard
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_recorder import archive as archive_module
-from pointsman_recorder.archive import Archive, UnusableDatabaseError, open_archive
+from pointsman_recorder.archive import Archive, open_archive
+from pointsman_recorder.database_errors import UnusableDatabaseError
 from pointsman_recorder.service import Recorder
 from tests.support.archives import archive_at, ask
 from tests.support.events import finished, first_token, joined, stored

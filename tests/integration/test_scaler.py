@@ -28,6 +28,7 @@ from pointsman.primitives import Epoch, InstanceId, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.supervision import Supervisor
+from pointsman_cli.scale import show
 from pointsman_scaler.service import ScalerService
 from pointsman_scaler.settings import ScalerSettings
 from tests.integration.test_scheduler import POOL, World
@@ -339,7 +340,7 @@ async def test_requests_wait_for_a_pool_that_sleeps_and_wake_it() -> None:
 async def test_a_size_is_decided_again_before_the_log_loses_it_and_under_a_higher_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pointsman_scaler.service.LOG_CHECK_WALL_SECONDS", 0.1)
+    monkeypatch.setattr("pointsman_scaler.decision_log.LOG_CHECK_WALL_SECONDS", 0.1)
     async with pool() as (world, provider):
         first, late = (scaler_of(world, provider, name) for name in ("s1", "s2"))
         async with running(first):
@@ -415,6 +416,29 @@ async def test_a_static_provider_wants_nothing_back_that_left_unless_all_left() 
         await eventually(lambda: shown.get() == 2)
 
     assert (asked.wanted, asked.by_hand) == (1, "")
+
+
+async def test_a_pool_whose_engines_an_operator_has_all_drained_is_told_without_contradiction(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    world = World()
+    await world.append(*[event for name in "ab" for event in (world.joined(name), reported(name, 0, []))])
+    async with world.scheduler(suspect_seconds=60.0), running(scaler_of(world, StaticProvider(), "s1")):
+        await settled(world, 2)
+        before = await scale(world, None)
+        for name in "ab":
+            await drain(world, DrainInstance(instance=InstanceId(name), reason="to be repaired"))
+        await settled(world, 0)
+        answer = await scale(world, None)
+        await drain(world, UndrainInstance(instance=InstanceId("a")))
+        await settled(world, 1)
+        back = await scale(world, None)
+    show(answer)
+
+    assert [before.drained, answer.drained, back.drained] == [[], ["a", "b"], ["b"]]
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "0 wanted (done): 0 of 0 answer, 2 drained by operators: a and b"
+    assert said[1] == "decided because: nobody asked for a size: all that are not drained"
 
 
 async def test_what_an_automatic_policy_wants_of_a_static_provider_is_left_to_people() -> None:

@@ -168,19 +168,20 @@ async def test_a_request_that_nobody_can_decode_any_more_is_refused_after_its_pr
     assert (end.reason, end.status, end.instance) == ("slo_tpot", 429, ONE)
 
 
-@pytest.mark.parametrize("unknown", [False, True])
-async def test_without_a_word_from_the_leader_it_goes_on_as_planned_and_the_log_says_so(
-    world: World, unknown: bool
+@pytest.mark.parametrize("reason", ["", "unknown_request", "already_ended"])
+async def test_a_request_that_no_leader_follows_goes_on_as_planned_and_the_log_says_so(
+    world: World, reason: str
 ) -> None:
-    world.scheduler.silent_at_hand_over = not unknown
-    world.scheduler.hand_over_rejection = (503, "unknown_request", 0.0) if unknown else None
+    world.scheduler.silent_at_hand_over = not reason
+    world.scheduler.hand_over_rejection = (503, reason, 0.0) if reason else None
     async with world.post(COMPLETIONS, STREAM) as answer:
         await answer.read()
 
     assert (answer.status, answer.headers["x-pointsman-instance"]) == (200, TWO)
-    told = (await world.events())[0]
+    told, *_, end = await world.events()
     assert isinstance(told, RequestHandedOver)
     assert (told.source, told.instance, told.stamp) == (ONE, TWO, None)
+    assert isinstance(end, RequestFinished)
 
 
 async def test_what_the_prefill_engine_refuses_the_client_is_told(world: World) -> None:

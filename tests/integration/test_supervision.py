@@ -69,14 +69,26 @@ def test_who_does_not_end_in_the_time_it_has_is_killed(signals: int) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
-def test_a_task_that_fails_ends_the_process_without_waiting_for_anything() -> None:
-    fails = "async def fail():\n    raise ValueError('broken')\n\n"
+@pytest.mark.parametrize("error", ["ValueError('broken')", "asyncio.CancelledError"])
+def test_a_task_that_fails_ends_the_process_without_waiting_for_anything(error: str) -> None:
+    fails = f"async def fail():\n    raise {error}\n\n"
     waits = "supervisor.start(fail(), name='fails'); await supervisor.until_hurried(); await supervisor.until_stopped()"
     program = PROGRAM.format(same=0, patience=60, then="pass").replace("await supervisor.until_stopped()", waits)
     with running(program.replace("async def main", fails + "async def main")) as process:
         process.wait(30)
 
     assert process.returncode == 1
+
+
+def test_tasks_that_are_cancelled_as_the_process_stops_are_no_failures() -> None:
+    waits = "supervisor.start(asyncio.Event().wait(), name='waits'); await supervisor.until_stopped()"
+    program = PROGRAM.format(same=0, patience=60, then="pass").replace("await supervisor.until_stopped()", waits)
+    with running(program) as process:
+        line_of(process)
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+    assert process.returncode == 0
 
 
 @contextmanager

@@ -6,8 +6,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from click import ClickException
 
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.tenants_file import with_changes
+from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import (
     DescribeTenants,
     RouteGranted,
@@ -19,9 +22,11 @@ from pointsman.contracts.commands import (
 )
 from pointsman.contracts.subjects import admin_subject, fleet_view_subject, route_subject
 from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet, TenantPolicy
-from pointsman.ports import ValuesRead
+from pointsman.ports import StoreUnavailableError, ValuesRead
 from pointsman.primitives import PoolName, Tenant, WallSeconds
+from pointsman.runtime.settings import FleetSettings
 from pointsman.runtime.tenant_policies import TENANTS_KEY
+from pointsman_cli.tenants import replacing
 from pointsman_lab.memory.log import MemoryBroker
 from tests.support.events import joined, route
 from tests.support.log_reading import events_in
@@ -45,8 +50,9 @@ class World:
     async def ask(self, subject: str, command: Any) -> Any:
         return await self.client.commands.request(subject, command, timeout=WallSeconds(3.0))
 
-    async def set(self, policies: TenantPolicies, *, operator: str = "carol") -> str:
-        answer = await self.ask(admin_subject(POOL, "tenants", operator), SetTenantPolicies(policies=policies))
+    async def set(self, policies: TenantPolicies, *, operator: str = "carol", revision: int | None = None) -> str:
+        command = SetTenantPolicies(policies=policies, revision=revision)
+        answer = await self.ask(admin_subject(POOL, "tenants", operator), command)
         assert isinstance(answer, TenantPoliciesAnswered)
         return answer.refusal
 
@@ -152,6 +158,25 @@ async def test_a_new_leader_takes_what_was_stored_meanwhile_and_writes_it_only_i
         assert await world.logged() == [(ONE_AT_A_TIME, "carol"), (TWO_AT_A_TIME, "")]
 
 
+async def test_a_write_that_was_stored_though_nobody_heard_of_it_is_no_refusal_and_holds(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = world.broker.access.put
+
+    async def unheard(*arguments: Any, **named: Any) -> int:
+        await put(*arguments, **named)
+        late = "no answer in time"
+        raise StoreUnavailableError(late)
+
+    async with world.scheduler() as scheduler:
+        monkeypatch.setattr(world.broker.access, "put", unheard)
+        answer = await world.set(ONE_AT_A_TIME)
+        await eventually(lambda: scheduler.state.tenants.policies == ONE_AT_A_TIME)
+
+    assert "it may have been stored" in answer
+    assert "pointsman tenants show" in answer
+
+
 async def test_a_follower_writes_nothing(world: World) -> None:
     async with world.scheduler("one"), world.scheduler("two") as two:
         await world.store(msgspec.json.encode(ONE_AT_A_TIME))
@@ -189,7 +214,83 @@ async def test_without_a_store_nothing_is_written_and_nobody_is_limited(world: W
         assert isinstance(await world.route("second"), RouteGranted)
 
         assert await world.logged() == []
-        assert await world.described() == TenantsDescribed(pool=POOL)
+        assert await world.described() == TenantsDescribed(pool=POOL, revision=0)
+
+
+async def test_of_two_operators_who_read_the_same_policies_the_second_is_refused(world: World) -> None:
+    async with world.scheduler():
+        read = (await world.described()).revision
+        first = await world.set(ONE_AT_A_TIME, operator="carol", revision=read)
+        second = await world.set(TWO_AT_A_TIME, operator="dave", revision=read)
+
+        assert first == ""
+        assert "somebody else has changed the policies" in second
+        assert await world.stored() == ONE_AT_A_TIME
+        assert await world.logged() == [(ONE_AT_A_TIME, "carol")]
+        assert await world.set(TWO_AT_A_TIME, revision=(await world.described()).revision) == "", "read again"
+
+
+async def test_what_another_pools_leader_has_just_stored_is_not_replaced_unseen(world: World) -> None:
+    async with world.scheduler():
+        await world.set(ONE_AT_A_TIME)
+        read = await world.described()
+        await world.store(msgspec.json.encode(TWO_AT_A_TIME))
+        refusal = await world.set(ONE_AT_A_TIME, revision=read.revision)
+
+        assert "somebody else has changed the policies" in refusal
+        seen = await world.described()
+        assert seen.policies == TWO_AT_A_TIME, "at once, so that the operator may try again"
+        assert await world.set(ONE_AT_A_TIME, revision=seen.revision) == ""
+
+
+async def test_a_command_without_a_revision_replaces_any_policies(world: World) -> None:
+    async with world.scheduler():
+        await world.set(ONE_AT_A_TIME, revision=0)
+
+        assert await world.set(TWO_AT_A_TIME) == ""
+
+
+@pytest.mark.parametrize("lost", ["broken", "deleted"])
+async def test_policies_that_the_store_has_lost_can_be_changed_by_who_read_them(world: World, lost: str) -> None:
+    async with world.scheduler():
+        await world.set(ONE_AT_A_TIME)
+        await asyncio.sleep(0.8)
+        if lost == "broken":
+            await world.store(b"{")
+        else:
+            world.broker.access.recreate()
+        await asyncio.sleep(0.8)
+        read = await world.described()
+
+        assert read.policies == ONE_AT_A_TIME
+        assert await world.set(TWO_AT_A_TIME, revision=read.revision) == ""
+
+
+async def test_pointsman_tenants_set_loses_no_change_of_another_operator_and_apply_replaces_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = world.broker.client(name="slower", clock=world.clock).commands
+    request = commands.request
+
+    async def overtaken(subject: str, command: AnyCommand, *, timeout: WallSeconds) -> AnyCommand:
+        if isinstance(command, SetTenantPolicies):
+            await world.set(ONE_AT_A_TIME, operator="dave")
+        return await request(subject, command, timeout=timeout)
+
+    monkeypatch.setattr(commands, "request", overtaken)
+    settings = FleetSettings(pool=POOL)
+    change = replacing(lambda known: with_changes(known, ["bob.concurrency=2"]))
+    replace = replacing(lambda _known: TWO_AT_A_TIME, whatever_was=True)
+    async with world.scheduler():
+        with pytest.raises(ClickException, match="somebody else has changed the policies"):
+            await change(commands, settings)
+        assert await world.stored() == ONE_AT_A_TIME
+
+        changed = await change(world.client.commands, settings)
+        assert changed.after == await world.stored()
+        assert set(changed.after.tenants) == {"alice", "bob"}
+        await replace(commands, settings)
+        assert await world.stored() == TWO_AT_A_TIME
 
 
 async def test_the_leader_says_what_tenants_use(world: World) -> None:

@@ -31,8 +31,8 @@ from pointsman.runtime.processes import PROCESSES_MAX
 from pointsman.runtime.supervision import Supervisor
 from pointsman_cli.fleet import fleet_table
 from pointsman_ingress import delivery
+from pointsman_ingress.assembly import assembled
 from pointsman_ingress.engine import client
-from pointsman_ingress.main import assembled
 from pointsman_ingress.settings import IngressSettings
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_worker.service import WorkerService

@@ -568,9 +568,10 @@ def in_store(log: LogView) -> int:
     return state.slower.blocks("external", INSTANCE)
 
 
-@pytest.mark.parametrize("change", ["clear", "loss", "restart"])
-async def test_what_goes_from_the_shared_store_goes_from_the_index_whatever_becomes_of_the_engine(change: str) -> None:
-    cache, prompts = ScriptedCache(), [tokens(1, 2), tokens(3, 4)]
+def stored_and_removed_elsewhere(
+    cache: ScriptedCache, prompts: list[list[int]]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What an engine says when the prompts' blocks enter a slower tier, and when they leave it."""
     names = [[cache._hash("", tuple(prompt[:end])) for end in (BLOCK, 2 * BLOCK)] for prompt in prompts]
     named: dict[str, Any] = {"parent_block_hash": None, "token_ids": [], "block_size": 0, "lora_id": None}
     held = [
@@ -578,6 +579,13 @@ async def test_what_goes_from_the_shared_store_goes_from_the_index_whatever_beco
         for hashes in names
     ]
     gone = [{"type": "BlockRemoved", "block_hashes": hashes, "medium": "CPU", "group_idx": 0} for hashes in names]
+    return held, gone
+
+
+@pytest.mark.parametrize("change", ["clear", "loss", "restart"])
+async def test_what_goes_from_the_shared_store_goes_from_the_index_whatever_becomes_of_the_engine(change: str) -> None:
+    cache, prompts = ScriptedCache(), [tokens(1, 2), tokens(3, 4)]
+    held, gone = stored_and_removed_elsewhere(cache, prompts)
     async with FakePublisher(buffer_steps=1) as publisher, working(publisher, shared_kv_store=True) as bench:
         await until(lambda: bench.log.of(InstanceJoined))
         await publisher.publish(*(cache.store(prompt) for prompt in prompts), *held)
@@ -600,6 +608,28 @@ async def test_what_goes_from_the_shared_store_goes_from_the_index_whatever_beco
         await until(lambda: in_store(bench.log) == 0)
 
         assert (before, after_one, in_store(bench.log)) == (2, 1, 0)
+
+
+async def test_what_went_from_the_shared_store_is_told_although_the_engine_restarts_while_the_log_is_away() -> None:
+    cache, prompts = ScriptedCache(), [tokens(1, 2), tokens(3, 4)]
+    held, gone = stored_and_removed_elsewhere(cache, prompts)
+    async with FakePublisher() as publisher, working(publisher, shared_kv_store=True) as bench:
+        await until(lambda: bench.log.of(InstanceJoined))
+        await publisher.publish(*(cache.store(prompt) for prompt in prompts), *held)
+        await until(lambda: in_store(bench.log) == 2)
+        first, translator = bench.service.state.followed_session()
+        bench.log.broker.disconnect()
+        await publisher.publish(gone[0])
+        await until(lambda: not bench.board.whole and not translator.changed)
+        await publisher.restart()
+        await until(lambda: bench.service.state.session is not first)
+        bench.log.broker.reconnect()
+        await until(lambda: in_store(bench.log) == 1)
+        after_one = in_store(bench.log)
+        await publisher.publish(gone[1])
+        await until(lambda: in_store(bench.log) == 0)
+
+        assert (after_one, in_store(bench.log)) == (1, 0)
 
 
 async def test_what_does_not_decode_is_counted_and_makes_the_cache_unknown() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from pointsman_recorder.archive import Archive, metadata, open_archive
+from pointsman_recorder.archive import Archive, open_archive
+from pointsman_recorder.schema import metadata
 
 
 @asynccontextmanager

@@ -1,12 +1,19 @@
 """Events and commands with the fields that a test does not care about filled in."""
 
+from collections.abc import Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from pointsman.contracts.block_keys import pack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, Run
+from pointsman.contracts.codec import encode
 from pointsman.contracts.commands import FleetDescribed, InstanceDescribed, RouteRequest
+from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import InstanceJoined, InstanceReported, PrefillCost
-from pointsman.contracts.requests import PrefillFinished, RequestFinished
+from pointsman.contracts.reasons import CancelCause
+from pointsman.contracts.requests import PrefillFinished, RequestCancelled, RequestFailed, RequestFinished
+from pointsman.ports import LogEntry
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, SessionId, Tenant, Term
 
 COST = PrefillCost(fixed_s=0.0, per_token_s=0.001, per_token_squared_s=0.0)
@@ -77,6 +84,34 @@ def finished(request: str, instance: str, *, at: float) -> RequestFinished:
         at=at, request=RequestId(request), instance=InstanceId(instance), e2e=at, prompt_tokens=1,
         completion_tokens=1, cached_tokens=0, ttft=at, tpot=0.0,
     )  # fmt: skip
+
+
+def given_up(request: str, *, at: float, instance: str = "", number: int = 10_000, as_of: int = 0) -> RequestCancelled:
+    """By its leader, because its ingress is silent."""
+    return RequestCancelled(
+        at=at, request=RequestId(request), reason=CancelCause.INGRESS_SILENT.sentence, cause=CancelCause.INGRESS_SILENT,
+        instance=InstanceId(instance), stamp=Stamp(term=Term(1), number=number, as_of=as_of),
+    )  # fmt: skip
+
+
+def given_up_before_each_end(entries: Sequence[LogEntry]) -> list[LogEntry]:
+    """The log as it would be if a leader had given up every request before its ingress ended it."""
+    found: list[LogEntry] = []
+    sequences = {0: 0}
+    for entry in entries:
+        event = entry.event
+        if isinstance(event, RequestFinished | RequestFailed):
+            sequence = len(found) + 1
+            lost = given_up(
+                event.request, at=event.at, instance=event.instance, number=10_000 + sequence, as_of=sequence - 1
+            )
+            found.append(LogEntry.read(sequence, entry.subject, encode(lost)))
+        sequences[entry.sequence] = len(found) + 1
+        if event is not None and event.stamp is not None:
+            event = replace(event, stamp=replace(event.stamp, as_of=sequences[event.stamp.as_of]))
+        payload = encode(event) if event is not None else entry.payload
+        found.append(LogEntry.read(len(found) + 1, entry.subject, payload))
+    return found
 
 
 def fleet_described(**fields: Any) -> FleetDescribed:

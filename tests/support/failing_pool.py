@@ -64,6 +64,15 @@ class FailingPool(LoggedLeader):
     def gives_up(self, request: str) -> None:
         self.happens(RequestFailed(at=self.now, request=RequestId(request), reason="engine", status=502))
 
+    def fails_everywhere(self) -> tuple[str, str, str]:
+        """A request, and the two engines that failed it before its ingress gave up."""
+        request, first = self.asks()
+        self.fails(request, first)
+        _, second = self.asks(request=request, attempt=2, excluded=first)
+        self.fails(request, second, attempt=2)
+        self.gives_up(request)
+        return request, first, second
+
     def answers(self, request: str, instance: str, *, after: float = PREFILL) -> None:
         self.later(after)
         granted_at = self.state.workload.requests[RequestId(request)].granted_at

@@ -20,7 +20,8 @@ from pointsman.runtime.health import HealthBoard, HttpServer
 from pointsman.runtime.line_writer import Output
 from pointsman.runtime.supervision import Supervisor
 from pointsman.runtime.tracing import Tracer
-from pointsman_ingress.main import admin_server, assembled, http_server
+from pointsman_ingress.assembly import assembled
+from pointsman_ingress.servers import admin_server, http_server
 from pointsman_ingress.settings import IngressSettings
 from pointsman_lab.memory.log import MemoryBroker
 from tests.support.api_keys import put_keys

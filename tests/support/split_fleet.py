@@ -22,7 +22,7 @@ from pointsman.runtime.health import HealthBoard, HttpServer
 from pointsman.runtime.supervision import Supervisor
 from pointsman_engine_sim.server import EngineServer, engine_server
 from pointsman_engine_sim.settings import EngineSimSettings
-from pointsman_ingress.main import assembled
+from pointsman_ingress.assembly import assembled
 from pointsman_ingress.settings import IngressSettings
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_scheduler.service import SchedulerService

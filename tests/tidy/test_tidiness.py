@@ -10,9 +10,13 @@ import msgspec
 import pytest
 from prometheus_client.metrics import MetricWrapperBase
 
-from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.codec import NEVER_DECIDED, LogEvent
+from pointsman.contracts.permissions import BusRole, BusUser, permissions_of
+from pointsman.contracts.subjects import covers, subject_of
+from pointsman.primitives import PoolName
 from pointsman.runtime import telemetry
 from pointsman.runtime.bounded_metrics import Bounded
+from tests.golden.samples import EVENTS
 from tests.tidy.pages import FENCE, PAGES, ROOT
 
 MODULES = sorted([*ROOT.glob("shared/**/*.py"), *ROOT.glob("services/**/*.py")])
@@ -23,6 +27,14 @@ LABEL_VALUES = re.compile(r"`(\w+)`: (.*?)(?=, `\w+`:|;|$)")
 NAMED_LABEL = re.compile(r"`(\w+)`")
 NAMED_ELSEWHERE = {"quantile", "side", "step"}
 """Labels of several rows, and one with as many values as there are steps."""
+EVENT_ROW = re.compile(
+    r"^\| \[(\w+)\]\(#(\w+)\) \| ([^|]*) \| [^|]* \| ([^|]*) \| [^|]*`pointsman [^|]* \|$", re.MULTILINE
+)
+"""Name, anchor, writers and fields of an event in docs/events.md; a command shows it."""
+EVENT_SECTION = re.compile(r"^### (\w+)$", re.MULTILINE)
+NAMED_FIELD = re.compile(r"`(\w+)`(?: \(([^)]*)\))?")
+"""A field and its unit."""
+POOL = PoolName("default")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 DECLARED = {
@@ -76,6 +88,42 @@ def section(page: str, name: str) -> str:
     """The part of docs/events.md under the heading of one event."""
     _, _, rest = page.partition(f"\n### {name}\n")
     return rest.partition("\n### ")[0]
+
+
+def test_the_table_of_events_has_a_line_for_each_in_the_order_of_the_sections() -> None:
+    page = (ROOT / "docs/events.md").read_text()
+    listed = [name for name, *_ in EVENT_ROW.findall(page)]
+
+    assert listed == EVENT_SECTION.findall(page)
+    assert sorted(listed) == sorted(event.__name__ for event in get_args(LogEvent))
+
+
+@pytest.mark.parametrize("event", get_args(LogEvent), ids=lambda event: event.__name__)
+def test_the_table_of_events_names_fields_with_units_and_who_may_write_it(event: type[LogEvent]) -> None:
+    rows = EVENT_ROW.findall((ROOT / "docs/events.md").read_text())
+    _, anchor, writers, named = next(row for row in rows if row[0] == event.__name__)
+    struct = msgspec.inspect.type_info(event)
+    assert isinstance(struct, msgspec.inspect.StructType)
+    fields = {field.encode_name: field.type for field in struct.fields}
+    told = dict(NAMED_FIELD.findall(named))
+
+    assert anchor == event.__name__.lower()
+    assert told
+    assert [name for name in told if name not in fields] == []
+    assert [
+        name for name, unit in told.items() if isinstance(fields[name], msgspec.inspect.FloatType) and not unit
+    ] == []
+    assert {writer for writer in writers.split(", ") if not may_write(writer, event)} == set()
+
+
+def may_write(writer: str, event: type[LogEvent]) -> bool:
+    """Whether NATS lets it publish where the event belongs, and the codec lets a leader decide it."""
+    if writer == "leader" and issubclass(event, NEVER_DECIDED):
+        return False
+    sample = next(sample for sample in EVENTS if type(sample) is event)
+    user = BusUser(BusRole.SCHEDULER if writer == "leader" else BusRole(writer), getattr(sample, "instance", ""))
+    subject = subject_of(POOL, sample)
+    return any(covers(pattern, subject) for pattern in permissions_of(user, [POOL]).publish)
 
 
 def test_every_metric_is_documented() -> None:

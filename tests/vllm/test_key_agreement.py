@@ -26,7 +26,8 @@ from pointsman_cli.vllm_cpu.home import EngineHome
 from pointsman_ingress.engine.client import EngineClient
 from pointsman_ingress.engine.usage import usage_in
 from pointsman_ingress.prompt.messages_input import parse_messages
-from pointsman_ingress.prompt.openai_requests import Chat, ParsedRequest, parse_chat, parse_completion
+from pointsman_ingress.prompt.openai_requests import parse_chat, parse_completion
+from pointsman_ingress.prompt.parsed_request import Chat, ParsedRequest
 from pointsman_ingress.prompt.tokenization import PromptTokenizer, PromptTokens, TokenizeContext
 from tests.support.engine_cache import EngineCache, followed
 from tests.support.engine_urls import ANY_URL

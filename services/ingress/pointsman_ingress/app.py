@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from pointsman.runtime.health import AsgiApp, Receive, Scope, Send
 from pointsman_ingress.endpoints import BY_PATH
 from pointsman_ingress.http.authentication import Authentication
+from pointsman_ingress.http.call import with_id_headers
 from pointsman_ingress.http.errors import OPENAI_ERRORS, ApiError, post_only
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
@@ -42,7 +43,7 @@ def ingress_app(*, gateway: Gateway, pools: Pools, authentication: Authenticatio
         if endpoint is None:
             if b"%" in path and not path.startswith(MODEL_PATH):
                 scope["path"] = path.decode("latin-1")
-            await rest(scope, receive, send)
+            await rest(scope, receive, with_id_headers(send, scope, gateway.ids.fresh()))
         elif scope["method"] == "POST":
             await serve(endpoint, scope, receive, send)
         else:

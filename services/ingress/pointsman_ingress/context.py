@@ -30,7 +30,7 @@ from pointsman_ingress.http.request_headers import (
 from pointsman_ingress.metrics import ModelMetrics
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
-from pointsman_ingress.prompt.openai_requests import Embeddings, ParsedRequest, SizedRequest, TokenIds
+from pointsman_ingress.prompt.parsed_request import Embeddings, ParsedRequest, SizedRequest, TokenIds
 from pointsman_ingress.prompt.tokenization import PromptTokens, TokenizeContext
 from pointsman_ingress.settings import IngressSettings
 from pointsman_ingress.work_threads import WorkThreads

@@ -1,24 +1,19 @@
-"""Delivers a `RequestContext`: places it (`cmd.route`), forwards the body to an engine and passes the answer to the
-client. Split requests go to a prefill engine first. A request whose engine fails before the client received anything is
-placed again, without that engine."""
+"""Delivers a `RequestContext`: forwards the body to the engine that it is granted and passes the answer to the client.
+Split requests go to a prefill engine first. `Attempts` places it, and again if its engine fails."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from math import ceil
 from typing import ParamSpec, TypeVar
 
-import msgspec
 import structlog
 
-from pointsman.contracts.commands import PrefixFetch, RouteGranted, RouteRejected, RouteRequest
-from pointsman.contracts.reasons import TENANT_LIMITS, FailReason, RejectReason
-from pointsman.contracts.tenants import RateLimits
-from pointsman.ports import Clock, CommandTooLargeError
-from pointsman.primitives import EngineSeconds, Seconds, WallSeconds, engine_seconds
-from pointsman.runtime.telemetry import REQUEST_RETRIES
+from pointsman.contracts.commands import PrefixFetch, RouteGranted, RouteRejected
+from pointsman.contracts.reasons import FailReason
+from pointsman.ports import Clock
+from pointsman.primitives import EngineSeconds, Seconds
 from pointsman.runtime.tracing import NO_SPAN, Span
-from pointsman.state.fleet import Knowledge
+from pointsman_ingress.answer_headers import answer_headers
+from pointsman_ingress.attempts import Attempts
 from pointsman_ingress.context import RequestContext
 from pointsman_ingress.engine.client import (
     ANSWER_BYTES_MAX,
@@ -42,27 +37,19 @@ from pointsman_ingress.http.errors import (
     answer_too_large,
     endpoint_not_found,
     engine_broke_off,
-    engine_failed,
-    no_place,
-    rejected,
-    request_too_large,
-    retry_budget_spent,
 )
 from pointsman_ingress.http.json_form import LIGHT_BYTES_MAX
 from pointsman_ingress.lifecycle import RequestLifecycle
 from pointsman_ingress.placement.in_flight import InFlightRequest
 from pointsman_ingress.prefix_copies import PrefixCopier
-from pointsman_ingress.prompt.body_fields import DROPPED_HEADER
 from pointsman_ingress.settings import IngressSettings
-from pointsman_ingress.spans import describe_answer, describe_grant, engine_span, route_span
+from pointsman_ingress.spans import describe_grant, engine_span
 from pointsman_ingress.work_threads import WorkThreads
 
 log = structlog.get_logger()
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-UNREACHABLE_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # time for workers to report an unreachable engine
 
 
 @dataclass(eq=False)
@@ -81,80 +68,23 @@ class Delivery:
     """Of the body; answers that are held whole are added."""
 
     def __post_init__(self) -> None:
-        self._command = self.context.command
         self._pool = self.context.pool
         self._span: Span = NO_SPAN  # of the current attempt
-        self._limits: RateLimits | None = None  # as last told by the leader
 
     async def run(self) -> None:
         """Raises ApiError if no engine answers."""
-        with self.context.metrics.in_flight.track_inprogress(), self._pool.retry_budget.open() as self._ticket:
+        with self.context.metrics.in_flight.track_inprogress(), self._pool.retry_budget.open() as ticket:
+            self._attempts = attempts = Attempts(
+                self.context, self.call, self.lifecycle, ticket, self.clock, self.settings, self.ids
+            )
             while True:
-                grant = await self._place()
+                grant = await attempts.next_grant()
                 try:
                     await self._forward(grant)
                 except EngineFailedError as error:
-                    self._next_attempt(error)
+                    attempts.failed(error)
                 else:
                     return
-
-    async def _place(self) -> RouteGranted:
-        answer, lifecycle = await self._route(), self.lifecycle
-        while _no_instance(answer) and self._command.excluded and not lifecycle.reached_engine and self._may_hold():
-            # No engine accepts connections, and the workers may not have reported it yet.
-            await self.clock.sleep_wall(UNREACHABLE_WALL_SECONDS)
-            if answer is not None:  # its end is in the log
-                self._rename()
-            self._command = msgspec.structs.replace(self._command, attempt=self._command.attempt + 1, excluded=[])
-            answer = await self._route()
-        if answer is None:
-            lifecycle.failed(FailReason.NO_PLACE, 503)
-            raise no_place()
-        if isinstance(answer, RouteRejected):
-            lifecycle.ended_by_leader()
-            raise self._rejected(answer)
-        lifecycle.granted(answer)
-        self._limits = answer.limits or self._limits
-        return answer
-
-    async def _route(self) -> RouteGranted | RouteRejected | None:
-        answer = await self._ask(self._command)
-        if isinstance(answer, RouteRejected) and answer.reason == RejectReason.ALREADY_ENDED:
-            # The leader ended the request because its engine lost it.
-            self._rename()
-            answer = await self._ask(self._command)
-        return answer
-
-    async def _ask(self, command: RouteRequest) -> RouteGranted | RouteRejected | None:
-        with route_span(self.call, command) as span:
-            if span.recording:
-                command = msgspec.structs.replace(command, traceparent=span.headers["traceparent"])
-            try:
-                answer = await self._pool.scheduler.route(command, owner=self.context.owner)
-            except CommandTooLargeError as error:
-                self.lifecycle.failed(FailReason.REQUEST_TOO_LARGE, 413)
-                raise request_too_large() from error
-            describe_answer(span, answer)
-            return answer
-
-    def _rename(self) -> None:
-        self.lifecycle.request = self.call.id = fresh = self.ids.fresh()
-        self._command = msgspec.structs.replace(self._command, request=fresh)
-
-    def _may_hold(self) -> bool:
-        waited = self.clock.now() - self._command.arrived_at
-        return waited < engine_seconds(self.settings.hold_seconds, self.clock.speed)
-
-    def _rejected(self, answer: RouteRejected) -> ApiError:
-        self._limits = answer.limits or self._limits
-        if self.context.private and answer.reason not in TENANT_LIMITS:  # other details name instances, queues
-            answer = msgspec.structs.replace(answer, detail="there is no room for this request now")
-        return rejected(answer, speed=self.clock.speed, limit_headers=self._limit_headers())
-
-    def _limit_headers(self) -> list[Header]:
-        if self._limits is None:
-            return []
-        return self.context.endpoint.limit_headers(self._limits, self.clock.speed, datetime.now(UTC))
 
     async def _forward(self, grant: RouteGranted) -> None:
         """Raises EngineFailedError if the client has received nothing; later failures become an error event."""
@@ -203,11 +133,8 @@ class Delivery:
         seconds = self.clock.now() - lifecycle.sent_at if split.possible else 0.0
         next_grant = await self._pool.scheduler.hand_over(grant, seconds)
         if isinstance(next_grant, RouteRejected):
-            if next_grant.reason == RejectReason.ALREADY_ENDED:
-                lifecycle.ended_by_leader()
-            else:
-                lifecycle.failed(next_grant.reason, next_grant.status)
-            raise self._rejected(next_grant)
+            lifecycle.failed(next_grant.reason, next_grant.status)
+            raise self._attempts.rejected(next_grant)
         lifecycle.handed_over(next_grant, prefill.cached_tokens)
         return next_grant, await self._between_engines(next_grant, split.for_decode, prefill)
 
@@ -233,7 +160,7 @@ class Delivery:
                     if answer.status >= 400:
                         await self._pass_refusal(answer, first)
                         return None
-                    self._ticket.settle()
+                    self._attempts.ticket.settle()
                     in_flight.answered(grant.instance)
                     if answer.streams:
                         await self._stream(grant, answer, first)
@@ -289,21 +216,11 @@ class Delivery:
 
     def _give_up_engine(self, wall_seconds: Seconds) -> bool:
         self.lifecycle.attempt_failed("first_byte_timeout", detail=f"no first byte within {wall_seconds:.3g} s")
-        return self._may_retry_elsewhere()
-
-    def _may_retry_elsewhere(self) -> bool:
-        command, grant = self._command, self.lifecycle.grant
-        tried = [*command.excluded, self.lifecycle.instance]
-        other = self._pool.in_flight.least_busy(command, excluded=tried)
-        if other is None or self.lifecycle.retries_counted >= self.settings.retries_max:
-            return False
-        if grant is not None and grant.term > 0 and all(other.id != ready.id for ready in self._pool.fleet.ready):
-            return False  # a leader grants ready instances only
-        return self._ticket.claim()
+        return self._attempts.may_retry_elsewhere()
 
     async def _stream(self, grant: RouteGranted, answer: EngineAnswer, first: bytes) -> None:
         call, lifecycle = self.call, self.lifecycle
-        await call.start(answer.content_type, self._headers(grant), length=None)
+        await call.start(answer.content_type, self._head(grant), length=None)
         lifecycle.stream = answer.tail
         shown = self._event_filter()
         await call.write(shown.feed(first) if shown else first)
@@ -347,7 +264,7 @@ class Delivery:
         usage = usage_at_end(body) if len(body) > LIGHT_BYTES_MAX else None
         if usage is None:
             usage = await self._on_answer(body, usage_in)
-        await self.call.start(answer.content_type, self._headers(grant), length=len(body))
+        await self.call.start(answer.content_type, self._head(grant), length=len(body))
         await self.call.write(body)
         if 0 <= usage.completion_tokens <= 1:  # otherwise the prefill ended before the answer
             self.lifecycle.first_token()
@@ -367,6 +284,9 @@ class Delivery:
     async def _on_answer(self, answer: bytes, work: Callable[[bytes], T]) -> T:
         return await self.work.run_unless(len(answer) <= LIGHT_BYTES_MAX, self.context.owner, work, answer)
 
+    def _head(self, grant: RouteGranted) -> list[Header]:
+        return answer_headers(self.context, grant) + self._attempts.limit_headers()
+
     def _copy(self, grant: RouteGranted) -> None:
         self.copier.start(self._pool, grant, self.context.prefix, self.context.headers)
 
@@ -374,7 +294,8 @@ class Delivery:
         """Raises EngineFailedError if another engine can take the request."""
         body = await self._whole(answer, first)
         lacks = lacks_endpoint(answer.status, body)
-        if not lacks and self.engines.is_unfit(answer.status, self.context.headers) and self._may_retry_elsewhere():
+        unfit = not lacks and self.engines.is_unfit(answer.status, self.context.headers)
+        if unfit and self._attempts.may_retry_elsewhere():
             msg = f"it refused with status {answer.status}"
             raise EngineFailedError(msg)
         self.lifecycle.failed(FailReason.ENGINE_REFUSED, answer.status)
@@ -382,69 +303,10 @@ class Delivery:
             raise endpoint_not_found(self.context.endpoint.path)
         if self.context.private:
             raise refused_by_engine(answer.status, body)
-        await self.call.answer(answer.status, body, answer.content_type, self._limit_headers())
-
-    def _headers(self, grant: RouteGranted) -> list[Header]:
-        """A client with a key learns what concerns itself, and nothing of instances and their load. How late a best-effort
-        answer comes it has to know: in whole seconds, which hide most of the load."""
-        private = self.context.private
-        headers = [] if private else [(b"x-pointsman-instance", grant.instance.encode())]
-        headers += [
-            (b"x-pointsman-cached-tokens", b"%d" % grant.hit_tokens),
-            (b"x-pointsman-prefix", self.context.prefix_header.encode()),
-        ]
-        if grant.best_effort:
-            headers.append((b"x-pointsman-best-effort", b"true"))
-            if private:
-                headers.append((b"x-pointsman-predicted-ttft-ms", b"%d" % (ceil(grant.predicted_ttft) * 1000)))
-        if not private:
-            headers += self._fleet_headers(grant)
-        if self.context.dropped_fields:
-            headers.append((DROPPED_HEADER, self.context.dropped_fields.encode()))
-        return headers + self._limit_headers()
-
-    def _fleet_headers(self, grant: RouteGranted) -> list[Header]:
-        knowledge = grant.knowledge
-        if not self.context.command.exact and knowledge == Knowledge.EXACT:
-            knowledge = Knowledge.DEGRADED  # the request's own tokens are inexact
-        headers = [
-            (b"x-pointsman-predicted-ttft-ms", b"%.1f" % (grant.predicted_ttft * 1000)),
-            (b"x-pointsman-knowledge", knowledge.encode()),
-        ]
-        if grant.predicted_ttft_upper:
-            headers.append((b"x-pointsman-predicted-ttft-upper-ms", b"%.1f" % (grant.predicted_ttft_upper * 1000)))
-        if grant.prefilled_by:
-            headers.append((b"x-pointsman-prefill-instance", grant.prefilled_by.encode()))
-        return headers
-
-    def _next_attempt(self, error: EngineFailedError) -> None:
-        """Raises ApiError if the request may not be retried."""
-        lifecycle, command = self.lifecycle, self._command
-        failed = lifecycle.instance
-        log.warning("engine_failed", instance=failed, request=lifecycle.request, reason=str(error))
-        if error.failure is not None:
-            lifecycle.attempt_failed(error.failure, status=error.status, detail=str(error))
-        refused, retries_max = error.failure == "connect_failure", self.settings.retries_max
-        spent = lifecycle.retries_counted >= retries_max
-        if refused:
-            spent = command.attempt > retries_max and not self._may_hold()
-        if spent:
-            lifecycle.failed(FailReason.ENGINE_FAILED, 502)
-            raise engine_failed(error.public_reason) from error
-        if lifecycle.reached_engine and not self._ticket.claim():
-            lifecycle.failed(FailReason.RETRY_BUDGET_SPENT, 503)
-            raise retry_budget_spent(error.public_reason) from error
-        REQUEST_RETRIES.labels(self._pool.name).inc()
-        lifecycle.requeued(refused=refused)
-        excluded = [*command.excluded, failed]
-        self._command = msgspec.structs.replace(command, attempt=command.attempt + 1, excluded=excluded)
+        await self.call.answer(answer.status, body, answer.content_type, self._attempts.limit_headers())
 
 
 def _refuse_failure(answer: EngineAnswer) -> None:
     """An engine's own error event may hold addresses. Raises EngineFailedError."""
     if answer.tail.reports_failure:
         raise EngineFailedError(STREAM_FAILURE, failure="stream_reset")
-
-
-def _no_instance(answer: RouteGranted | RouteRejected | None) -> bool:
-    return answer is None or (isinstance(answer, RouteRejected) and answer.reason == RejectReason.NO_INSTANCE)

@@ -23,7 +23,6 @@ from pointsman_ingress.prompt import body_fields
 from pointsman_ingress.prompt.body_fields import FieldRules
 from pointsman_ingress.prompt.messages_input import parse_messages
 from pointsman_ingress.prompt.openai_requests import (
-    ParsedRequest,
     parse_audio,
     parse_chat,
     parse_completion,
@@ -32,6 +31,7 @@ from pointsman_ingress.prompt.openai_requests import (
     parse_pairs,
     parse_pooled,
 )
+from pointsman_ingress.prompt.parsed_request import ParsedRequest
 from pointsman_ingress.prompt.remote_media import MediaRules
 from pointsman_ingress.prompt.responses_input import parse_response
 

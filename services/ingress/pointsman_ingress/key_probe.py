@@ -57,6 +57,7 @@ class KeyProber:
         """Runs without end; one task per instance."""
         while True:
             await self.pool.fleet.changed()
+            self._probed = {known for known in self._probed if self.pool.fleet.get(known[0], known[1])}
             for instance in self.pool.fleet.instances:
                 subject = self._subject(instance)
                 due = instance.status is Status.READY and instance.cache != "no_events" and not self._agrees(instance)

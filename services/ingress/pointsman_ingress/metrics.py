@@ -1,5 +1,6 @@
 """Metrics of one request, by pool and model. Children are kept, since `labels` is slow."""
 
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
@@ -10,6 +11,7 @@ from pointsman.primitives import EngineSeconds, InstanceId, PoolName, WallSecond
 from pointsman.runtime import telemetry
 from pointsman.runtime.bounded_metrics import SERIES_MAX
 from pointsman.runtime.engine_series import EngineSeries
+from pointsman.state.fleet import Instance
 from pointsman_ingress.placement.fleet_view import FleetView
 
 PERIOD_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
@@ -94,13 +96,18 @@ def show_zeros(pool: PoolName) -> None:
         metric.show_zeros(pool=pool)
 
 
-async def forget_departed(fleet: FleetView, pool: PoolName, clock: Clock) -> None:
-    """Runs without end."""
+async def forget_departed(
+    fleet: FleetView, pool: PoolName, clock: Clock, others: Sequence[Callable[[Collection[Instance]], None]]
+) -> None:
+    """Runs without end. `others`: what else forgets all but the instances that there are."""
     show_zeros(pool)
     series = EngineSeries(pool)
     while True:
         await clock.sleep_wall(PERIOD_WALL_SECONDS)
-        if series.update([instance.id for instance in fleet.instances], clock.wall()):
+        present = fleet.instances
+        for forget in others:
+            forget(present)
+        if series.update([instance.id for instance in present], clock.wall()):
             of_engine.cache_clear()
             cache_predictions.cache_clear()
             prefix_copies.cache_clear()

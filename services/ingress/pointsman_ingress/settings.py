@@ -1,9 +1,10 @@
 """Settings of an ingress. `runtime.settings` combines flags, environment and file."""
 
+import os
 from dataclasses import dataclass
 
 from pointsman.bounds import COUNT, PORT, POSITIVE, Bounds
-from pointsman.primitives import WallSeconds
+from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.engine_urls import EngineUrlSettings
 from pointsman.runtime.processes import PROCESSES_MAX
 from pointsman.runtime.settings import DeploymentSettings, PoolNameType, ProcessSettings, setting
@@ -113,6 +114,14 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
     )
     access_log: bool = setting(False, "Write one JSON line per request to standard output.")
     probe: bool = setting(True, "Check at each engine's start that its cache keys are those computed here.")
+
+    @property
+    def process_name(self) -> str:
+        return self.name or f"ingress-{os.getpid()}"
+
+    @property
+    def pool_names(self) -> list[PoolName]:
+        return [PoolName(name) for name in dict.fromkeys(self.pools or (self.pool,))]
 
     @property
     def trusts_clients(self) -> bool:

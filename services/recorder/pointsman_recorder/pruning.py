@@ -12,7 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from pointsman.primitives import EngineSeconds, Sequence
-from pointsman_recorder.archive import ENTRY_TABLES, Archive, dead_letters, events, gaps, logs
+from pointsman_recorder.archive import Archive
+from pointsman_recorder.schema import ENTRY_TABLES, dead_letters, events, gaps, logs
 
 FREE_SHARE = 0.1
 VACUUM_PAGES = 1000

@@ -12,7 +12,8 @@ from pointsman.ports import Clock, EventLog, LogMissingError, LogUnavailableErro
 from pointsman.primitives import Seconds, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.health import HealthBoard
-from pointsman_recorder.archive import DATABASE_ERRORS, Archive
+from pointsman_recorder.archive import Archive
+from pointsman_recorder.database_errors import DATABASE_ERRORS
 from pointsman_recorder.pruning import Head, Pruning
 
 log = structlog.get_logger()

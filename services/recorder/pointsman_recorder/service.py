@@ -17,14 +17,8 @@ from pointsman.primitives import PoolName, Sequence, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_metrics import measure_log
 from pointsman.runtime.telemetry import RECORDER_ARCHIVED_SEQUENCE
-from pointsman_recorder.archive import (
-    DATABASE_ERRORS,
-    Archive,
-    Batch,
-    Branch,
-    RefusedError,
-    UnusableDatabaseError,
-)
+from pointsman_recorder.archive import Archive, Batch, Branch
+from pointsman_recorder.database_errors import DATABASE_ERRORS, RefusedError, UnusableDatabaseError
 
 log = structlog.get_logger()
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from pointsman.bounds import COUNT, POSITIVE
 from pointsman.policies.policy_set import scaling_policy
-from pointsman.policies.scaling import DEFAULT_SCALING, SCALING_POLICIES, ScalingPolicy
+from pointsman.policies.scaling import DEFAULT_SCALING, SCALING_POLICIES, Limits, ScalingPolicy
 from pointsman.policies.scaling.roles import NOT_SIZED, RoleSizes, parse_split
 from pointsman.policies.setting_text import settings_of
 from pointsman.primitives import WallSeconds
@@ -75,6 +75,17 @@ class ScalerSettings(FleetSettings, ProcessSettings):
         "statefulset/engine", "Kubernetes provider: deployment/NAME or statefulset/NAME; its pods are the instances."
     )
     kubernetes_namespace: str = setting("default", "Kubernetes provider: its namespace.")
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(
+            lowest=self.min_instances,
+            highest=self.max_instances,
+            step_up=self.step_up,
+            step_down=self.step_down,
+            pause_up_s=self.pause_up_seconds,
+            pause_down_s=self.pause_down_seconds,
+        )
 
     @property
     def roles(self) -> RoleSizes:

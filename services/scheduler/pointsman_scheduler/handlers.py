@@ -60,7 +60,7 @@ from pointsman_scheduler.leader import ActiveTerm, Candidacy, send
 from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.overload import Overload
 from pointsman_scheduler.replica import Replica
-from pointsman_scheduler.tenant_policies import TenantPoliciesKeeper, describe_tenants
+from pointsman_scheduler.tenant_policies import TenantPoliciesKeeper
 from pointsman_scheduler.waiters import UNGRANTED
 
 
@@ -224,7 +224,7 @@ class CommandHandlers:
             state, unconfirmed = self._replica.state, self._overload.unconfirmed
             await reply(describe_fleet(state, self._policies, unconfirmed, pool=self._pool, scheduler=self._name))
         elif isinstance(command, DescribeTenants):
-            await reply(describe_tenants(self._replica.state, self._clock.now(), pool=self._pool))
+            await reply(self._tenants.described(self._pool))
         elif self._leader.leading is not None and (refusal := refusal_of(command, (DescribeFleet, DescribeTenants))):
             await reply(refusal)
 

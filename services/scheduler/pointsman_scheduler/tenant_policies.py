@@ -25,6 +25,10 @@ from pointsman_scheduler.leader import ActiveTerm, Candidacy
 from pointsman_scheduler.replica import Replica
 
 TENANTS_DESCRIBED_MAX = 1_000
+CHANGED_MEANWHILE = (
+    "somebody else has changed the policies since they were read, and nothing of yours was set; "
+    "look at them with: pointsman tenants show, then try again"
+)
 
 
 class TenantPoliciesKeeper:
@@ -52,44 +56,47 @@ class TenantPoliciesKeeper:
     async def change(self, _term: ActiveTerm, command: SetTenantPolicies, reply: Reply) -> None:
         by = actor_of(reply.subject)
         async with self._writing:
-            refusal = await self._write(command.policies)
+            refusal = await self._write(command)
             log_admin_action("tenants", by, refusal, tenants=len(command.policies.tenants))
-            if not refusal:
-                await self.enforce(by=by)
+            await self.enforce(by="" if refusal else by)
         await reply(TenantPoliciesAnswered(refusal=refusal))
 
-    async def _write(self, policies: TenantPolicies) -> str:
-        """Returns why it could not be written; empty if it was."""
-        document = msgspec.json.encode(policies)
+    async def _write(self, command: SetTenantPolicies) -> str:
+        """Returns why it was not written, or may not have been; empty if it was."""
+        document = msgspec.json.encode(command.policies)
         try:
             stored = await self._store.get(TENANTS_KEY)
-            revision = await self._store.put(TENANTS_KEY, document, after=stored.revision if stored else 0)
+            found = stored.revision if stored else 0
+            if command.revision not in (None, found):
+                self._followed.note(stored)  # who looks now sees it
+                return CHANGED_MEANWHILE
+            revision = await self._store.put(TENANTS_KEY, document, after=found)
         except ValueChangedError:
-            return "somebody else changes the policies at this moment; look at them and try again"
+            return CHANGED_MEANWHILE
         except StoreUnavailableError as error:
-            return f"the store of policies does not answer: {error}"
-        self._followed.wrote(StoredValue(TENANTS_KEY, document, revision))
+            return f"the store of policies does not answer ({error}); it may have been stored: 'pointsman tenants show' tells"
+        self._followed.note(StoredValue(TENANTS_KEY, document, revision))
         return ""
 
+    def described(self, pool: PoolName) -> TenantsDescribed:
+        """The stored policies, with their revision: they are in force at once, or as soon as `enforce` has run."""
+        state, now = self._replica.state, self._clock.now()
+        policies, revision = self._followed.newest or state.tenants.policies, self._followed.revision
+        tenants = _described(state, policies, now) if policies is not None else []
+        return TenantsDescribed(pool=pool, policies=policies, tenants=tenants, revision=revision)
 
-def describe_tenants(state: State, now: EngineSeconds, *, pool: PoolName) -> TenantsDescribed:
-    policies = state.tenants.policies
-    if policies is None:
-        return TenantsDescribed(pool=pool)
+
+def _described(state: State, policies: TenantPolicies, now: EngineSeconds) -> list[TenantDescribed]:
     accounts = sorted(
         chain(state.tenants.named.items(), state.tenants.unnamed.items()),
         key=lambda item: (-item[1].in_flight, item[0]),
     )
-    return TenantsDescribed(
-        pool=pool,
-        policies=policies,
-        tenants=[
-            TenantDescribed(
-                tenant=tenant,
-                in_flight=account.in_flight,
-                tokens_today=round(account.used_on(now)),
-                limits=account.rate_limits(policies.of(tenant), now),
-            )
-            for tenant, account in accounts[:TENANTS_DESCRIBED_MAX]
-        ],
-    )
+    return [
+        TenantDescribed(
+            tenant=tenant,
+            in_flight=account.in_flight,
+            tokens_today=round(account.used_on(now)),
+            limits=account.rate_limits(policies.of(tenant), now),
+        )
+        for tenant, account in accounts[:TENANTS_DESCRIBED_MAX]
+    ]

@@ -1,7 +1,7 @@
 """An engine's pool keys, and their change since the last write. A removal is told even if the key is back or was never
 told: an answer of the engine from between counted without it (`pointsman.state.reported_hits`)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import xor
@@ -41,7 +41,7 @@ class HeldKeys:
         self._further_holders: dict[BlockKey, int] = {}  # holders beyond the first
         self._to_store: dict[BlockKey, None] = {}
         self._to_remove: dict[BlockKey, bool] = {}
-        self._passed: dict[BlockKey, None] = {}  # stored and removed since the last write
+        self._passed: dict[BlockKey, None] = {}  # stored and removed since the last write, or told again
         self.cleared = False
         self.recounted = 0
         self._written = False
@@ -117,6 +117,10 @@ class HeldKeys:
     def forget_clear(self) -> None:
         """A snapshot of a new epoch takes its place."""
         self.cleared = False
+
+    def tell_removed_again(self, keys: Iterable[BlockKey]) -> None:
+        """Taken, but not written. Those held again need a snapshot after it."""
+        self._passed.update(dict.fromkeys(keys))
 
     def take_changes(self) -> Changes:
         cleared, gone, stored, passed = self.cleared, self._to_remove, self._to_store, self._passed

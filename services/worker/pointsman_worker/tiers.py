@@ -24,12 +24,13 @@ from pointsman.adapters.kv_events.events import (
     EngineEvent,
     EngineHash,
 )
-from pointsman.contracts.block_keys import KeyChain
-from pointsman.contracts.cache import SlowerTier
+from pointsman.contracts.block_keys import KeyChain, unpack_keys
+from pointsman.contracts.cache import BlocksRemoved, SlowerTier
 from pointsman.contracts.fleet import TierDigest
 from pointsman.primitives import Seconds, Tokens
 from pointsman_worker.block_rules import tier_of
 from pointsman_worker.engine_blocks import HeldBlock
+from pointsman_worker.event_sequencer import CacheEvents
 from pointsman_worker.translator import BlockTranslator, HeldBlocks
 
 RECOUNTS_PER_BATCH_MAX: Final = 2_000_000
@@ -132,6 +133,12 @@ class CacheTranslator:
         self.slower[STORE] = other.store
         if STORE in other.chunks:
             self.chunks[STORE] = other.chunks[STORE]
+
+    def tell_again(self, unwritten: Iterable[CacheEvents]) -> None:
+        """The next epoch begins with a snapshot, which says all but what has gone from the store."""
+        for event in unwritten:
+            if self.store is not None and isinstance(event, BlocksRemoved) and event.tier == STORE:
+                self.store.keys.tell_removed_again(unpack_keys(event.keys))
 
     def expire(self, until: Seconds) -> int:
         """Returns the number of blocks dropped from the device."""

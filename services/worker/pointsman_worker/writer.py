@@ -3,6 +3,7 @@ leader or to the log, follows the changes before it, so its digest matches the l
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -104,10 +105,14 @@ class LogWriter:
                 return False
             self.state.joined_epoch = session.epoch
         snapshots, self._snapshots = self._snapshots, []
-        for event in list(self._due_events(session, snapshot=bool(snapshots), gaps=reporting)):
-            if not await self._append(event, session):
+        due = deque(self._due_events(session, snapshot=bool(snapshots), gaps=reporting))
+        while due:
+            if not await self._append(due[0], session):
                 self._snapshots = snapshots + self._snapshots
+                if session.translator is not None:
+                    session.translator.tell_again(due)
                 return False
+            due.popleft()
         for written in snapshots:
             if not written.done():
                 written.set_result(None)

@@ -13,12 +13,12 @@ from pointsman.contracts.cache import CacheEvent
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
     LeaderElected,
-    RequestEnd,
     RequestGranted,
     RequestMigrated,
     RequestPlaced,
     RequestRejected,
     Settings,
+    is_final_end,
 )
 from pointsman.contracts.envelope import is_fenced
 from pointsman.contracts.fleet import InstanceEjected, InstanceJoined
@@ -196,7 +196,7 @@ class TrafficReader:
                     _end(request, event)
             case _:
                 pass
-        if isinstance(event, RequestEnd):
+        if is_final_end(event):
             self._open.discard(event.request)
 
     def _note_fleet(self, event: LogEvent) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 from pointsman.contracts.cache import Tier
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import RequestGranted, RequestMigrated, RequestPlaced, TierTokens
-from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
+from pointsman.contracts.decisions import RequestGranted, RequestMigrated, RequestPlaced, TierTokens, is_final_end
+from pointsman.contracts.requests import RequestArrived, RequestFinished
 from pointsman.primitives import RequestId, Tokens
 
 
@@ -49,7 +49,7 @@ class TierCounter:
                 self._placed.pop(event.request, None)  # its ingress chose the engine itself
             case RequestFinished():
                 self._finish(event)
-            case RequestFailed() | RequestCancelled():
+            case _ if is_final_end(event):
                 self._forget(event.request)
             case _:
                 pass

@@ -304,7 +304,8 @@ class ScalePool(Command, frozen=True, kw_only=True):
 class ScaleAnswered(Command, frozen=True, kw_only=True):
     """The scaler's newest decision (`number` 0: none), and instances `ready`, starting (`coming`) and draining
     (`leaving`). `prefill`, `decode`: wanted in a split pool; `switching`: instances that change their role. `by_hand`:
-    what people have to do for it, if the provider does nothing. With `refusal` nothing was decided."""
+    what people have to do for it, if the provider does nothing. `drained`: by operators; they stay and do not count. With
+    `refusal` nothing was decided."""
 
     number: Count
     wanted: Count
@@ -323,12 +324,15 @@ class ScaleAnswered(Command, frozen=True, kw_only=True):
     decode: Count = 0
     switching: Count = 0
     by_hand: Text = ""
+    drained: Annotated[list[InstanceId], Listed] = []
 
 
 class SetTenantPolicies(Command, frozen=True, kw_only=True):
-    """`cmd.tenants.<actor>`: these policies replace those in force."""
+    """`cmd.tenants.<actor>`: these policies replace those in force. `revision`: of TenantsDescribed, which they were made
+    from; refused if there is a later one. None: whatever is in force."""
 
     policies: TenantPolicies
+    revision: Count | None = None
 
 
 class TenantPoliciesAnswered(Command, frozen=True, kw_only=True):
@@ -352,11 +356,12 @@ class TenantDescribed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 class TenantsDescribed(Command, frozen=True, kw_only=True):
     """`policies`: None if none were ever set. `tenants`: with limits, most requests in flight first; at most
-    TENANTS_DESCRIBED_MAX."""
+    TENANTS_DESCRIBED_MAX. `revision`: of the stored policies; 0: none are stored."""
 
     pool: Name
     policies: TenantPolicies | None = None
     tenants: Annotated[list[TenantDescribed], Listed] = []
+    revision: Count | None = None
 
 
 class ChangeApiKey(Command, frozen=True, kw_only=True):

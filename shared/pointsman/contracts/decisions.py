@@ -1,7 +1,7 @@
 """Decisions of the leader and the scaler. Fields: docs/events.md. Each event, with the LeaderElected of its term, holds
 all that is needed to recompute it: policy, settings, the nearest candidates with their numbers, and the stamp."""
 
-from typing import Annotated
+from typing import Annotated, TypeGuard
 
 import msgspec
 from msgspec import Meta
@@ -9,7 +9,7 @@ from msgspec import Meta
 from pointsman.contracts.cache import SlowerTier
 from pointsman.contracts.envelope import Event
 from pointsman.contracts.reasons import MoveCause, recorded_move_cause
-from pointsman.contracts.requests import RequestCancelled, RequestEvent, RequestFailed, RequestFinished
+from pointsman.contracts.requests import RequestCancelled, RequestEvent, RequestFailed, RequestFinished, is_given_up
 from pointsman.primitives import (
     BLOCK_TOKENS_MAX,
     NO_SECONDS,
@@ -57,7 +57,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class DecodeCandidate(msgspec.Struct, frozen=True, kw_only=True):
-    """`requests` decode there or will; `predicted_tpot` includes this one (None: unknown); `free_tokens` of its KV
+    """`requests` decode there or will, each for every answer that it has (`n`); `predicted_tpot` includes this one (None: unknown); `free_tokens` of its KV
     cache (-1: unknown)."""
 
     instance: InstanceId
@@ -216,6 +216,17 @@ class RequestRejected(RequestEvent, frozen=True, kw_only=True):
 
 
 RequestEnd = RequestFinished | RequestFailed | RequestCancelled | RequestRejected
+
+
+def counts_as_end(event: object, earlier: RequestEnd | None) -> TypeGuard[RequestEnd]:
+    """Whether `event` is how its request ended, after `earlier`: the first end counts, and instead of a leader's give-up
+    the end by the ingress."""
+    return isinstance(event, RequestEnd) and (earlier is None or (is_given_up(earlier) and event.stamp is None))
+
+
+def is_final_end(event: object) -> TypeGuard[RequestEnd]:
+    """Whether no later end can count instead of this one."""
+    return isinstance(event, RequestEnd) and not is_given_up(event)
 
 
 class LeaderElected(Event, frozen=True, kw_only=True):

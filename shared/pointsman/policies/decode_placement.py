@@ -2,7 +2,8 @@
 (FAST'25), Algorithm 1, section 4.1. Order: least predicted time per output token; within `tie_share` of it the most
 prompt cached, then the most free KV cache; instances without room last. The time per token is what the instance showed
 lately at that load, else the cost model (`DecodeCost`), else unknown and unchecked. Requests in prefill count, so that
-a burst spreads. Bias: free KV cache ignores shared blocks. Limit: transfer time ignores other transfers in flight."""
+a burst spreads. Bias: free KV cache ignores shared blocks. Limits: transfer time ignores other transfers in flight; what an
+instance showed counts a request of several answers (`n`) once, though room and the cost model count each of them."""
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
@@ -93,7 +94,7 @@ class DecodePlacement:
         if (
             not good
             and state.settings.fold_version >= fold_versions.SLOW_DECODERS
-            and all(_slow_alone(fleet[i], request) for i in able)
+            and all(_slow_alone(state, fleet[i], request) for i in able)
         ):
             good = considered
         if not good:
@@ -101,7 +102,7 @@ class DecodePlacement:
         kept = next((c for c in good if c.instance == planned), None)
         if kept is not None:
             return DecodeChoice(kept, "as planned", considered)
-        return self._least_loaded(good, request, considered)
+        return self._least_loaded(good, kv_tokens(state, request), considered)
 
     def fast_enough(self, candidate: DecodeCandidate, request: Request) -> bool:
         """True if the predicted TPOT meets the SLO or is unknown."""
@@ -109,9 +110,8 @@ class DecodePlacement:
         return not self.load_check or tpot is None or tpot <= request.slo_tpot or request.max_output_tokens == 1
 
     def _least_loaded(
-        self, good: list[DecodeCandidate], request: Request, considered: list[DecodeCandidate]
+        self, good: list[DecodeCandidate], needed: Tokens, considered: list[DecodeCandidate]
     ) -> DecodeChoice:
-        needed = kv_tokens(request)
         roomy = [c for c in good if c.free_tokens == UNKNOWN_ROOM or c.free_tokens >= needed]
         among = roomy or good
         loads = _loads(among)
@@ -135,9 +135,9 @@ def decode_candidate(
     inside = [*others, *queue.prefill.values()]
     return DecodeCandidate(
         instance=instance.id,
-        requests=len(others),
+        requests=answers_of(state, others),
         predicted_tpot=_predicted_tpot(state, instance, request, others, now),
-        free_tokens=max(0, capacity - sum(map(kv_tokens, inside))) if capacity else UNKNOWN_ROOM,
+        free_tokens=max(0, capacity - sum(kv_tokens(state, other) for other in inside)) if capacity else UNKNOWN_ROOM,
         transfer_tokens=missing,
         transfer_seconds=missing / rate if rate > 0 else 0.0,
     )
@@ -147,25 +147,32 @@ def _predicted_tpot(
     state: State, instance: Instance, request: Request, others: list[Request], now: EngineSeconds
 ) -> EngineSeconds | None:
     shown = state.decode_load.predicted_tpot(instance.id, now, others=len(others))
-    return _tpot_by_cost(instance, [request, *others]) if shown is None else shown
+    return _tpot_by_cost(state, instance, [request, *others]) if shown is None else shown
 
 
-def _tpot_by_cost(instance: Instance, requests: list[Request]) -> EngineSeconds | None:
+def _tpot_by_cost(state: State, instance: Instance, requests: list[Request]) -> EngineSeconds | None:
     cost = instance.decode
     if cost is None:
         return None
     context = sum(request.prompt_tokens for request in requests)
-    return cost.step_s + cost.per_request_s * len(requests) + cost.per_context_token_s * context
+    return cost.step_s + cost.per_request_s * answers_of(state, requests) + cost.per_context_token_s * context
 
 
-def _slow_alone(instance: Instance, request: Request) -> bool:
+def _slow_alone(state: State, instance: Instance, request: Request) -> bool:
     """Whether it would miss its SLO beside no other. That is no matter of load, and to refuse it would be for ever."""
-    tpot = _tpot_by_cost(instance, [request])
+    tpot = _tpot_by_cost(state, instance, [request])
     return tpot is not None and tpot > request.slo_tpot
 
 
-def kv_tokens(request: Request) -> Tokens:
-    return request.prompt_tokens + min(request.max_output_tokens, OUTPUT_TOKENS_RESERVED)
+def kv_tokens(state: State, request: Request) -> Tokens:
+    return request.prompt_tokens + answers_of(state, [request]) * min(request.max_output_tokens, OUTPUT_TOKENS_RESERVED)
+
+
+def answers_of(state: State, requests: Collection[Request]) -> int:
+    """Answers that an instance generates at once for them."""
+    if state.settings.fold_version < fold_versions.DECODE_ANSWERS:
+        return len(requests)
+    return sum(request.answers for request in requests)
 
 
 def _loads(candidates: list[DecodeCandidate]) -> list[float]:

@@ -12,6 +12,7 @@ import msgspec
 from pointsman.contracts.decisions import Candidate, TierTokens
 from pointsman.policies.prefix_fetch import FetchSource, fetch_source, fetch_to, shared_fetch_seconds
 from pointsman.primitives import NO_SECONDS, BlockKey, EngineSeconds, InstanceId, Tokens
+from pointsman.state import fold_versions
 from pointsman.state.fleet import Instance
 from pointsman.state.latency_model import LatencyModel
 from pointsman.state.priority_classes import LOWEST, RANK, QueueClass
@@ -167,6 +168,11 @@ class PoolView:
     def weighed(self) -> Sequence[CandidateEstimate]:
         """The candidates; of a large pool each is made when it is looked at."""
         return self.candidates if self.columns is None else self.columns.candidates
+
+    @property
+    def was_best_effort(self) -> bool:
+        """Whether an earlier attempt of it was admitted so."""
+        return self.request.best_effort and self._state.settings.fold_version >= fold_versions.BEST_EFFORT_STAYS
 
     def is_late_alone(self) -> bool:
         """Whether it would miss its budget even if it had the pool for itself."""

@@ -19,6 +19,10 @@ STOP_SECONDS_MAX = 10.0
 SAME_SIGNAL_SECONDS = 0.5
 
 
+class TaskCancelledError(Exception):
+    """A task ended as cancelled, and nobody had stopped it."""
+
+
 class Supervisor:
     """Leaving its context cancels and awaits all tasks."""
 
@@ -31,6 +35,7 @@ class Supervisor:
         """SIGINT: the process will not be restarted."""
         self.stop_seconds_max = STOP_SECONDS_MAX
         self._failure: BaseException | None = None
+        self._leaving = False
 
     def start(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
         """An exception of `work` is raised by `until_stopped`."""
@@ -69,6 +74,7 @@ class Supervisor:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._leaving = True
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -76,9 +82,11 @@ class Supervisor:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if task.cancelled():
-            return
-        failure = task.exception()
+        failure: BaseException | None = None
+        if not task.cancelled():
+            failure = task.exception()
+        elif not self._leaving:
+            failure = TaskCancelledError(f"task {task.get_name()} was cancelled")
         if failure is not None and self._failure is None:
             if not isinstance(failure, click.ClickException):
                 log.error("task_failed", task=task.get_name(), exc_info=failure)

@@ -18,13 +18,15 @@ _DEFAULTS = TenantPolicies()
 
 
 class FollowedPolicies:
-    """`newest`: None if there was no document so far."""
+    """`newest`: None if there was no document so far. `revision`: of the stored document, readable or not; 0: none was
+    found."""
 
     def __init__(self, store: KeyValueStore) -> None:
         self._store = store
-        self._written = 0
-        """Revision of our own write since the last read."""
+        self._noted = 0
+        """Revision that `note` was told since the last read."""
         self.newest: TenantPolicies | None = None
+        self.revision = 0
 
     def of(self, tenant: Tenant) -> TenantPolicy:
         return (self.newest or _DEFAULTS).of(tenant)
@@ -35,17 +37,22 @@ class FollowedPolicies:
             self.take(read)
 
     def take(self, read: ValuesRead) -> None:
-        """A read may have begun before our own write: then what it found counts only if it is newer."""
-        written, self._written = self._written, 0
+        """A read may have begun before `note`: then what it found counts only if it is newer."""
+        noted, self._noted = self._noted, 0
+        if read.whole and not noted:
+            self.revision = 0
         for stored in read.values:
-            if stored.key == TENANTS_KEY and stored.revision > written:
-                self._note(stored)
+            if stored.key == TENANTS_KEY and stored.revision > noted:
+                self._keep(stored)
 
-    def wrote(self, stored: StoredValue) -> None:
-        self._written = stored.revision
-        self._note(stored)
+    def note(self, stored: StoredValue | None) -> None:
+        """What was written or found between two reads; None: no document."""
+        self._noted = self.revision = stored.revision if stored else 0
+        if stored:
+            self._keep(stored)
 
-    def _note(self, stored: StoredValue) -> None:
+    def _keep(self, stored: StoredValue) -> None:
+        self.revision = stored.revision
         try:
             self.newest = _decoder.decode(stored.value)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:

@@ -2,7 +2,7 @@
 decisions of before stay as they were made. 1 is a log that names none. A new rule that changes how an old event folds, or
 an old decision is made, gets the next version, an entry here and a golden fold (`tests/golden`)."""
 
-FOLD_VERSION = 9
+FOLD_VERSION = 10
 """Of this release."""
 
 DELIVERIES_CHECKED = 2
@@ -51,3 +51,7 @@ LEFT_FORGOTTEN = 9
 """With the last request of an instance that left, everything that was learned of it goes."""
 FETCHES_OUTSIDE = 9
 """A request that still fetches does not keep the engine at work."""
+BEST_EFFORT_STAYS = 10
+"""A further attempt of a best-effort request is best effort, however long the request has waited."""
+DECODE_ANSWERS = 10
+"""A request that decodes counts once for each of its answers."""

@@ -14,6 +14,8 @@ from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import EMPTY_QUEUE, Request
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding
+from pointsman_cli.doctor.late_causes import advice_for
+from pointsman_cli.explain.causes import Cause
 
 SAMPLE_SECONDS = 1.0
 LONG_SHARE_OF_OBJECTIVE = 0.5
@@ -88,5 +90,5 @@ class Balance(Examiner):
                     f"idle: {name}, {count / self._uneven:.0%} of that time"
                     for name, count in self._idle.most_common(3)
                 ],
-                "`pointsman what-if --policy pointsman` (or dualmap) shows what a policy that balances would make of it.",
+                advice_for(Cause.BUSY_INSTANCE),
             )

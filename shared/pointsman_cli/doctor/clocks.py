@@ -10,8 +10,8 @@ from pointsman.contracts.cache import CacheEvent
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected, RequestRejected
 from pointsman.contracts.fleet import FleetEvent, InstanceProbed
-from pointsman.contracts.requests import RequestArrived, RequestEvent
-from pointsman.primitives import EngineSeconds, RequestId
+from pointsman.contracts.requests import RequestEvent
+from pointsman.primitives import EngineSeconds
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity
@@ -25,7 +25,6 @@ BRACKET_WALL_SECONDS_MAX = 1.0
 LATE_WALL_SECONDS = 2.0
 LATE_SHARE_MAX = 0.01
 WRITERS_MAX = 256
-INGRESSES_REMEMBERED_MAX = 50_000
 LEADER = "scheduler"
 
 
@@ -34,7 +33,6 @@ class Clocks(Examiner):
 
     def __init__(self, settings: PoolSettings) -> None:
         super().__init__(settings)
-        self._ingress_of: dict[RequestId, str] = {}
         self._leader_at: EngineSeconds | None = None
         self._open: dict[str, EngineSeconds] = {}
         self._skews: dict[str, Sample[EngineSeconds]] = {}
@@ -75,17 +73,13 @@ class Clocks(Examiner):
 
     def _writer(self, event: LogEvent) -> str | None:
         if event.stamp is not None or isinstance(event, LeaderElected | RequestRejected):
-            if isinstance(event, RequestArrived):
-                self._ingress_of[event.request] = event.ingress
-                if len(self._ingress_of) > INGRESSES_REMEMBERED_MAX:
-                    del self._ingress_of[next(iter(self._ingress_of))]
             return LEADER
         if isinstance(event, InstanceProbed):
             return None
         if isinstance(event, CacheEvent | FleetEvent):
             return f"worker {event.instance}"
         if isinstance(event, RequestEvent):
-            return self._ingress_of.get(event.request)
+            return self.hangs.ingress_of(event.request)
         return None
 
     @override

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tokens
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding
+from pointsman_cli.doctor.request_ends import Ended
 from pointsman_cli.explain.causes import Cause
 from pointsman_cli.formatting import plural
 from pointsman_cli.terminal import wall_time
@@ -39,11 +39,9 @@ class EmptiedCaches(Examiner):
         self._losses: dict[InstanceId, _Loss] = {}
 
     @override
-    def before(self, event: LogEvent, state: State) -> None:
-        if not isinstance(event, RequestFinished):
-            return
-        request = state.workload.requests.get(event.request)
-        if request is None or not _is_comparable(request, event, state):
+    def ended(self, end: Ended, state: State) -> None:
+        event, request = end.event, end.request
+        if not isinstance(event, RequestFinished) or request is None or not _is_comparable(request, event, state):
             return
         claimed = _claimed(request, event, state)
         if claimed - event.cached_tokens <= self.settings.block_tokens:

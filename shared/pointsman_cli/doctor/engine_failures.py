@@ -7,20 +7,23 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import RequestGranted, RequestRejected
-from pointsman.contracts.fleet import InstanceEjected
-from pointsman.contracts.requests import RequestAttemptFailed, RequestCancelled, RequestFailed, RequestFinished
+from pointsman.contracts.decisions import RequestGranted
+from pointsman.contracts.fleet import EjectionCause, InstanceEjected
+from pointsman.contracts.requests import RequestAttemptFailed, RequestFailed
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId
 from pointsman.state.fleet import Instance
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity, times
+from pointsman_cli.doctor.request_ends import Ended
+from pointsman_cli.doctor.samples import keep
 from pointsman_cli.formatting import plural
 from pointsman_cli.terminal import wall_time
 
 TOUCHED_SHARE_MAX = 0.02
 REQUESTS_MAX = 10_000
 SHOWN_MAX = 8
+BY_FAILURES: frozenset[EjectionCause] = frozenset({"consecutive_failures", "failure_share", "success_rate"})
 
 
 @dataclass(slots=True)
@@ -35,6 +38,8 @@ class _Engine:
     why: str = ""
     was_alone: bool = False
     """At its last failure."""
+    by_hung: Counter[str] = field(default_factory=Counter)
+    """Attempts that broke off while their ingress hung, by ingress."""
 
 
 class EngineFailures(Examiner):
@@ -54,6 +59,8 @@ class EngineFailures(Examiner):
             case RequestGranted():
                 self._granted += 1
                 self._engine(event.instance).granted += 1
+            case RequestAttemptFailed() if not event.status and (hang := self.hangs.of_attempt(event)):
+                self._engine(event.instance).by_hung[hang.ingress] += 1
             case RequestAttemptFailed():
                 self._note_failure(event)
                 self._engine(event.instance).was_alone = len(state.fleet.instances) < 2
@@ -62,12 +69,14 @@ class EngineFailures(Examiner):
                 engine.ejected[event.cause] += 1
                 engine.away += self.wall(event.seconds)
                 engine.why = event.detail
-            case RequestFinished() | RequestRejected() | RequestCancelled():
-                self._failed_at.pop(event.request, None)
-            case RequestFailed():
-                self._note_end(event.request)
             case _:
                 pass
+
+    @override
+    def ended(self, end: Ended, state: State) -> None:
+        failures = self._failed_at.pop(end.event.request, [])
+        if isinstance(end.event, RequestFailed):
+            self._note_failed(end.event.request, failures)
 
     def _engine(self, name: InstanceId) -> _Engine:
         return self._engines.setdefault(name, _Engine())
@@ -78,12 +87,10 @@ class EngineFailures(Examiner):
         engine.failed[how] += 1
         engine.first_at, engine.last_at = engine.first_at or event.at, event.at
         engine.example = f"{event.request}: {event.detail}" if event.detail else event.request
-        self._failed_at.setdefault(event.request, []).append((event.instance, how))
-        if len(self._failed_at) > REQUESTS_MAX:
-            del self._failed_at[next(iter(self._failed_at))]
+        failures = self._failed_at.get(event.request, [])
+        keep(self._failed_at, event.request, [*failures, (event.instance, how)], REQUESTS_MAX)
 
-    def _note_end(self, request: RequestId) -> None:
-        failures = self._failed_at.pop(request, [])
+    def _note_failed(self, request: RequestId, failures: list[tuple[InstanceId, str]]) -> None:
         where = dict.fromkeys(instance for instance, _ in failures)
         if len(where) > 1:
             for instance, how in failures:
@@ -97,6 +104,7 @@ class EngineFailures(Examiner):
         for name, engine in sorted(self._engines.items(), key=lambda item: -item[1].failed.total()):
             if engine.failed or engine.ejected:
                 yield self._of_engine(name, engine, state.fleet.get(name))
+        yield from self._broken_off()
         if self._failed_everywhere:
             yield self.warning(
                 f"{plural(self._failed_everywhere, 'request')} failed at every engine that tried: their own fault, by all signs",
@@ -104,6 +112,24 @@ class EngineFailures(Examiner):
                 "Look at what their clients ask; such requests can bring engines down one after the other. Where nothing "
                 "else was served meanwhile, look for what all engines share: the model, the disk, a proxy.",
             )
+
+    def _broken_off(self) -> Iterator[Finding]:
+        """By ingresses that hung: an engine that they cannot wait for has not failed."""
+        engines = {name: engine.by_hung for name, engine in sorted(self._engines.items()) if engine.by_hung}
+        if not engines:
+            return
+        hung_ingresses = {ingress for hung in engines.values() for ingress in hung}
+        hangs = [hang for hang in self.hangs.seen if hang.ingress in hung_ingresses]
+        ingresses = ", ".join(sorted(hung_ingresses))
+        count = sum(hung.total() for hung in engines.values())
+        yield self.warning(
+            f"{plural(count, 'attempt')} at {', '.join(engines)} broke off while {ingresses} hung: no fault of the engines",
+            [
+                *(f"{name}: {plural(hung.total(), 'attempt')}" for name, hung in list(engines.items())[:SHOWN_MAX]),
+                *(hang.line(self.settings.speed) for hang in hangs[:SHOWN_MAX]),
+            ],
+            f"Look at {ingresses}: its log, or its machine's, says why it hung. Drain no engine for this.",
+        )
 
     def _of_engine(self, name: InstanceId, engine: _Engine, instance: Instance | None) -> Finding:
         failed = engine.failed.total()
@@ -115,7 +141,9 @@ class EngineFailures(Examiner):
             Severity.SERIOUS if out or share > TOUCHED_SHARE_MAX else Severity.WARNING,
             f"{name} {' and '.join(parts)}{self._end_of(instance)}",
             [*self._failures_of(engine, failed), *self._ejections_of(engine)],
-            f"Look at the engine {name}: its /health does not show this. Drain it until its own log says why.",
+            f"Look at the engine {name}: its /health does not show this. Drain it until its own log says why."
+            if failed or not engine.by_hung or engine.ejected.keys() - BY_FAILURES
+            else "It was ejected for what an ingress saw that hung: look at the ingress, not at the engine.",
         )
 
     def _end_of(self, instance: Instance | None) -> str:

@@ -6,12 +6,16 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from pointsman.contracts.codec import LogEvent, short_reason
+from pointsman.contracts.decisions import RequestEnd
 from pointsman.contracts.envelope import is_fenced
+from pointsman.contracts.requests import RequestArrived
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds
 from pointsman.simulation.replay.folding import copy_state
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.findings import Finding, Severity, in_order
+from pointsman_cli.doctor.ingress_hangs import IngressHangs
+from pointsman_cli.doctor.request_ends import Ended, RequestEnds
 from pointsman_cli.explain.causes import Cause
 from pointsman_cli.history.start_point import StartPoint
 
@@ -23,6 +27,8 @@ class Examiner(ABC):
 
     def __init__(self, settings: PoolSettings) -> None:
         self.settings = settings
+        self.hangs = IngressHangs(settings.speed)
+        """Shared by the examiners of a log; has noted the event that an examiner gets."""
 
     def wall(self, seconds: EngineSeconds) -> EngineSeconds:
         return seconds / self.settings.speed
@@ -66,6 +72,13 @@ class Examiner(ABC):
     def before(self, event: LogEvent, state: State) -> None:  # noqa: B027 - most examiners need one of these
         """Before the event is applied."""
 
+    def ended(self, end: Ended, state: State) -> None:  # noqa: B027 - most examiners need one of these
+        """Once for each request that ended, before its end is applied; of one that a leader gave up for good, at the end
+        of the log."""
+
+    def ended_again(self, event: RequestEnd, earlier: str) -> None:  # noqa: B027 - most examiners need one of these
+        """A second end, of a request whose end of type `earlier` counts."""
+
     def after(self, event: LogEvent, state: State) -> None:  # noqa: B027 - most examiners need one of these
         """After the event was applied."""
 
@@ -91,7 +104,9 @@ def examine(
     entries: Iterable[LogEntry], settings: PoolSettings, examiners: Sequence[Examiner], beginning: StartPoint
 ) -> Diagnosis:
     state = State(settings) if beginning.state is None else copy_state(beginning.state)
-    runner = _ExaminerRunner(examiners)
+    runner, ends, hangs = _ExaminerRunner(examiners), RequestEnds(), IngressHangs(settings.speed)
+    for examiner in examiners:
+        examiner.hangs = hangs
     runner.each(lambda examiner: examiner.begin(state, blind=beginning.is_blind), state)
     count, first_at = 0, 0.0
     for entry in entries:
@@ -102,9 +117,15 @@ def examine(
             state.apply_entry(entry)
             continue
         first_at = first_at or event.at
+        hangs.note(event)
         runner.each(lambda examiner: examiner.before(event, state), state)  # noqa: B023
+        if isinstance(event, RequestArrived):
+            ends.arrive(event)
+        elif isinstance(event, RequestEnd):
+            runner.end(event, ends, state)
         state.apply_entry(entry)
         runner.each(lambda examiner: examiner.after(event, state), state)  # noqa: B023
+    runner.ended(ends.held_back(), state)
     found: list[Finding] = []
     summary: list[str] = []
     runner.each(lambda examiner: found.extend(examiner.findings(state)), state)
@@ -126,6 +147,17 @@ class _ExaminerRunner:
                 step(examiner)
             except Exception as error:  # noqa: BLE001 - the others go on
                 self._stop(examiner, error, state)
+
+    def end(self, event: RequestEnd, ends: RequestEnds, state: State) -> None:
+        earlier = ends.earlier(event, state)
+        if earlier is None:
+            self.ended(ends.take(event, state), state)
+        else:
+            self.each(lambda examiner: examiner.ended_again(event, earlier), state)
+
+    def ended(self, found: Iterable[Ended], state: State) -> None:
+        for end in found:
+            self.each(lambda examiner: examiner.ended(end, state), state)  # noqa: B023 - called at once
 
     def _stop(self, examiner: Examiner, error: Exception, state: State) -> None:
         self._examiners = [other for other in self._examiners if other is not examiner]

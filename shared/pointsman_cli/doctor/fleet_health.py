@@ -12,6 +12,7 @@ from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceRepo
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Status
 from pointsman.state.state import PoolSettings, State
+from pointsman_cli.discovery import fleet_as_given
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, times
 from pointsman_cli.terminal import wall_time
@@ -151,7 +152,7 @@ class FleetHealth(Examiner):
             yield self.ongoing(
                 f"at the end of the log {state.fleet.unserved}",
                 [self._history_of(name) for name in dict.fromkeys((*gone, *unwell))]
-                + [f"{name} drains: pointsman drain {name} --undo" for name in idle],
+                + [f"{name} drains: pointsman drain{fleet_as_given()} {name} --undo" for name in idle],
                 "Start the engines and their workers, or take back who drains; requests wait up to --hold-seconds and then "
                 "get 503 no_instance.",
             )

@@ -10,14 +10,16 @@ from typing_extensions import override
 
 from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import RequestEnd, RequestGranted
+from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.fleet import InstanceJoined
 from pointsman.contracts.requests import RequestArrived, RequestFinished
 from pointsman.primitives import RequestId, Tokens
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding
+from pointsman_cli.doctor.request_ends import Ended
 from pointsman_cli.formatting import plural
+from pointsman_cli.options import as_given
 
 KEYS_MAX = 500_000
 """Remembered keys, some 60 MB. Later prompts are compared with these only."""
@@ -25,7 +27,7 @@ IN_FLIGHT_MAX = 20_000
 SHOWN_MAX = 8
 ADVICE = (
     "A tenant was served from another's prompts, or could have been. Stop the ingress that sent them, compare --secret and "
-    "the versions of all ingresses and workers, and clear the engines' prefix caches. `pointsman explain` shows a request."
+    "the versions of all ingresses and workers, and clear the engines' prefix caches. `pointsman explain{given}` shows a request."
 )
 
 
@@ -74,12 +76,15 @@ class Isolation(Examiner):
                 prompt.grants += event.stamp is not None
             case InstanceJoined() if event.cache == "unknown":
                 self._doubt(f"{event.instance} joined with a cache of unknown contents")
-            case RequestFinished():
-                self._finish(event)
-            case _ if isinstance(event, RequestEnd):
-                self._prompts.pop(event.request, None)
             case _:
                 pass
+
+    @override
+    def ended(self, end: Ended, state: State) -> None:
+        if isinstance(end.event, RequestFinished):
+            self._finish(end.event)
+        else:
+            self._prompts.pop(end.event.request, None)
 
     @override
     def summary(self) -> Iterator[str]:
@@ -100,10 +105,10 @@ class Isolation(Examiner):
             return
         if self._shared_keys:
             what = f"{plural(self._shared_keys, 'block key')} occurred in prompts of two cache groups"
-            yield self.serious(what, self._shared, ADVICE)
+            yield self.serious(what, self._shared, ADVICE.format(given=as_given()))
         elif self._unexplained_count:
             what = f"{plural(self._unexplained_count, 'request')} hit cached tokens that no prompt of their cache group explains"
-            yield self.serious(what, self._unexplained, ADVICE)
+            yield self.serious(what, self._unexplained, ADVICE.format(given=as_given()))
 
     def _arrive(self, event: RequestArrived) -> None:
         if event.request in self._prompts:

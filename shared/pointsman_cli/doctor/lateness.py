@@ -9,7 +9,7 @@ from statistics import median
 from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import Candidate, RequestEnd, RequestPlaced, RequestRejected
+from pointsman.contracts.decisions import Candidate, RequestPlaced, RequestRejected
 from pointsman.contracts.reasons import TENANT_LIMITS, RejectReason
 from pointsman.contracts.requests import RequestFailed, RequestFinished
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tokens
@@ -17,8 +17,10 @@ from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import EMPTY_QUEUE, Request
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity
+from pointsman_cli.doctor.late_causes import advice_for, because
 from pointsman_cli.doctor.missed_hits import MissedHits
-from pointsman_cli.doctor.samples import Sample
+from pointsman_cli.doctor.request_ends import Ended
+from pointsman_cli.doctor.samples import Sample, keep
 from pointsman_cli.explain.causes import Cause
 from pointsman_cli.explain.wait import SLOW_FACTOR_MIN, USUAL_MAX
 
@@ -34,18 +36,6 @@ NOTICED_SHARE = 0.1
 HALF = 0.5
 LESS_BUSY_SHARE_MAX = 0.25
 SHOWN_MAX = 5
-
-SENTENCES = {
-    Cause.LONG_PROMPT: ("their own prompt takes longer than their objective", "Give them a longer objective (x-slo-ttft-ms), or shorten or split the prompts. More engines do not bring them in time; faster ones do (tensor parallelism, a smaller model)."),
-    Cause.LONG_PROMPT_AHEAD: ("a long prompt was ahead of them", "A prompt that an engine computes is not overtaken: give long prompts a pool of their own, or the pool one engine more (`pointsman what-if --instances N` says how many would do)."),
-    Cause.HOT_PREFIX: ("they queued for the engine that holds a hot prefix", "`pointsman what-if --policy pointsman` (or dualmap) shows whether spreading the prefix helps."),
-    Cause.OVERLOAD: ("every engine had a queue (overload)", "`pointsman what-if --instances N` says how many engines would do."),
-    Cause.BUSY_INSTANCE: ("they queued at one engine while another was nearly idle", "`pointsman what-if --policy pointsman` (or dualmap) shows what a policy that balances would make of it."),
-    Cause.SLOW_ENGINE: ("their engine was slow", "Compare its machine with the others' (clock rate, neighbours); drain it if need be."),
-    Cause.STALE_INDEX: ("tokens expected in a cache were not there and had to be computed", "See the findings on caches: emptied behind its back, evicted while requests wait, or events lost."),
-    Cause.FAILED_ATTEMPTS: ("an engine failed them first", "See the findings on engines."),
-    Cause.NO_INSTANCE: ("no instance or scheduler could take them", "See the findings on the fleet and the log."),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,25 +78,23 @@ class Lateness(Examiner):
 
     @override
     def before(self, event: LogEvent, state: State) -> None:
-        match event:
-            case RequestPlaced():
-                request = state.workload.requests.get(event.request)
-                if request is not None:
-                    self._queued[event.request] = self._ahead(
-                        state, event.instance, request, event.candidates, event.at
-                    )
-                    if len(self._queued) > IN_FLIGHT_MAX:
-                        del self._queued[next(iter(self._queued))]
-            case RequestFinished():
-                self._missed.note(event, state)
-                self._finish(event, state)
-            case RequestRejected() if event.reason not in TENANT_LIMITS:
-                self._reject(event, state)
+        request = state.workload.requests.get(event.request) if isinstance(event, RequestPlaced) else None
+        if isinstance(event, RequestPlaced) and request is not None:
+            ahead = self._ahead(state, event.instance, request, event.candidates, event.at)
+            keep(self._queued, event.request, ahead, IN_FLIGHT_MAX)
+
+    @override
+    def ended(self, end: Ended, state: State) -> None:
+        self._missed.note(end, state)
+        match end.event:
+            case RequestFinished() as event if end.request is not None and event.ttft > end.slo_ttft:
+                self._finish(event, end.request, end.slo_ttft, state)
+            case RequestRejected() as event if event.reason not in TENANT_LIMITS:
+                self._reject(event, end.request, end.slo_ttft, state)
             case _:
                 pass
-        if isinstance(event, RequestEnd):
-            self._ends += not isinstance(event, RequestFailed)
-            self._queued.pop(event.request, None)
+        self._ends += not isinstance(end.event, RequestFailed)
+        self._queued.pop(end.event.request, None)
 
     def _ahead(
         self, state: State, instance: InstanceId, request: Request, candidates: Sequence[Candidate], now: EngineSeconds
@@ -132,9 +120,10 @@ class Lateness(Examiner):
             hot=key is not None and ready > 1 and state.hotness.arrivals_of(key) * ready > state.hotness.arrivals,
         )
 
-    def _finish(self, event: RequestFinished, state: State) -> None:
-        request = state.workload.requests.get(event.request)
-        if request is None or event.ttft <= request.slo_ttft:
+    def _finish(self, event: RequestFinished, request: Request, slo_ttft: EngineSeconds, state: State) -> None:
+        hung = self.hangs.seconds_of(request.id, request.arrived_at, request.arrived_at + event.ttft)
+        if hung > HALF * event.ttft:
+            self._late.add(_Late(request.id, Cause.TRANSPORT))
             return
         before = request.placed_at - request.arrived_at
         if before > HALF * event.ttft:
@@ -153,12 +142,11 @@ class Lateness(Examiner):
                 own=request.prefill_seconds,
                 usual=min(USUAL_MAX, max(1.0, median(others))) if others else 1.0,
                 queued=None if request.best_effort else self._queued.get(request.id),
-                objective=request.slo_ttft,
+                objective=slo_ttft,
             )
         )
 
-    def _reject(self, event: RequestRejected, state: State) -> None:
-        request = state.workload.requests.get(event.request)
+    def _reject(self, event: RequestRejected, request: Request | None, slo_ttft: EngineSeconds, state: State) -> None:
         self._rejected += 1
         if event.reason == RejectReason.SLO_UNREACHABLE:
             self._late.add(_Late(event.request, Cause.LONG_PROMPT))
@@ -170,7 +158,7 @@ class Lateness(Examiner):
             best = min(event.candidates, key=lambda candidate: candidate.predicted_ttft)
             queued = self._ahead(state, best.instance, request, event.candidates, event.at)
             slow = state.latency.correction(best.instance) > SLOW_FACTOR_MIN * USUAL_MAX
-            cause = Cause.SLOW_ENGINE if slow else _cause_ahead(queued, request.slo_ttft)
+            cause = Cause.SLOW_ENGINE if slow else _cause_ahead(queued, slo_ttft)
             self._late.add(_Late(event.request, cause))
 
     @override
@@ -180,12 +168,11 @@ class Lateness(Examiner):
             return
         sampled = sum(map(len, counts.values()))
         cause, examples = next(iter(counts.items()))
-        what, advice = SENTENCES[cause]
         share = len(examples) / sampled
         most = f", {share:.0%} of them" if share < 1 else ""
         how = "late" if not self._rejected else "rejected" if self._rejected == late else "late or rejected"
         evidence = [
-            f"{len(found) / sampled:.0%} because {SENTENCES[other][0]}: for example request {found[-1]}"
+            f"{len(found) / sampled:.0%} because {because(other)}: for example request {found[-1]}"
             for other, found in list(counts.items())[:SHOWN_MAX]
         ]
         if self._best_effort:
@@ -194,9 +181,9 @@ class Lateness(Examiner):
             )
         yield self.finding(
             Severity.WARNING,
-            f"{late:,} of {self._ends:,} requests were {how}{most} because {what}",
+            f"{late:,} of {self._ends:,} requests were {how}{most} because {because(cause)}",
             evidence,
-            advice,
+            advice_for(cause),
             cause=cause,
         )
 

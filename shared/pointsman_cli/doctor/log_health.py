@@ -11,6 +11,7 @@ from pointsman.contracts.reasons import RejectReason
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, Sequence, Term
 from pointsman.state.state import PoolSettings, State
+from pointsman_cli.discovery import fleet_as_given
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity, times
 
@@ -142,7 +143,7 @@ class LogHealth(Examiner):
                 f"{self._undecodables:,} entries do not decode",
                 self._undecodable,
                 "All processes skip them. Another program or a newer version writes to the pool's subjects, or a "
-                "writer has a defect: `pointsman tap --since 1 --until now --json SUBJECT` shows the bytes; NATS users with "
+                f"writer has a defect: `pointsman tap{fleet_as_given()} --since 1 --until now --json SUBJECT` shows the bytes; NATS users with "
                 "rights to publish keep others out.",
             )
 

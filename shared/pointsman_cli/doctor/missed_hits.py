@@ -4,6 +4,8 @@ from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import EngineSeconds, RequestId
 from pointsman.state.engine_profiles import prefill_seconds
 from pointsman.state.state import State
+from pointsman_cli.doctor.request_ends import Ended
+from pointsman_cli.doctor.samples import keep
 
 REQUESTS_MAX = 20_000
 
@@ -12,19 +14,19 @@ class MissedHits:
     def __init__(self) -> None:
         self._seconds: dict[RequestId, EngineSeconds] = {}
 
-    def note(self, event: RequestFinished, state: State) -> None:
-        """Call before the event is applied."""
-        request = state.workload.requests.get(event.request)
+    def note(self, end: Ended, state: State) -> None:
+        """Call before the end is applied."""
+        event, request = end.event, end.request
+        if not isinstance(event, RequestFinished) or request is None:
+            return
         instance = state.fleet.get(event.instance)
-        if request is None or instance is None or event.cached_tokens < 0 or request.instance != event.instance:
+        if instance is None or event.cached_tokens < 0 or request.instance != event.instance:
             return
         cached = request.prompt_tokens - request.uncached_tokens
         if event.cached_tokens >= cached:
             return
         real = prefill_seconds(instance.cost, request.prompt_tokens, event.cached_tokens)
-        self._seconds[event.request] = max(0.0, real - request.prefill_seconds)
-        if len(self._seconds) > REQUESTS_MAX:
-            del self._seconds[next(iter(self._seconds))]
+        keep(self._seconds, event.request, max(0.0, real - request.prefill_seconds), REQUESTS_MAX)
 
     def seconds(self, request: RequestId) -> EngineSeconds:
         return self._seconds.get(request, 0.0)

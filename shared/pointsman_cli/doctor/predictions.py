@@ -10,10 +10,12 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.requests import PrefillFinished, RequestFinished
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman.state.state import PoolSettings, State
-from pointsman.state.workload import Stage
+from pointsman.state.workload import Request
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding
+from pointsman_cli.doctor.request_ends import Ended
 from pointsman_cli.doctor.samples import Sample
+from pointsman_cli.explain.prefills import prefilled
 
 ANSWERS_MIN = 20
 BIAS_SHARE_MAX = 0.3
@@ -45,18 +47,15 @@ class Predictions(Examiner):
 
     @override
     def before(self, event: LogEvent, state: State) -> None:
-        match event:
-            case PrefillFinished():
-                self._first_token(event, state)
-            case RequestFinished():
-                self._answer(event, state)
-            case _:
-                pass
+        if isinstance(event, PrefillFinished) and (request := prefilled(event, state)) is not None:
+            self._first_token(event, request)
 
-    def _first_token(self, event: PrefillFinished, state: State) -> None:
-        request = state.workload.requests.get(event.request)
-        if event.stamp is not None or request is None or request.stage is not Stage.PREFILL:
-            return
+    @override
+    def ended(self, end: Ended, state: State) -> None:
+        if isinstance(end.event, RequestFinished) and end.request is not None:
+            self._answer(end.event, end.request)
+
+    def _first_token(self, event: PrefillFinished, request: Request) -> None:
         record, took = self._record(event.instance), event.at - request.granted_at
         if request.engine_seconds > 0:
             record.paces.add(took / request.engine_seconds)
@@ -66,9 +65,8 @@ class Predictions(Examiner):
         record.real_ttft.add(real)
         record.errors.add(real - request.predicted_ttft)
 
-    def _answer(self, event: RequestFinished, state: State) -> None:
-        request = state.workload.requests.get(event.request)
-        if request is None or event.cached_tokens < 0 or request.instance != event.instance:
+    def _answer(self, event: RequestFinished, request: Request) -> None:
+        if event.cached_tokens < 0 or request.instance != event.instance:
             return
         record = self._record(event.instance)
         missing = request.prompt_tokens - request.uncached_tokens - event.cached_tokens

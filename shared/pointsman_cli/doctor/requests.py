@@ -8,14 +8,19 @@ from typing_extensions import override
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestEnd, RequestGranted, RequestRejected
 from pointsman.contracts.reasons import TENANT_LIMITS, CancelCause, RejectReason
-from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
-from pointsman.primitives import EngineSeconds, RequestId
+from pointsman.contracts.requests import RequestCancelled, RequestFailed, RequestFinished, is_given_up
+from pointsman.primitives import EngineSeconds
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request, Stage
+from pointsman_cli.discovery import fleet_as_given
 from pointsman_cli.doctor.client_faults import is_clients_fault
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity
+from pointsman_cli.doctor.late_causes import advice_for
+from pointsman_cli.doctor.request_ends import Ended
+from pointsman_cli.explain.causes import Cause
 from pointsman_cli.formatting import plural, were
+from pointsman_cli.options import as_given
 
 OVERDUE_WALL_SECONDS = 60.0
 ORPHAN_WALL_SECONDS = 600.0
@@ -38,7 +43,6 @@ class Requests(Examiner):
 
     def __init__(self, settings: PoolSettings) -> None:
         super().__init__(settings)
-        self._arrived = 0
         self._finished = 0
         self._longest: EngineSeconds = 0.0
         self._rejected: Counter[str] = Counter()
@@ -49,10 +53,8 @@ class Requests(Examiner):
         """For what the client asked, by status of the engine."""
         self._examples: dict[str, str] = {}
         self._cancelled: Counter[str] = Counter()
-        self._ingress: dict[RequestId, str] = {}
         self._given_up: dict[CancelCause, Counter[str]] = {cause: Counter() for cause in ADVICE}
         """Requests that the leader gave up, by cause and ingress or instance."""
-        self._doubted: dict[RequestId, CancelCause] = {}
         self._ended_after_all: Counter[CancelCause] = Counter()
         self._second_end_examples: list[str] = []
         self._second_ends = 0
@@ -60,28 +62,24 @@ class Requests(Examiner):
 
     @override
     def before(self, event: LogEvent, state: State) -> None:
-        match event:
-            case RequestArrived():
-                self._arrived += 1
-                self._ingress.setdefault(event.request, event.ingress)
-            case RequestGranted():
-                self._alone += event.stamp is None
-            case RequestFinished() | RequestFailed() | RequestCancelled() | RequestRejected():
-                self._end(event, state)
-            case _:
-                pass
+        if isinstance(event, RequestGranted):
+            self._alone += event.stamp is None
 
-    def _end(self, event: RequestEnd, state: State) -> None:
-        earlier = state.workload.end_of(event.request)
-        ingress = self._ingress.pop(event.request, "")
-        if earlier is not None and event.request not in state.workload.requests:
-            if event.request in self._doubted and event.stamp is None:
-                self._ended_after_all[self._doubted[event.request]] += 1
-                return
-            self._second_ends += 1
-            if len(self._second_end_examples) < SHOWN_MAX:
-                self._second_end_examples.append(f"{event.request}: {earlier}, then {type(event).__name__}")
-            return
+    @override
+    def ended_again(self, event: RequestEnd, earlier: str) -> None:
+        if is_given_up(event):
+            return  # its leader had not read the end yet
+        self._second_ends += 1
+        if len(self._second_end_examples) < SHOWN_MAX:
+            self._second_end_examples.append(f"{event.request}: {earlier}, then {type(event).__name__}")
+
+    @override
+    def ended(self, end: Ended, state: State) -> None:
+        event = end.event
+        if (lost := end.given_up) is not None:
+            at_engine = lost.cause is CancelCause.ENGINE_IDLE
+            self._given_up[lost.cause][lost.instance if at_engine else end.ingress] += 1
+            self._ended_after_all[lost.cause] += event is not lost
         match event:
             case RequestFinished():
                 self._finished += 1
@@ -96,15 +94,12 @@ class Requests(Examiner):
             case RequestRejected():
                 self._rejected[event.reason] += 1
                 if event.reason in TENANT_LIMITS:
-                    self._limit(event, state)
+                    self._limit(end.request)
                 self._examples.setdefault(event.reason, f"{event.request}: {event.detail}")
-            case RequestCancelled():
-                if event.stamp is not None and event.cause in self._given_up:
-                    self._doubted[event.request] = event.cause
-                    at_engine = event.cause is CancelCause.ENGINE_IDLE
-                    self._given_up[event.cause][event.instance if at_engine else ingress] += 1
-                else:
-                    self._cancelled[event.reason] += 1
+            case RequestCancelled() if event is not lost:
+                self._cancelled[event.reason] += 1
+            case _:
+                pass
 
     @override
     def findings(self, state: State) -> Iterator[Finding]:
@@ -140,6 +135,8 @@ class Requests(Examiner):
                     else "their ingress still had them"
                 )
                 evidence.append(f"{alive:,} of them ended after all: {why}")
+            if cause is CancelCause.INGRESS_SILENT:
+                evidence += [hang.line(self.settings.speed) for hang in self.hangs.seen[:SHOWN_MAX]]
             yield self.warning(f"{of.total():,} requests were given up: {cause.sentence}", evidence, ADVICE[cause])
 
     def _orphans(self, state: State) -> Iterator[Finding]:
@@ -161,8 +158,7 @@ class Requests(Examiner):
         where = f" on {request.instance}" if request.instance else ""
         return f"{request.id}: {request.stage}{where} for {self.wall(state.last_at - request.arrived_at):.0f} s"
 
-    def _limit(self, event: RequestRejected, state: State) -> None:
-        request = state.workload.requests.get(event.request)
+    def _limit(self, request: Request | None) -> None:
         tenant = request.tenant if request and request.tenant else "tenants without a name"
         if tenant in self._limited or len(self._limited) < TENANTS_MAX:
             self._limited[tenant] += 1
@@ -180,7 +176,7 @@ class Requests(Examiner):
             yield self.note(
                 f"{limited.total():,} of {ends:,} requests ({limited.total() / max(1, ends):.1%}) were beyond their tenant's limits",
                 [*self._by_reason(limited), f"of {by_tenant}"],
-                "That is what limits are for; `pointsman tenants show` has them, and what is used of them.",
+                f"That is what limits are for; `pointsman tenants show{fleet_as_given()}` has them, and what is used of them.",
             )
         yield from self._loaded(self._rejected - limited, ends)
         if self._refused:
@@ -199,7 +195,7 @@ class Requests(Examiner):
                 Severity.SERIOUS if share > FAILED_SHARE_MAX else Severity.WARNING,
                 f"{self._failed.total():,} of {ends:,} requests ({share:.1%}) failed",
                 self._by_reason(self._failed),
-                "`pointsman explain` one of them. Of a running fleet `pointsman tap --since 1 --until now --type RequestFailed` shows all; "
+                f"`pointsman explain{as_given()}` one of them. Of a running fleet `pointsman tap{fleet_as_given()} --since 1 --until now --type RequestFailed` shows all; "
                 "of a bundle `zcat FILE | grep RequestFailed`.",
             )
         if self._cancelled:
@@ -214,7 +210,7 @@ class Requests(Examiner):
             return
         share, alone = rejected.total() / max(1, ends), rejected[RejectReason.SLO_UNREACHABLE]
         severity = Severity.WARNING if share > REJECTED_SHARE_MAX else Severity.NOTE
-        advice = "Too much load for the objective: `pointsman what-if --instances N` says how many engines would do."
+        advice = f"Too much load for the objective: {advice_for(Cause.OVERLOAD)}"
         if alone > rejected.total() / 2:
             advice = "Most of their prompts alone take longer than their objective: no number of engines helps. Give them a longer one (x-slo-ttft-ms) or shorter prompts."
         elif alone:

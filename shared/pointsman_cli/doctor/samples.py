@@ -14,6 +14,13 @@ SAMPLE_MAX = 2048
 STRETCHES_MAX = 2048
 
 
+def keep(known: dict[K, T], key: K, value: T, most: int) -> None:
+    """Adds the value, and forgets the oldest key beyond `most`."""
+    known[key] = value
+    if len(known) > most:
+        del known[next(iter(known))]
+
+
 class Sample(Generic[T]):
     """Every n-th value of a stream; n doubles when `most` is exceeded."""
 

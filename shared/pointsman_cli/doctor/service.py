@@ -5,23 +5,25 @@ with the SLO, is not in the log; the summary counts them."""
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TypeVar
 
 from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import RequestEnd, RequestPlaced, RequestRejected
+from pointsman.contracts.decisions import RequestPlaced, RequestRejected
 from pointsman.contracts.reasons import TENANT_LIMITS
-from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished, is_given_up
-from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, RequestId, Tenant, Tokens
+from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished
+from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tenant, Tokens
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request
 from pointsman_cli.doctor.client_faults import is_clients_fault
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity
+from pointsman_cli.doctor.late_causes import advice_for
+from pointsman_cli.doctor.request_ends import Ended
 from pointsman_cli.doctor.samples import Heavy, Sample, Share, Stretch, Timeline
 from pointsman_cli.explain.causes import Cause
 from pointsman_cli.formatting import plural
+from pointsman_cli.options import as_given
 from pointsman_cli.terminal import wall_time
 
 TARGET = 0.9
@@ -29,14 +31,11 @@ SERIOUS_BELOW = 0.5
 GROUP_MIN = 30
 GROUP_BEHIND = 0.15
 TENANTS_MAX = 1000
-IN_FLIGHT_MAX = 20_000
 PREFIXES_MAX = 256
 DECILES = 10
 SHOWN_MAX = 8
 STRETCH_WALL_SECONDS = 5.0
 STRETCHES_SHOWN = 5
-
-V = TypeVar("V")
 
 
 @dataclass(slots=True)
@@ -85,40 +84,33 @@ class Service(Examiner):
         self._gathers_late = False
         self._slow_tokens = Share()
         self._slow_example = ""
-        self._slos: dict[RequestId, EngineSeconds] = {}
-        """As clients asked; State lengthens them for admission."""
-        self._given_up: dict[RequestId, Request] = {}
 
     @override
     def before(self, event: LogEvent, state: State) -> None:
+        if isinstance(event, RequestPlaced):
+            self._gathers_late = event.policy == "pointsman"
+
+    @override
+    def ended(self, end: Ended, state: State) -> None:
+        event, request = end.event, end.request
         match event:
             case RequestFinished():
-                request = self._judged(event, state)
+                self._unjudged += request is None
                 if request is not None:
                     self._ttfts.add(event.ttft)
-                    self._count(
-                        request, event.instance, on_time=event.ttft <= self._slos.get(request.id, request.slo_ttft)
-                    )
+                    self._count(request, event.instance, on_time=event.ttft <= end.slo_ttft)
                     self._count_tokens(request, event)
-            case RequestArrived():
-                _keep(self._slos, event.request, event.slo_ttft)
-            case RequestPlaced():
-                self._gathers_late = event.policy == "pointsman"
             case RequestRejected() if event.reason in TENANT_LIMITS:
                 pass
             case RequestFailed() if is_clients_fault(event):
                 pass
             case RequestRejected() | RequestFailed():
-                request = self._judged(event, state)
+                self._unjudged += request is None
                 if request is not None:
                     self._turned_away += 1
                     self._count(request, request.instance, on_time=False)
-            case _ if is_given_up(event) and (lost := state.workload.requests.get(event.request)):
-                _keep(self._given_up, event.request, lost)
             case _:
                 pass
-        if isinstance(event, RequestEnd) and not is_given_up(event):
-            self._slos.pop(event.request, None)
 
     @override
     def after(self, event: LogEvent, state: State) -> None:
@@ -131,12 +123,6 @@ class Service(Examiner):
             forgotten = self._heavy.add(self._prefix_of(request))
             if forgotten is not None:
                 self._prefixes.pop(forgotten, None)
-
-    def _judged(self, event: RequestEnd, state: State) -> Request | None:
-        """None for a second end, and for a request whose arrival is not in the log."""
-        request = state.workload.requests.get(event.request) or self._given_up.pop(event.request, None)
-        self._unjudged += request is None and state.workload.end_of(event.request) is None
-        return request
 
     def _count(self, request: Request, instance: InstanceId, *, on_time: bool) -> None:
         self._all.count(hit=on_time)
@@ -208,7 +194,7 @@ class Service(Examiner):
             [self._period_line(stretch) for stretch in stretches[:STRETCHES_SHOWN]]
             + turned_away
             + (self._worst_of(self._instances.items()) if overall else []),
-            "`pointsman explain --slowest 10` finds the latest; `pointsman what-if` tries another policy or fleet.",
+            f"`pointsman explain{as_given()} --slowest 10` finds the latest; `pointsman what-if{as_given()}` tries another policy or fleet.",
         )
 
     def _period_line(self, stretch: Stretch) -> str:
@@ -282,9 +268,7 @@ class Service(Examiner):
             Severity.WARNING if late else Severity.NOTE,
             f"{len(hot)} hot {'prefix draws' if len(hot) == 1 else 'prefixes each draw'} more than an instance's even share",
             [self._prefix_line(key, count) for key, count in hot],
-            "Its requests come late: `pointsman what-if --policy pointsman` (or dualmap) shows whether spreading helps."
-            if late
-            else "",
+            f"Its requests come late: {advice_for(Cause.HOT_PREFIX)}" if late else "",
         )
 
     def _prefix_line(self, key: BlockKey, count: int) -> str:
@@ -293,12 +277,6 @@ class Service(Examiner):
         example = f", for example request {prefix.example}" if prefix.example else ""
         tokens = self._level * self.settings.block_tokens
         return f"{key:016x} ({tokens} tokens): {count / self._arrivals:.0%} of arrivals, {served}{example}"
-
-
-def _keep(known: dict[RequestId, V], request: RequestId, value: V) -> None:
-    known.setdefault(request, value)
-    if len(known) > IN_FLIGHT_MAX:
-        del known[next(iter(known))]
 
 
 def _length_bands(ordered: list[tuple[Tokens, bool]]) -> Iterator[_Band]:

@@ -9,15 +9,18 @@ from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted
-from pointsman.contracts.requests import PrefillFinished, RequestFinished
+from pointsman.contracts.requests import PrefillFinished
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId
 from pointsman.state.state import PoolSettings, State
-from pointsman.state.workload import EMPTY_QUEUE, Stage
+from pointsman.state.workload import EMPTY_QUEUE
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity
 from pointsman_cli.doctor.missed_hits import MissedHits
-from pointsman_cli.doctor.samples import Sample
+from pointsman_cli.doctor.request_ends import Ended
+from pointsman_cli.doctor.samples import Sample, keep
 from pointsman_cli.explain.causes import Cause
+from pointsman_cli.explain.prefills import prefilled
+from pointsman_cli.options import as_given
 from pointsman_cli.terminal import wall_time
 
 PREFILLS_MIN = 20
@@ -74,21 +77,21 @@ class SlowEngines(Examiner):
             case RequestGranted():
                 queue = state.workload.queues.get(event.instance, EMPTY_QUEUE)
                 if queue.prefill:
-                    self._ahead[event.request] = tuple(queue.prefill)[:AHEAD_MAX]
-                    if len(self._ahead) > IN_PREFILL_MAX:
-                        del self._ahead[next(iter(self._ahead))]
-            case PrefillFinished() if event.stamp is None:
+                    keep(self._ahead, event.request, tuple(queue.prefill)[:AHEAD_MAX], IN_PREFILL_MAX)
+            case PrefillFinished():
                 self._first_token(event, state)
-            case RequestFinished():
-                self._missed.note(event, state)
             case _:
                 pass
 
+    @override
+    def ended(self, end: Ended, state: State) -> None:
+        self._missed.note(end, state)
+
     def _first_token(self, event: PrefillFinished, state: State) -> None:
-        ahead = self._ahead.pop(event.request, ())
-        request = state.workload.requests.get(event.request)
-        if request is None or request.stage is not Stage.PREFILL or request.engine_seconds <= 0:
+        request = prefilled(event, state)
+        if request is None or request.engine_seconds <= 0 or self.hangs.of_attempt(event) is not None:
             return
+        ahead = self._ahead.pop(event.request, ())
         took, work = event.at - request.granted_at, request.engine_seconds
         prefill = _Prefill(event.at, took, work, request.slo_ttft, request.id, ahead)
         engine = self._engines.setdefault(event.instance, _Engine())
@@ -132,7 +135,7 @@ class SlowEngines(Examiner):
                     for name, found in stretches.items()
                     for stalls in found[:STRETCHES_SHOWN]
                 ],
-                "Something held the engine or its machine up then: `pointsman explain` the request says whether others were slow, too.",
+                f"Something held the engine or its machine up then: `pointsman explain{as_given()}` the request says whether others were slow, too.",
                 cause=Cause.SLOW_ENGINE,
             )
 

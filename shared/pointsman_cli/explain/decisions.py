@@ -7,11 +7,11 @@ from statistics import median
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
     Candidate,
-    RequestEnd,
     RequestGranted,
     RequestMigrated,
     RequestPlaced,
     RequestRejected,
+    is_final_end,
 )
 from pointsman.contracts.requests import PrefillFinished, RequestFinished
 from pointsman.policies.pool_view import PoolView
@@ -22,6 +22,7 @@ from pointsman.simulation.replay.leader_order import Kind, LeaderOrder
 from pointsman.state.priority_classes import LOWEST, RANK
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import EMPTY_QUEUE, Request, Stage
+from pointsman_cli.explain.prefills import prefilled
 from pointsman_cli.explain.values import (
     NOT_KNOWN,
     DecisionRecord,
@@ -141,17 +142,17 @@ class _LeaderFold:
 
     def _note_end(self, event: LogEvent | None) -> None:
         unended = self._position.unended
-        if unended and isinstance(event, RequestEnd) and event.request in unended:
+        if unended and is_final_end(event) and event.request in unended:
             unended.discard(event.request)
             if isinstance(event, RequestFinished) and event.cached_tokens >= 0:
                 self._timeline.delivered[event.request] = event.cached_tokens
 
     def _pace_of(self, entry: LogEntry, other_than: InstanceId) -> list[float]:
         event = entry.event
-        if not (isinstance(event, PrefillFinished) and event.stamp is None and event.instance != other_than):
+        if not isinstance(event, PrefillFinished) or event.instance == other_than:
             return []
-        request = self._state.workload.requests.get(event.request)
-        if request is None or request.stage is not Stage.PREFILL or not request.engine_seconds:
+        request = prefilled(event, self._state)
+        if request is None or not request.engine_seconds:
             return []
         return [(event.at - request.granted_at) / request.engine_seconds]
 

@@ -37,6 +37,7 @@ def found(timeline: RequestTimeline, wait: Wait) -> Iterator[Reason]:
     yield from _overtaken(timeline, wait, decision)
     yield from _full(wait, decision)
     yield from _yielded(wait, decision)
+    yield from _hung(wait, decision)
     yield from _slow(timeline, wait, decision)
     yield from _own(timeline, wait, decision)
     yield from _whole_answer(timeline, wait)
@@ -229,6 +230,15 @@ def _yielded(wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
         because = f"its prompt was late even alone: as best effort it waited {room}"
         sentence = f"as best effort it waited {room}{share(wait.yielded, wait.whole)}, on {decision.instance}"
         yield Reason(Cause.LONG_PROMPT, wait.yielded, sentence, because)
+
+
+def _hung(wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
+    if wait.hung > 0:
+        because = f"its ingress hung: {seconds(wait.hung)} more went by than {decision.instance} had work"
+        sentence = (
+            f"{because}{share(wait.hung, wait.whole)}; its leader had given it up, because its ingress was silent"
+        )
+        yield Reason(Cause.TRANSPORT, wait.hung, sentence, because)
 
 
 def _slow(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import nlargest
 
-from pointsman.contracts.decisions import RequestEnd, RequestGranted
-from pointsman.contracts.requests import RequestArrived, RequestEvent, RequestFinished, is_given_up
+from pointsman.contracts.decisions import RequestGranted, is_final_end
+from pointsman.contracts.requests import RequestArrived, RequestEvent, RequestFinished
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tenant, Tokens
+from pointsman_cli.discovery import fleet_as_given
 from pointsman_cli.history.entries import HistoryError, NotInLogError
 
 CANDIDATES_MAX = 100
@@ -16,7 +17,7 @@ CANDIDATES_SHOWN = 8
 OPEN_MAX = 100_000
 HINT = (
     "The id is the x-pointsman-request-id of the answer, or its x-request-id. `--slowest 10` lists the slowest, "
-    "`pointsman tap --since 1 --until now` shows all of a running fleet."
+    "`pointsman tap{given} --since 1 --until now` shows all of a running fleet."
 )
 
 
@@ -58,7 +59,7 @@ def request_named(entries: Iterable[LogEntry], text: str, *, begins: str = "") -
             ends[request] = None
     found = sent or ends
     if not found:
-        msg = f"no request {text} in this log{begins and f'; {begins}'}. {HINT}"
+        msg = f"no request {text} in this log{begins and f'; {begins}'}. {HINT.format(given=fleet_as_given())}"
         raise NotInLogError(msg)
     if len(found) > 1:
         shown = list(found)[:CANDIDATES_SHOWN]
@@ -98,7 +99,7 @@ def _answered(entries: Iterable[LogEntry]) -> Iterator[tuple[EngineSeconds, int,
         elif isinstance(event, RequestGranted):
             if event.request in in_flight:
                 in_flight[event.request].granted_at = event.at
-        elif isinstance(event, RequestEnd) and not is_given_up(event):
+        elif is_final_end(event):
             slow = in_flight.pop(event.request, None)
             if slow is not None and isinstance(event, RequestFinished):
                 slow.ttft, slow.instance, slow.cached_tokens = event.ttft, event.instance, event.cached_tokens

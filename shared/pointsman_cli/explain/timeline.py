@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import LeaderElected, MigrationRefused, RequestEnd, RequestGranted
+from pointsman.contracts.decisions import LeaderElected, MigrationRefused, RequestGranted, counts_as_end
 from pointsman.contracts.envelope import Stamp, is_fenced
 from pointsman.contracts.requests import (
     PrefillFinished,
@@ -12,7 +12,6 @@ from pointsman.contracts.requests import (
     RequestAttemptFailed,
     RequestEvent,
     RequestFinished,
-    is_given_up,
 )
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, RequestId, Sequence, Term
@@ -78,10 +77,10 @@ def _note(timeline: RequestTimeline, event: LogEvent) -> None:
             timeline.fetch = event
         case RequestAttemptFailed():
             timeline.failed.append(event)
+        case _ if counts_as_end(event, timeline.end):
+            timeline.end = event
         case _:
-            replaceable = timeline.end is None or (is_given_up(timeline.end) and event.stamp is None)
-            if replaceable and isinstance(event, RequestEnd):
-                timeline.end = event
+            pass
 
 
 def _arrived_at(timeline: RequestTimeline) -> EngineSeconds:

@@ -5,12 +5,14 @@ from dataclasses import dataclass, field
 from pointsman.contracts.block_keys import KEY_BYTES
 from pointsman.contracts.decisions import MigrationRefused, RequestEnd, Settings
 from pointsman.contracts.fleet import PrefillCost
+from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
     PrefillFinished,
     PrefixFetchEnded,
     RequestArrived,
     RequestAttemptFailed,
     RequestFinished,
+    is_given_up,
 )
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Sequence, Tenant, Term, Tokens
@@ -185,6 +187,15 @@ class RequestTimeline:
         if isinstance(self.end, RequestFinished):
             return self.end.ttft
         return self.first_token.ttft if self.first_token else None
+
+    @property
+    def ingress_hung(self) -> bool:
+        """Whether its leader had given it up, as its ingress was silent, before its ingress noticed the first token."""
+        noticed_at = self.arrived_at + (self.ttft or 0.0)
+        told = (entry.event for entry in self.entries if entry.sequence not in self.fenced)
+        return any(
+            is_given_up(event) and event.cause is CancelCause.INGRESS_SILENT and event.at < noticed_at for event in told
+        )
 
     @property
     def arrived_before_the_log(self) -> bool:

@@ -35,6 +35,8 @@ class Wait:
     full: EngineSeconds = 0.0
     yielded: EngineSeconds = 0.0
     """As best effort, to requests that could be on time."""
+    hung: EngineSeconds = 0.0
+    """Beyond the work, while its ingress noticed nothing."""
     slow: EngineSeconds = 0.0
     whole_answer: EngineSeconds = 0.0
     queue: EngineSeconds = 0.0
@@ -184,6 +186,9 @@ def _divide_excess(
     if is_full(decision) and not decision.best_effort:
         wait.full = min(excess, wait.queue)
         excess -= wait.full
+    if timeline.ingress_hung:
+        wait.hung = excess
+        return
     if is_whole_answer(timeline):
         learned = grant.correction - wait.usual if grant is not None and grant.instance_known else 0.0
         slow = min(excess, max(0.0, learned) * excess / max(wait.pace - wait.usual, 1e-9))

@@ -18,7 +18,7 @@ from pointsman_cli.history.progress import shown
 from pointsman_cli.history.sources import History, open_history
 from pointsman_cli.history.start_point import StartPoint, beginning_of
 from pointsman_cli.history.time_options import UpTo, moment_in
-from pointsman_cli.options import CONTEXT, from_options, json_switch, until_option
+from pointsman_cli.options import CONTEXT, as_given, from_options, json_switch, until_option
 from pointsman_cli.output_file import print_json
 from pointsman_cli.terminal import output_console, say, table, wall_time
 
@@ -176,7 +176,7 @@ def _show_fold(console: Console, replayed: _Replayed) -> None:
         counts = f"{len(state.fleet.instances)} instances, {len(state.workload.requests):,} requests in flight"
         say(console, f"{counts}, term {state.term}{lost}")
         if dead := _dead_letters(state.dead_letters.undecodable, state.dead_letters.unapplied):
-            say(console, f"{dead}; `pointsman doctor` shows where", "yellow")
+            say(console, f"{dead}; `pointsman doctor{as_given()}` shows where", "yellow")
 
 
 def _dead_letters(undecodable: int, unapplied: int) -> str:
@@ -193,7 +193,7 @@ def _show_verdict(console: Console, verdict: Verdict) -> None:
         say(console, problem, "yellow")
     say(console, str(verdict), "bold green" if verdict.ok else "bold red")
     if dead := _dead_letters(verdict.undecodable, verdict.unapplied):
-        say(console, f"  {dead}: every process skips them; `pointsman doctor` shows where", "yellow")
+        say(console, f"  {dead}: every process skips them; `pointsman doctor{as_given()}` shows where", "yellow")
     for reason, count in verdict.failed.most_common():
         say(console, f"  {count:,} calls failed when they were repeated: {reason}", "yellow")
     for reason, count in verdict.unchecked.most_common():

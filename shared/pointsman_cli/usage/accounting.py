@@ -17,6 +17,7 @@ from pointsman.contracts.decisions import (
     RequestHandedOver,
     RequestMigrated,
     RequestRejected,
+    counts_as_end,
 )
 from pointsman.contracts.envelope import is_fenced
 from pointsman.contracts.fleet import InstanceJoined
@@ -236,7 +237,7 @@ class UsageAccount:
 
     def _end(self, event: RequestEnd, *, counting: bool) -> None:
         earlier = self._ended.get(event.request)
-        if earlier is not None and (earlier.in_flight is None or event.stamp is not None):
+        if not counts_as_end(event, earlier.event if earlier is not None else None):
             return
         if earlier is not None:
             self._count(earlier, -1)

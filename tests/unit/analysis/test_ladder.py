@@ -3,18 +3,19 @@
 from itertools import count
 
 import pytest
+from msgspec.structs import replace
 
 from pointsman.analysis.ladder import HINDSIGHT_WALL_SECONDS, HitRateLadder
 from pointsman.analysis.ladder_figures import HOURS_MAX, OTHER, TENANTS_MAX, LadderFigures, Rung, Tally
+from pointsman.analysis.tier_shares import TierCounter
 from pointsman.contracts.block_keys import pack_keys
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import RequestGranted, RequestPlaced
+from pointsman.contracts.decisions import RequestGranted, RequestPlaced, TierTokens
 from pointsman.contracts.envelope import Stamp
-from pointsman.contracts.reasons import CancelCause
-from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
+from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished
 from pointsman.primitives import BlockKey, InstanceId, RequestId, Tenant, Term
 from pointsman.state.state import PoolSettings, State
-from tests.support.events import BLOCK, first_token, joined, removed, stored
+from tests.support.events import BLOCK, first_token, given_up, joined, removed, stored
 
 PROMPT = [1, 2, 3, 4]
 TOKENS = len(PROMPT) * BLOCK
@@ -147,15 +148,25 @@ def test_a_request_that_a_leader_gave_up_counts_if_its_ingress_ends_it() -> None
     told.serves("r1", "a", PROMPT, at=1.0, cached=0)
     for request in ("r2", "r3"):
         told.places(request, "a", PROMPT, at=20.0, hit=len(PROMPT))
-        told.tell(
-            RequestCancelled(
-                at=21.0, request=RequestId(request), reason="", cause=CancelCause.INGRESS_SILENT,
-                instance=InstanceId("a"), stamp=Stamp(term=Term(1), number=100 + int(request[1]), as_of=told.state.sequence),
-            )
-        )  # fmt: skip
+        number = 100 + int(request[1])
+        told.tell(given_up(request, at=21.0, instance="a", number=number, as_of=told.state.sequence))
     told.ends("r2", "a", at=22.0, cached=TOKENS)
 
     assert told.tokens["delivered"] == TOKENS
+
+
+def test_tiers_count_a_request_that_a_leader_gave_up_if_its_ingress_ends_it() -> None:
+    told, tiers = Told(), TierCounter()
+    placed = replace(told.places("r1", "a", PROMPT, at=1.0, hit=4), loads=[TierTokens("host", 2 * BLOCK)])
+    arrived = RequestArrived(
+        at=1.0, request=placed.request, arrived_at=1.0, ingress="i", tenant=Tenant("t"), keys=b"", prompt_tokens=TOKENS,
+        max_output_tokens=1, slo_ttft=5.0, slo_tpot=0.1,
+    )  # fmt: skip
+    end = told.ends("r1", "a", at=3.0, cached=TOKENS)
+    for event in (arrived, placed, given_up("r1", at=2.0), end):
+        tiers.apply(event)
+
+    assert tiers.tokens == {"device": TOKENS - 2 * BLOCK, "host": 2 * BLOCK}
 
 
 def test_what_was_not_delivered_although_nothing_was_removed_was_not_there() -> None:

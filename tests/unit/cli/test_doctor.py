@@ -6,17 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
+import click
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from pointsman.contracts.cache import CacheCleared, CacheEvent, CacheGap, CacheSnapshot
 from pointsman.contracts.codec import LogEvent, encode
-from pointsman.contracts.decisions import LeaderElected, WritesLost
+from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestPlaced, WritesLost
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import (
     FleetEvent,
     InstanceDraining,
+    InstanceEjected,
     InstanceJoined,
     InstanceLeft,
     InstanceProbed,
@@ -26,7 +28,7 @@ from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
     PrefillFinished,
     RequestArrived,
-    RequestCancelled,
+    RequestAttemptFailed,
     RequestFailed,
     RequestFinished,
 )
@@ -35,8 +37,12 @@ from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Sequence, Tenant, Term
 from pointsman.state.state import PoolSettings
+from pointsman_cli.discovery import fleet_as_given
+from pointsman_cli.doctor import examination
+from pointsman_cli.doctor.engine_failures import EngineFailures
 from pointsman_cli.doctor.examination import Diagnosis, Examiner, examine
 from pointsman_cli.doctor.fleet_health import FleetHealth
+from pointsman_cli.doctor.lateness import Lateness
 from pointsman_cli.doctor.requests import Requests
 from pointsman_cli.doctor.samples import Heavy, Sample, Timeline
 from pointsman_cli.doctor.service import Service
@@ -44,11 +50,13 @@ from pointsman_cli.history.bundle import BundleHistory, write_bundle
 from pointsman_cli.history.sources import Header
 from pointsman_cli.history.start_point import StartPoint
 from pointsman_cli.main import main
+from pointsman_cli.options import as_given
 from pointsman_cli.terminal import wall_time
-from tests.support.events import fleet_described, joined, reported, stored
+from tests.support.events import fleet_described, given_up, given_up_before_each_end, joined, reported, stored
 from tests.support.failing_pool import FailingPool
 from tests.support.failing_pool import policies as failing_policies
 from tests.support.headless import write_headless
+from tests.support.hung_ingress import with_hung_ingress
 from tests.support.recorded_log import rewritten
 from tests.support.served_log import ServedLog
 
@@ -113,6 +121,36 @@ def test_without_a_checkpoint_it_is_said_what_cannot_be_known_and_nobody_is_accu
     ]
 
 
+def test_commands_that_findings_advise_read_the_log_that_was_examined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    log = _with_garbage(_slow_and_forgetful())
+    write_bundle(Path("a log"), Header(pool="default", last=log[-1].sequence), log)
+    told = CliRunner().invoke(main, ["doctor", "--from", "a log", "--pool", "default"]).output
+    advised = re.findall(r"`pointsman (explain|what-if|tap)( --from 'a log' --pool default)?", told)
+
+    assert {name for name, _ in advised} == {"explain", "what-if", "tap"}
+    assert all(bool(given) == (name != "tap") for name, given in advised), "a log that is over has no fleet to tap"
+
+
+@pytest.mark.parametrize("place", ["nats://other:4222", "."])
+def test_advised_commands_of_a_running_fleet_name_it(place: str) -> None:
+    command = click.Command("doctor", params=[click.Option(["--from", "place"]), click.Option(["--pool"])])
+    with command.make_context("doctor", ["--from", place, "--pool", "chat"]):
+        assert fleet_as_given() == as_given() == f" --from {place} --pool chat"
+
+
+def test_no_finding_advises_a_command_without_the_options_that_were_given() -> None:
+    commands = r"`pointsman (?:explain|what-if|tap|tenants show|drain|fleet)\b(?!\{)"
+    for source in Path(examination.__file__).parent.glob("*.py"):
+        assert not re.findall(commands, source.read_text()), source.name
+
+
+def _with_garbage(entries: Entries) -> Entries:
+    return renumbered([*entries, LogEntry(0, entries[-1].subject, b"?", None)])
+
+
 def _with_hole(entries: Entries) -> Entries:
     return entries[:100] + entries[103:]
 
@@ -148,14 +186,7 @@ def _given_up(entries: Entries, *, also_ended: bool) -> Entries:
     end = next(e for e in entries if isinstance(e.event, RequestFinished))
     event = end.event
     assert isinstance(event, RequestFinished)
-    stamp = Stamp(term=Term(1), number=10_000, as_of=0)
-    cancelled = RequestCancelled(
-        at=event.at - 0.01,
-        stamp=stamp,
-        request=event.request,
-        reason=CancelCause.INGRESS_SILENT.sentence,
-        instance=event.instance,
-    )
+    cancelled = given_up(event.request, at=event.at - 0.01, instance=event.instance)
     entry = LogEntry(0, subject_of(PoolName("default"), cancelled), encode(cancelled), cancelled)
     place = entries.index(end)
     return renumbered([*entries[:place], entry, *entries[place if also_ended else place + 1 :]])
@@ -175,6 +206,61 @@ def test_an_ingress_that_only_stood_still_makes_no_second_end(healthy: Entries, 
 
     assert not any("ended twice" in f["what"] for f in findings)
     assert any("had only hung" in e for f in findings for e in f["evidence"])
+
+
+def _slow_and_forgetful() -> Entries:
+    """Findings of every examiner that looks at what engines answered."""
+    emptied = {"engine-1": 10.0, "engine-2": 30.0, "engine-3": 20.0}
+    pace = {"engine-1": 3.0, "engine-2": 3.0}
+    return ServedLog(pace=pace, emptied=emptied, gap=0.2, policies=policy_set(routing="round_robin")).entries
+
+
+def _failing() -> Entries:
+    pool = FailingPool()
+    pool.serve(40, sick=InstanceId("a"), slow=10)
+    for _ in range(3):
+        pool.fails_everywhere()
+    return pool.log
+
+
+@pytest.mark.parametrize(
+    ("entries", "areas"),
+    [
+        (_slow_and_forgetful, {"requests", "service", "engines", "caches", "predictions"}),
+        (_failing, {"requests", "service", "engines"}),
+    ],
+)
+def test_a_request_that_its_leader_gave_up_is_judged_by_the_end_that_its_ingress_wrote(
+    tmp_path: Path, entries: Callable[[], Entries], areas: set[str]
+) -> None:
+    log = entries()
+    ends = sum(isinstance(entry.event, RequestFinished | RequestFailed) for entry in log)
+    plain, told = (diagnosed(some, tmp_path)[1] for some in (log, given_up_before_each_end(log)))
+    (lost,) = [finding for finding in told if "given up" in finding["what"]]
+
+    assert {finding["area"] for finding in plain} >= areas
+    assert [finding for finding in told if finding is not lost] == plain
+    assert lost["evidence"][1].startswith(f"{ends} of them ended after all")
+
+
+def test_an_ingress_ends_what_its_leader_gave_up_once() -> None:
+    log: list[LogEvent] = [
+        joined("engine-1"),
+        asked(1, 10),
+        given_up("r-1", at=19.0, instance="engine-1"),
+        answered(1),
+        answered(1),
+    ]
+    told = [finding.what for finding in examined(log, Requests).findings]
+
+    assert told[0] == "1 requests ended twice"
+    assert told[1].startswith("1 requests were given up")
+
+
+def test_a_leader_that_gives_up_what_has_just_ended_makes_no_second_end() -> None:
+    log: list[LogEvent] = [joined("engine-1"), asked(1, 10), answered(1), given_up("r-1", at=20.5, instance="engine-1")]
+
+    assert not examined(log, Requests).findings
 
 
 def _without_cache_events(entries: Entries) -> Entries:
@@ -226,7 +312,7 @@ def _followed_by(entries: Entries, *events: LogEvent) -> Entries:
     """With more events at its end, a second apart."""
     last = entries[-1].event
     assert last is not None
-    said = [msgspec.structs.replace(event, at=last.at + number) for number, event in enumerate(events, start=1)]
+    said = [replace(event, at=last.at + number) for number, event in enumerate(events, start=1)]
     return renumbered([*entries, *(LogEntry(0, subject_of(PoolName("default"), e), encode(e), e) for e in said)])
 
 
@@ -337,7 +423,7 @@ def test_a_short_while_of_lateness_in_a_log_that_is_mostly_in_time_is_found_and_
     late = {f"r-{number}" for number in range(300, 350)}
     for entry in entries:
         if isinstance(entry.event, RequestFinished) and entry.event.request in late:
-            entries = rewritten(entries, entry.sequence, msgspec.structs.replace(entry.event, ttft=9.0))
+            entries = rewritten(entries, entry.sequence, replace(entry.event, ttft=9.0))
     _, findings = diagnosed(entries, tmp_path)
 
     service = next(f for f in findings if f["area"] == "service" and "for a while" in f["what"])
@@ -471,11 +557,7 @@ def test_an_engine_that_fails_requests_is_named_with_the_evidence_whether_it_was
 def test_an_engine_that_was_slow_is_named_and_a_request_that_failed_everywhere_is_told_apart(tmp_path: Path) -> None:
     pool = FailingPool()
     pool.serve(40, sick=InstanceId("a"), slow=10)
-    request, first = pool.asks()
-    pool.fails(request, first)
-    _, second = pool.asks(request=request, attempt=2, excluded=first)
-    pool.fails(request, second, attempt=2)
-    pool.gives_up(request)
+    request, first, second = pool.fails_everywhere()
     _, findings = diagnosed(pool.log, tmp_path)
 
     told = {f["what"]: " ".join(f["evidence"]) for f in findings if f["area"] == "engines"}
@@ -484,6 +566,86 @@ def test_an_engine_that_was_slow_is_named_and_a_request_that_failed_everywhere_i
     assert told["1 request failed at every engine that tried: their own fault, by all signs"] == (
         f"{request}: at {first}, {second}"
     )
+
+
+def test_no_engine_is_slow_because_an_ingress_hung(tmp_path: Path) -> None:
+    served = ServedLog(gap=0.1, requests=300, policies=policy_set(routing="round_robin"))
+    plain, told = (diagnosed(log, tmp_path)[1] for log in (served.entries, with_hung_ingress(served.entries)))
+    late = next(f for f in told if f["cause"])
+    lost = next(f for f in told if "given up" in f["what"])
+
+    assert not [f for f in told if f["area"] == "engines" and f not in plain]
+    assert late["what"].endswith("were late because their ingress hung")
+    assert [line for line in lost["evidence"] if "hung: it wrote nothing" in line] == [
+        "ingress-2 hung: it wrote nothing from 1970-01-01 00:00:07 to 00:00:18",
+        "ingress-2 hung: it wrote nothing from 1970-01-01 00:00:19 to 00:00:30",
+    ]
+
+
+def _timed_out(number: int, *, at: float = 12.0, **fields: Any) -> RequestAttemptFailed:
+    return RequestAttemptFailed(
+        at=at, request=RequestId(f"r-{number}"), instance=InstanceId(f"engine-{number}"),
+        failure="connect_failure", detail="ConnectionTimeoutError", **fields,
+    )  # fmt: skip
+
+
+def _attempts_at_three_engines(*between: LogEvent) -> list[LogEvent]:
+    """Each breaks off at 12 s."""
+    numbers = (1, 2, 3)
+    engines: list[LogEvent] = [joined(f"engine-{number}") for number in numbers]
+    grants: list[LogEvent] = [
+        RequestGranted(at=1.0, request=RequestId(f"r-{number}"), instance=InstanceId(f"engine-{number}"))
+        for number in numbers
+    ]
+    return [*engines, *(asked(n, 10) for n in numbers), *grants, *between, *(_timed_out(n) for n in numbers)]
+
+
+def _blamed(events: list[LogEvent]) -> list[str]:
+    """The engines that are to be drained."""
+    found = examined(events, EngineFailures).findings
+    return sorted(f.what.partition(" ")[0] for f in found if "Drain it" in f.advice)
+
+
+LOST = given_up("r-1", at=5.0, instance="engine-1")
+
+
+def test_attempts_that_break_off_as_an_ingress_goes_on_after_a_hang_are_no_reason_to_drain_engines() -> None:
+    (finding,) = examined(_attempts_at_three_engines(LOST), EngineFailures).findings
+
+    assert finding.severity == "warning"
+    assert finding.what == (
+        "3 attempts at engine-1, engine-2, engine-3 broke off while i hung: no fault of the engines"
+    )
+    assert finding.evidence[-1] == "i hung: it wrote nothing from 1970-01-01 00:00:01 to 00:00:12"
+    assert "Drain no engine" in finding.advice
+
+
+def test_an_engine_that_fails_others_than_the_ingress_that_hung_is_named() -> None:
+    every = ["engine-1", "engine-2", "engine-3"]
+    of_other = replace(asked(4, 10), ingress="j")
+    late: list[LogEvent] = [
+        replace(asked(5, 10), arrived_at=4.0, at=13.0),
+        RequestGranted(at=13.0, request=RequestId("r-5"), instance=InstanceId("engine-5")),
+        _timed_out(5, at=14.0),
+    ]
+    wrote: list[LogEvent] = [_timed_out(1, at=second) for second in (2.0, 3.0, 4.0, 4.9)]
+
+    assert _blamed(_attempts_at_three_engines()) == every, "nothing was given up"
+    assert _blamed([*_attempts_at_three_engines(LOST, of_other), _timed_out(4)]) == ["engine-4"]
+    assert _blamed([*_attempts_at_three_engines(LOST), *late]) == ["engine-5"], "granted after the hang"
+    assert _blamed([*_attempts_at_three_engines(LOST), replace(_timed_out(2), status=500)]) == ["engine-2"]
+    cut_off: list[LogEvent] = [LOST, *wrote, _timed_out(1, at=5.1)]
+    assert _blamed(_attempts_at_three_engines(*cut_off)) == every, "it wrote meanwhile: only its connection was gone"
+
+
+def test_an_engine_that_was_ejected_for_what_a_hung_ingress_saw_need_not_be_drained() -> None:
+    log = _attempts_at_three_engines(LOST)
+    for cause in ("consecutive_failures", "latency"):
+        ejected = InstanceEjected(
+            at=13.0, instance=InstanceId("engine-2"), epoch=Epoch(1), cause=cause, detail="", seconds=30.0, number=1
+        )
+
+        assert _blamed([*log, ejected]) == (["engine-2"] if cause == "latency" else [])
 
 
 @pytest.mark.parametrize(
@@ -583,6 +745,21 @@ def test_lateness_that_does_not_depend_on_the_length_blames_no_length() -> None:
         events += [asked(number, 197), answered(number, late=number % 4 == 0)]
 
     assert not [f for f in examined(events, Service).findings if "prompt lengths" in f.what]
+
+
+def test_a_wait_for_a_scheduler_makes_late_although_admission_excuses_it() -> None:
+    events: list[LogEvent] = [joined("engine-1")]
+    for number in range(10):
+        placed = RequestPlaced(
+            at=10.0, request=RequestId(f"r-{number}"), instance=ENGINE, hit_blocks=0, uncached_tokens=10, queue_seconds=0.0,
+            prefill_seconds=0.01, predicted_ttft=0.01, policy="p", settings={}, reason="", candidates=[],
+        )  # fmt: skip
+        events += [replace(asked(number, 10), at=10.0, held_up=9.0), placed, answered(number, late=True)]
+    (late,) = examined(events, Lateness).findings
+    (summary,) = examined(events, Service).summary
+
+    assert late.what == "10 of 10 requests were late because no instance or scheduler could take them"
+    assert summary.startswith("10 requests, 0.0% with the first token in time")
 
 
 def test_requests_without_an_arrival_are_counted_as_such() -> None:

@@ -25,7 +25,7 @@ from pointsman_cli.doctor.isolation import Isolation
 from pointsman_cli.doctor.requests import Requests
 from pointsman_cli.doctor.service import Service
 from pointsman_cli.history.start_point import StartPoint
-from tests.support.events import joined
+from tests.support.events import given_up_before_each_end, joined
 
 POOL, ENGINE = PoolName("default"), InstanceId("engine-1")
 BLOCK = 64
@@ -81,10 +81,13 @@ class Engine:
         return self
 
 
+def log_of(events: list[LogEvent]) -> list[LogEntry]:
+    return [LogEntry.read(n, subject_of(POOL, event), encode(event)) for n, event in enumerate(events, 1)]
+
+
 def examined(events: list[LogEvent], *, blind: bool = False) -> Diagnosis:
-    entries = [LogEntry.read(n, subject_of(POOL, event), encode(event)) for n, event in enumerate(events, 1)]
     beginning = StartPoint(None, "gone" if blind else "")
-    return examine(entries, SETTINGS, [Isolation(SETTINGS), AdminActions(SETTINGS)], beginning)
+    return examine(log_of(events), SETTINGS, [Isolation(SETTINGS), AdminActions(SETTINGS)], beginning)
 
 
 def test_groups_that_are_kept_apart_are_proven_to_be() -> None:
@@ -114,6 +117,17 @@ def test_every_crossing_beyond_a_block_is_found() -> None:
 
     (finding,) = examined(engine.events).findings
     assert finding.evidence == ["r-3 of 'umbrella' on engine-1: 384 tokens cached, at most 63 explained"]
+
+
+def test_a_hit_of_a_request_that_its_leader_gave_up_is_checked_like_any_other() -> None:
+    for salted in (True, False):
+        log = log_of(Engine(salted=salted).serve(["acme", "umbrella"]).events)
+        plain, told = (
+            examine(entries, SETTINGS, [Isolation(SETTINGS)], StartPoint(None, ""))
+            for entries in (log, given_up_before_each_end(log))
+        )
+
+        assert (told.summary, told.findings) == (plain.summary, plain.findings)
 
 
 def test_keys_without_salts_are_found() -> None:

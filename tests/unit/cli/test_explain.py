@@ -9,20 +9,28 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pointsman.contracts.decisions import MigrationRefused, RequestPlaced
-from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestAttemptFailed, RequestFinished
+from pointsman.contracts.requests import (
+    PrefillFinished,
+    RequestArrived,
+    RequestAttemptFailed,
+    RequestCancelled,
+    RequestFinished,
+)
 from pointsman.policies.dispatch.recording import Recording
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId
 from pointsman.simulation.replay import pool_settings
-from pointsman_cli.explain.diagnosis import reasons
+from pointsman_cli.explain.causes import Cause
+from pointsman_cli.explain.diagnosis import reasons, verdict
 from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.history.bundle import BundleHistory, write_bundle
 from pointsman_cli.history.sources import Header
 from pointsman_cli.main import main
-from tests.support.events import fleet_described
+from tests.support.events import fleet_described, given_up_before_each_end
 from tests.support.failing_pool import FailingPool
 from tests.support.headless import write_headless
+from tests.support.hung_ingress import HANGS, with_hung_ingress
 from tests.support.recorded_log import RecordedFleet, rewritten
 from tests.support.served_log import ServedLog
 
@@ -172,6 +180,34 @@ def test_a_wait_in_the_queue_names_who_was_ahead() -> None:
     assert timeline.placement is not None
     assert timeline.placement.ahead
     assert "which were before it on engine-1" in reasons(timeline)[0]
+
+
+def test_requests_that_were_given_up_behind_their_first_tokens_change_no_verdict(
+    slowed: list[LogEntry],
+) -> None:
+    log = slowed[: len(slowed) // 2]
+    late = max((e.event for e in log if isinstance(e.event, RequestFinished)), key=lambda event: event.ttft)
+    settings = pool_settings(log)
+    plain, told = (timeline_of(some, late.request, settings) for some in (log, given_up_before_each_end(log)))
+
+    assert plain.delivered
+    assert told.delivered == plain.delivered
+    assert verdict(told) == verdict(plain)
+    assert verdict(plain).cause is Cause.SLOW_ENGINE
+
+
+def test_a_first_token_that_came_while_its_ingress_hung_blames_no_engine() -> None:
+    served = ServedLog(gap=0.1, requests=300, policies=policy_set(routing="round_robin"))
+    log = with_hung_ingress(served.entries)
+    lost = [entry.event.request for entry in log if isinstance(entry.event, RequestCancelled)]
+    plain, told = (
+        [verdict(timeline_of(entries, request, served.state.settings)) for request in lost]
+        for entries in (served.entries, log)
+    )
+
+    assert len(told) == len(HANGS)
+    assert all(found.cause is Cause.TRANSPORT and "because its ingress hung: " in found.sentence for found in told)
+    assert not any("hung" in found.sentence for found in plain)
 
 
 def test_where_the_log_has_lost_its_beginning_nothing_is_said_of_what_is_not_known(

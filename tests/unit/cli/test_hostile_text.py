@@ -171,7 +171,7 @@ def test_fleet_and_scale_print_hostile_answers_as_plain_text(capsys: pytest.Capt
         trouble=HOSTILE,
         by_hand=HOSTILE,
     )
-    scale._show(answer)
+    scale.show(answer)
 
     output = capsys.readouterr().out
     assert_harmless(output)

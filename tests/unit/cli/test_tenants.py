@@ -109,26 +109,42 @@ def test_policies_are_shown_with_what_is_used_of_them(capsys: pytest.CaptureFixt
     )
 
     lines = capsys.readouterr().out.splitlines()
-    alice = next(line for line in lines if "alice" in line).split()
     somebody = next(line for line in lines if "body (default)" in line)
-    assert alice == [
-        "alice",
-        "interactive",
-        "1",
-        "-",
-        "2",
-        "/",
-        "-",
-        "41,200",
-        "/",
-        "60,000",
-        "1,234,567",
-        "/",
-        "-",
-        "-",
-    ]
+    assert row_of("alice", lines) == "alice interactive 1 - / - 2 / - 41,200 / 60,000 1,234,567 / - -"
     assert "1 / 3" in somebody
     assert "\x1b" not in somebody
+
+
+def test_what_is_left_has_the_same_form_before_and_after_the_first_request(capsys: pytest.CaptureFixture[str]) -> None:
+    names = [Tenant(name) for name in ("new", "all-left", "at-work")]
+    policy = TenantPolicy(requests_per_second=2.5, concurrency=4, tokens_per_minute=60_000, tokens_per_day=900_000)
+    untouched = RateLimits(
+        requests=RateLimit(limit=3, remaining=3, reset=0.0), tokens=RateLimit(limit=60_000, remaining=60_000, reset=0.0)
+    )
+    used = RateLimits(
+        requests=RateLimit(limit=3, remaining=1, reset=1.0), tokens=RateLimit(limit=60_000, remaining=7, reset=9.0)
+    )
+    show(
+        TenantsDescribed(
+            pool="default",
+            policies=TenantPolicies(default=policy, tenants=dict.fromkeys(names, policy)),
+            tenants=[
+                TenantDescribed(tenant=names[1], limits=untouched),
+                TenantDescribed(tenant=names[2], in_flight=1, tokens_today=50, limits=used),
+            ],
+        )
+    )
+
+    lines = capsys.readouterr().out.splitlines()
+    nothing_used = "standard 1 2.5 / 2.5 0 / 4 60,000 / 60,000 0 / 900,000 -"
+    assert row_of("new", lines) == f"new {nothing_used}"
+    assert row_of("all-left", lines) == f"all-left {nothing_used}"
+    assert row_of("at-work", lines) == "at-work standard 1 1 / 2.5 1 / 4 7 / 60,000 50 / 900,000 -"
+    assert row_of("default", lines) == "default standard 1 - / 2.5 - / 4 - / 60,000 - / 900,000 -"
+
+
+def row_of(name: str, lines: list[str]) -> str:
+    return " ".join(next(line for line in lines if line.split()[:1] == [name]).split())
 
 
 def test_without_policies_it_says_what_that_means(capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,7 @@ from pointsman_cli.history.sources import Header
 from pointsman_cli.main import main
 from pointsman_cli.usage import accounting
 from pointsman_cli.usage.accounting import Group, TooManyGroupsError, Usage, UsageAccount
-from tests.support.events import joined
+from tests.support.events import given_up, joined
 from tests.support.headless import write_headless
 from tests.support.hostile import FORMULA, assert_harmless
 from tests.support.recorded_log import RecordedFleet
@@ -98,15 +98,12 @@ def report(*arguments: str) -> dict[str, Any]:
 
 def test_an_end_by_the_ingress_replaces_that_of_a_leader_that_gave_the_request_up() -> None:
     begun: list[LogEvent] = [arrived("r", 1), granted("r", 3)]
-    given_up = RequestCancelled(
-        at=4, request=RequestId("r"), reason="", cause=CancelCause.INGRESS_SILENT, instance=ENGINE,
-        stamp=Stamp(term=Term(1), number=1, as_of=1),
-    )  # fmt: skip
+    lost = given_up("r", at=4, instance=ENGINE)
 
-    replaced = counted(*begun, given_up, first_token("r", 5), finished("r", 9)).total
+    replaced = counted(*begun, lost, first_token("r", 5), finished("r", 9)).total
 
     assert replaced == counted(*begun, first_token("r", 5), finished("r", 9)).total
-    assert counted(*begun, given_up).total.cancelled == 1
+    assert counted(*begun, lost).total.cancelled == 1
 
 
 def test_a_finished_request_counts_the_engines_tokens_and_its_time_on_the_engine() -> None:

@@ -29,7 +29,9 @@ from pointsman_cli.console.log.observer import Observer
 from pointsman_cli.console.log.recent_requests import RecentRequests
 from pointsman_cli.console.log.request_counts import Figures
 from pointsman_cli.console.log.size_history import Spaced
+from tests.support.events import given_up_before_each_end
 from tests.support.recorded_log import SETTINGS, RecordedFleet
+from tests.support.served_log import ServedLog
 
 ENDS = {
     RequestFinished: "finished",
@@ -133,6 +135,15 @@ def test_tenants_are_counted_as_their_requests_end(seed: int) -> None:
         assert tenant.finished == by_stage[tenant.tenant, "finished"]
         assert tenant.rejected == by_stage[tenant.tenant, "rejected"]
         assert tenant.in_time + tenant.late == tenant.finished
+
+
+def test_a_request_that_its_leader_gave_up_and_its_ingress_ended_counts_once() -> None:
+    entries = ServedLog().entries
+    plain, told = observed(entries), observed(given_up_before_each_end(entries))
+    figures = [observer.minute.figures(plain.at) for observer in (plain, told)]
+
+    assert tenants_view(told).tenants == tenants_view(plain).tenants
+    assert figures[0] == figures[1]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -11,7 +11,7 @@ from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.adapters.tokenizer.chat_template import ChatTemplate
 from pointsman_ingress.http.errors import ApiError
 from pointsman_ingress.prompt.messages_input import parse_messages
-from pointsman_ingress.prompt.openai_requests import Chat, ParsedRequest
+from pointsman_ingress.prompt.parsed_request import Chat, ParsedRequest
 
 ASKS = {"role": "user", "content": "How is the weather?"}
 NOTE = {"role": "system", "content": "It is late."}

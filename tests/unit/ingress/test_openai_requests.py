@@ -14,16 +14,12 @@ from pointsman_ingress.http.errors import OPENAI_ERRORS, ApiError
 from pointsman_ingress.http.request_headers import LatencySlo, session_of, slo_of, tenant_of
 from pointsman_ingress.prompt.openai_requests import (
     PAIRS_TOKENS_MAX,
-    Chat,
-    ParsedRequest,
-    SizedRequest,
-    Texts,
-    TokenIds,
     parse_chat,
     parse_completion,
     parse_embeddings,
     parse_pairs,
 )
+from pointsman_ingress.prompt.parsed_request import Chat, ParsedRequest, SizedRequest, Texts, TokenIds
 from pointsman_ingress.prompt.responses_input import parse_response
 
 DEFAULTS = LatencySlo(5.0, 0.1)

@@ -24,6 +24,7 @@ from pointsman.policies.routing import RoutingPolicy
 from pointsman.policies.routing.least_loaded import LeastLoaded
 from pointsman.policies.routing.round_robin import RoundRobin
 from pointsman.primitives import InstanceId, RequestId, Tenant
+from pointsman.state.state import FOLD_VERSION, PoolSettings
 from pointsman.state.trackers.attainment import OWED_MAX, Attainment, Tally, fair_level, tenth
 from pointsman.state.trackers.decode_load import DecodeFit
 from tests.support.events import BLOCK, first_token, route
@@ -33,10 +34,14 @@ FLEET = ("a", "b", "c")
 
 
 def pool(
-    admission: AdmissionPolicy, *, routing: RoutingPolicy | None = None, instances: tuple[str, ...] = FLEET
+    admission: AdmissionPolicy,
+    *,
+    routing: RoutingPolicy | None = None,
+    instances: tuple[str, ...] = FLEET,
+    settings: PoolSettings | None = None,
 ) -> Dispatcher:
     policies = PolicySet(routing=routing or RoundRobin(), admission=admission, ordering=FirstComeFirstServed())
-    return leader_of(instances, policies)
+    return leader_of(instances, policies, settings=settings)
 
 
 def answered(request: str, instance: str, *, at: float, tpot: float) -> RequestFinished:
@@ -159,6 +164,31 @@ def test_what_is_late_even_alone_is_refused_for_its_wait_only_where_that_has_a_l
     assert len(served) == sum(wait <= 300.0 for wait in waits)
     assert {event.reason for event in refused} == {"best_effort_full"}
     assert refused[0].retry_after == pytest.approx(waits[len(served)] - 300.0)
+
+
+@pytest.mark.parametrize("policy", [PredictedTtft, PredictedTtftGlobal, PredictedTtftFair], ids=lambda p: p.name)
+@pytest.mark.parametrize("again", [RequestPlaced, RequestRejected])
+def test_best_effort_that_waited_longer_than_its_objective_is_served_by_another_engine_when_one_fails(
+    policy: type[PredictedTtft], again: type[LogEvent]
+) -> None:
+    """Logs of before refused it; they are replayed so."""
+    version = FOLD_VERSION if again is RequestPlaced else 9
+    dispatcher = pool(policy(), instances=("a", "b"), settings=PoolSettings(fold_version=version))
+    ask(dispatcher, "first", 1, DOCUMENT)
+    late = ask(dispatcher, "late", 1000, DOCUMENT)
+    dispatcher.state.apply(first_token("first", "a", at=30.0))
+    dispatcher.state.apply(answered("first", "a", at=30.0, tpot=0.0))
+    granted = [event for name in "ab" for event in dispatcher.grant_waiting(InstanceId(name), 30.0)]
+    assert isinstance(late, RequestPlaced)
+    assert late.best_effort
+    (grant,) = [event for event in granted if isinstance(event, RequestGranted)]
+
+    decided = ask(dispatcher, "late", 1000, DOCUMENT, 32.0, attempt=2, excluded=[grant.instance])
+
+    assert isinstance(decided, again)
+    if isinstance(decided, RequestPlaced):
+        assert decided.best_effort
+        assert decided.instance != grant.instance
 
 
 def test_the_refusal_tells_when_the_prefill_would_begin_though_nobody_waits() -> None:

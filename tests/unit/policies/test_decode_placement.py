@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import HandOverRequest
 from pointsman.contracts.decisions import (
@@ -18,7 +20,7 @@ from pointsman.policies.policy_set import policy_set, scaling_policy
 from pointsman.policies.scaling import Limits
 from pointsman.policies.scaling.decider import Decider
 from pointsman.primitives import Epoch, InstanceId, RequestId, Term
-from pointsman.state.state import PoolSettings, State
+from pointsman.state.state import FOLD_VERSION, PoolSettings, State
 from pointsman.state.workload import Stage
 from tests.support.events import finished, first_token, joined, reported, route, stored
 
@@ -30,9 +32,15 @@ SLOWER = DecodeCost(step_s=0.05, per_request_s=0.02)
 SPLIT = {"p1": "prefill", "p2": "prefill", "d1": "decode", "d2": "decode"}
 
 
-def pool(roles: dict[str, str] = SPLIT, *, settings: dict[str, Any] | None = None, **fields: Any) -> Dispatcher:
+def pool(
+    roles: dict[str, str] = SPLIT,
+    *,
+    settings: dict[str, Any] | None = None,
+    fold_version: int = FOLD_VERSION,
+    **fields: Any,
+) -> Dispatcher:
     policies = policy_set(routing="min_ttft", admission="predicted_ttft", settings=settings)
-    state = State(PoolSettings(), policies.trackers())
+    state = State(PoolSettings(fold_version=fold_version), policies.trackers())
     for instance, role in roles.items():
         told: dict[str, Any] = {"role": role, "decode": STEP, "transfer_tokens_per_s": 10_000.0} | fields
         state.apply(joined(instance, **told))
@@ -91,6 +99,32 @@ def test_who_has_no_room_for_the_kv_cache_comes_last() -> None:
     dispatcher.state.apply(joined("d2", role="decode", kv_capacity_tokens=300, decode=DecodeCost(step_s=0.001)))
 
     assert placed(ask(dispatcher, "r", prompt(1), max_output_tokens=100)).decode == "d1"
+
+
+@pytest.mark.parametrize(("version", "beside", "tpot"), [(10, 4, 0.12), (9, 1, 0.06)])
+def test_a_request_of_several_answers_counts_for_each_of_them(version: int, beside: int, tpot: float) -> None:
+    """Logs of before counted it once; they are replayed so."""
+    dispatcher = pool({"p1": "prefill", "d1": "decode"}, fold_version=version)
+    ask(dispatcher, "four", prompt(1), answers=4)
+
+    (seen,) = placed(ask(dispatcher, "r", prompt(100), slo_tpot=0.2)).decode_candidates
+
+    assert seen.requests == beside
+    assert seen.predicted_tpot == pytest.approx(tpot)
+
+
+def test_the_answers_of_a_request_need_room_each() -> None:
+    dispatcher = pool({"p1": "prefill", "d1": "decode"}, kv_capacity_tokens=5_000)
+    roomy = joined("d2", role="decode", kv_capacity_tokens=20_000, decode=SLOWER, transfer_tokens_per_s=10_000.0)
+    dispatcher.state.apply(roomy)
+
+    alone = placed(ask(dispatcher, "alone", prompt(1), max_output_tokens=512, slo_tpot=1.0))
+    many = placed(ask(dispatcher, "many", prompt(100), max_output_tokens=512, answers=12, slo_tpot=1.0))
+    after = placed(ask(dispatcher, "after", prompt(200), max_output_tokens=512, slo_tpot=1.0))
+
+    assert [alone.decode, many.decode] == ["d1", "d2"]
+    free = {candidate.instance: candidate.free_tokens for candidate in after.decode_candidates}
+    assert free == {"d1": 5_000 - 257 - 512, "d2": 20_000 - 257 - 12 * 512}
 
 
 def test_prefill_is_booked_on_one_and_decode_on_the_other() -> None:

@@ -16,7 +16,7 @@ from pointsman.runtime.log_follower import LogFollower
 from pointsman.state.fleet import Status
 from pointsman.state.state import PoolSettings
 from pointsman_lab.memory.stores import MemoryCheckpoints
-from pointsman_scaler.service import pool_sizes
+from pointsman_scaler.size_report import pool_sizes
 from tests.support.events import joined, reported
 
 Step = LogEntry | LogReset

@@ -1,9 +1,9 @@
 """One HTTP exchange with a client: reads the body and sends one answer over ASGI."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from random import Random
-from typing import Self
+from typing import Any, Self
 
 from pointsman.adapters.shared_timers import Limit, SharedTimer
 from pointsman.adapters.sse import EVENT_END_BYTES_MAX, ends_event
@@ -20,6 +20,7 @@ BODIES_BYTES_MAX = 512 * 1024 * 1024
 FREE_BYTES_MAX = 64 * 1024
 ID_BITS = 96
 JSON = "application/json"
+CLIENT_REQUEST_ID = b"x-request-id"
 
 
 class ClientGoneError(Exception):
@@ -34,6 +35,24 @@ class RequestIds:
 
     def fresh(self) -> RequestId:
         return RequestId(f"{self._chance.getrandbits(ID_BITS):0{ID_BITS // 4}x}")
+
+
+def id_headers(own: RequestId, client_request_id: str) -> tuple[Header, Header]:
+    """Of every answer."""
+    ours = own.encode()
+    return (CLIENT_REQUEST_ID, client_request_id.encode() or ours), (b"x-pointsman-request-id", ours)
+
+
+def with_id_headers(send: Send, scope: Scope, own: RequestId) -> Send:
+    """For an answer of no HttpExchange."""
+    ids = id_headers(own, header_text(dict(scope["headers"]), CLIENT_REQUEST_ID))
+
+    async def send_with_ids(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*ids, *message.get("headers", ())]}
+        await send(message)
+
+    return send_with_ids
 
 
 class BodyBudget:
@@ -125,7 +144,7 @@ class HttpExchange:
         self.received_at_wall = clock.wall()
         self.first_byte_at_wall: WallSeconds | None = None
         self.id = ids.fresh()
-        self.client_request_id = header_text(self.headers, b"x-request-id")
+        self.client_request_id = header_text(self.headers, CLIENT_REQUEST_ID)
         self.span: Span = NO_SPAN
         self.status = 0  # 0: not started
         self.error_code = ""
@@ -200,8 +219,7 @@ class HttpExchange:
 
     @property
     def _id_headers(self) -> tuple[Header, Header]:
-        own = self.id.encode()
-        return (b"x-request-id", self.client_request_id.encode() or own), (b"x-pointsman-request-id", own)
+        return id_headers(self.id, self.client_request_id)
 
     def _begin(self, status: int) -> None:
         self.status = status

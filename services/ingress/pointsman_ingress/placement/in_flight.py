@@ -104,6 +104,8 @@ class InFlightRequests:
             )
         finally:
             self._per_engine[grant.instance] -= 1
+            if not self._per_engine[grant.instance]:
+                del self._per_engine[grant.instance]
             self._at_engines.pop(grant.request, None)
 
     def least_busy(self, demand: Demand = NO_DEMAND, *, excluded: Collection[InstanceId] = ()) -> Instance | None:
@@ -123,6 +125,10 @@ class InFlightRequests:
 
     def answered(self, instance: InstanceId) -> None:
         self._failures.pop(instance, None)
+
+    def forget_departed(self, present: Collection[Instance]) -> None:
+        for gone in self._failures.keys() - {instance.id for instance in present}:
+            del self._failures[gone]
 
     def log_grant(self, grant: RouteGranted, *, tenant: Tenant = NOBODY, adapter: str = "") -> None:
         """`tenant`, `adapter`: if no scheduler saw the request."""

@@ -47,6 +47,8 @@ RETRY_WALL_SECONDS_MAX: WallSeconds = WallSeconds(0.5)  # without a responder; d
 PROBE_WALL_SECONDS: WallSeconds = WallSeconds(0.5)  # by one request while others are placed without it
 HAND_OVER_WALL_SECONDS: WallSeconds = WallSeconds(0.5)
 HAND_OVER_TRIES = 2
+NOT_FOLLOWED = (RejectReason.UNKNOWN_REQUEST, RejectReason.ALREADY_ENDED)
+"""The leader never knew the request, or gave it up: after a grant only its ingress ends it otherwise."""
 CANCEL_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 LIVENESS_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 IDLE_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
@@ -260,7 +262,7 @@ class SchedulerClient:
         return grant
 
     async def hand_over(self, grant: RouteGranted, prefill: EngineSeconds) -> RouteGranted | RouteRejected:
-        """The planned decode grant if no leader answers."""
+        """The planned decode grant if no leader answers, or none follows the request."""
         with self.in_flight.waiting_for_place(grant.request):
             answer = await self._request_hand_over(grant, prefill)
             if answer is not None:
@@ -291,7 +293,7 @@ class SchedulerClient:
                 return None
             except CommandTimeoutError:
                 continue
-            if isinstance(answer, RouteRejected) and answer.reason == RejectReason.UNKNOWN_REQUEST:
+            if isinstance(answer, RouteRejected) and answer.reason in NOT_FOLLOWED:
                 return None
             if isinstance(answer, RouteGranted | RouteRejected) and self._believes(answer):
                 return answer

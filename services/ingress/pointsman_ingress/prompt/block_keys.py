@@ -11,7 +11,6 @@ class BlockKeys:
         """`block_tokens`: current tokens per key. Raises ValueError if the secret's length is out of bounds."""
         self._secret = secret
         self._block_tokens = block_tokens
-        self._chains: dict[tuple[str, Tokens], KeyChain] = {}
         KeyChain(secret=secret, model="", block_tokens=1)
 
     @property
@@ -27,9 +26,5 @@ class BlockKeys:
         return pack_keys(self._keys(model, tokens, "", cache_salt)[-1:])
 
     def _keys(self, model: str, tokens: Sequence[int], lora: str, cache_salt: str) -> list[BlockKey]:
-        block_tokens = self._block_tokens()
-        chain = self._chains.get((model, block_tokens))
-        if chain is None:
-            chain = KeyChain(secret=self._secret, model=model, block_tokens=block_tokens)
-            self._chains[model, block_tokens] = chain
+        chain = KeyChain(secret=self._secret, model=model, block_tokens=self._block_tokens())
         return chain.extend(chain.root(lora=lora, cache_salt=cache_salt), tokens)

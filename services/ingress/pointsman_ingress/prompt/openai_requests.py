@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -12,7 +12,16 @@ from pointsman_ingress.http.errors import ApiError, bad_request
 from pointsman_ingress.http.json_form import ENTRIES_MAX, LIGHT_BYTES_MAX, TOKEN_IDS_MAX, check_form
 from pointsman_ingress.prompt.audio_form import read_form
 from pointsman_ingress.prompt.body_fields import NULL
-from pointsman_ingress.prompt.content_parts import ChatForm, Message, first_unsupported
+from pointsman_ingress.prompt.content_parts import Message, first_unsupported
+from pointsman_ingress.prompt.parsed_request import (
+    Chat,
+    Embeddings,
+    ParsedRequest,
+    Prompt,
+    SizedRequest,
+    Texts,
+    TokenIds,
+)
 from pointsman_ingress.token_ids import token_lists
 
 COMPLETION_OUTPUT_TOKENS = 16  # OpenAI's default
@@ -21,96 +30,6 @@ AUDIO_BYTES_A_WORD = 4000  # per output token: four a second
 PAIRS_TOKENS_MAX: Tokens = 2**31  # bounds query length times documents, for the log
 SALT_LENGTH_MAX = 1024
 PROMPTS_MAX = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class TokenIds:
-    """Packed as 32 bits; several prompts if the client sent a batch."""
-
-    prompts: list[Sequence[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Texts:
-    prompts: list[str]
-    add_special_tokens: bool = True
-
-    @property
-    def length(self) -> int:
-        return sum(map(len, self.prompts))
-
-
-@dataclass(frozen=True, slots=True)
-class Chat:
-    messages: list[Message]
-    tools: list[dict[str, Any]] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_special_tokens: bool = False
-    unsupported: str = ""  # kind of the first part that is not text
-    unsupported_message: int = 0
-    template: str | None = None
-    body: bytes = field(default=b"", compare=False, repr=False)
-    """Whole request for `render_path`; empty if engines cannot render it."""
-    render_path: str = field(default="", compare=False, repr=False)
-    system_first: "Chat | None" = None  # variant for templates that take system messages only first
-    without_thinking: bool = False
-
-    @property
-    def length(self) -> int:
-        """Of all that a template may render: also the arguments of tool calls, tools and documents."""
-        return len(msgspec.json.encode((self.messages, self.tools, self.chat_template_kwargs)))
-
-    @classmethod
-    def of(cls, form: ChatForm, **fields: Any) -> "Chat":
-        return cls(
-            form.messages,
-            form.tools,
-            unsupported=form.unsupported,
-            unsupported_message=form.unsupported_message,
-            **fields,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Embeddings:
-    """Prompt vectors: their tokens are unknown."""
-
-    prompts: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class SizedRequest:
-    """Input that is not tokenized; `tokens` is an estimate. `prompts_with_objects`: how many prompts it is, if it holds
-    objects, such as images by URL: the estimate then bounds nothing."""
-
-    tokens: Tokens
-    prompts_with_objects: int = 0
-
-
-Prompt = TokenIds | Texts | Chat | Embeddings | SizedRequest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedRequest:
-    model: str
-    prompt: Prompt
-    prompt_field: str
-    stream: bool
-    output_tokens: Tokens | None
-    output_field: str = "max_tokens"  # where `output_tokens` stands
-    output_demanded: bool  # set by the client: must fit with the prompt
-    user: str
-    cache_salt: str
-    truncates: bool
-    truncate_to: Tokens = 0  # 0: the engine decides
-    truncation_side: str = ""
-    reads_cache: bool = True  # False with prompt logprobs, which disable cache reads
-    answers: int = 1  # to each prompt, as the engine computes them
-    may_add_usage: bool = False  # a stream whose client did not ask for usage
-    form_fields: frozenset[str] = frozenset()  # names in a form
-    service_tier: Any = None  # as sent
 
 
 class _StreamOptions(msgspec.Struct):

@@ -7,7 +7,8 @@ import msgspec
 
 from pointsman_ingress.http.errors import bad_request
 from pointsman_ingress.prompt.content_parts import ChatForm, Message, unsupported_part
-from pointsman_ingress.prompt.openai_requests import Body, Chat, ParsedRequest, decoded, parsed, positive, with_effort
+from pointsman_ingress.prompt.openai_requests import Body, decoded, parsed, positive, with_effort
+from pointsman_ingress.prompt.parsed_request import Chat, ParsedRequest
 
 KEPT_BY_ENGINE = ("previous_response_id", "previous_input_messages", "prompt")
 

@@ -4,7 +4,7 @@ known. Encoding costs 1 ms per 1,000 characters; long prompts and what comes of 
 
 import asyncio
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ParamSpec, TypeVar
 
@@ -23,7 +23,7 @@ from pointsman_ingress.http.errors import bad_request, prompt_too_long
 from pointsman_ingress.http.json_form import LIGHT_BYTES_MAX
 from pointsman_ingress.http.request_headers import Headers
 from pointsman_ingress.prompt.content_parts import Message, text_parts, texts
-from pointsman_ingress.prompt.openai_requests import (
+from pointsman_ingress.prompt.parsed_request import (
     Chat,
     Embeddings,
     ParsedRequest,
@@ -103,6 +103,10 @@ class PromptTokenizer:
     failed: Callable[[InstanceId], None] = lambda _: None
     work: WorkThreads = field(default_factory=WorkThreads)
     _cannot_render: set[tuple[InstanceId, Epoch, str]] = field(default_factory=set, init=False)
+
+    def forget_departed(self, present: Collection[Instance]) -> None:
+        epochs = {(instance.id, instance.epoch) for instance in present}
+        self._cannot_render = {known for known in self._cannot_render if known[:2] in epochs}
 
     async def tokens(self, request: ParsedRequest, context: TokenizeContext) -> PromptTokens:
         """Raises ApiError for an invalid prompt."""

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from pointsman.adapters.jetstream.checkpoints import JetStreamCheckpoints
 from pointsman.adapters.jetstream.client import CLOSE_SECONDS_MAX, NatsConnection
@@ -86,9 +87,12 @@ async def connect(
     )
     await requests.open()
     await log.open()
-    tasks = [asyncio.create_task(connection.stay_connected())]
+    tasks = [asyncio.create_task(connection.stay_connected(), name="connection")]
     if not mode.reads_direct:
-        tasks.append(asyncio.create_task(log.keep_stream()))
+        tasks.append(asyncio.create_task(log.keep_stream(), name="stream"))
+    tell_end = partial(_tell_end, listener)
+    for task in tasks:
+        task.add_done_callback(tell_end)
     try:
         yield Link(
             log,
@@ -102,8 +106,16 @@ async def connect(
         if connection.connected:
             await log.flush(WallSeconds(CLOSE_SECONDS_MAX))
         log.close()
+        for task in tasks:
+            task.remove_done_callback(tell_end)
         await _cancel(tasks)
         await connection.close()
+
+
+def _tell_end(listener: LogListener, task: asyncio.Task[None]) -> None:
+    """Of one that runs without end."""
+    reason = "it was cancelled" if task.cancelled() else repr(task.exception())
+    listener.trouble(f"task {task.get_name()} ended", reason)
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

@@ -53,8 +53,9 @@ class PredictedTtft(AdmissionPolicy):
 
 
 def is_late_alone(view: PoolView) -> bool:
-    """Whether it would miss its TTFT SLO on every instance with an empty queue. Not if the SLO has passed already."""
-    return view.budget > 0 and view.is_late_alone()
+    """Whether it would miss its TTFT SLO on every instance with an empty queue. Not if the SLO has passed already, but for a
+    further attempt of what was so: it has waited for its turn."""
+    return view.was_best_effort or (view.budget > 0 and view.is_late_alone())
 
 
 def best_effort(view: PoolView, wait_max: EngineSeconds) -> Choice | Refusal:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pointsman.contracts.fleet import DecodeCost, Role
-from pointsman.policies.decode_placement import kv_tokens
+from pointsman.policies.decode_placement import answers_of, kv_tokens
 from pointsman.policies.scaling.demand import prefill_demand
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman.state.fleet import Fleet, Instance, Status
@@ -91,15 +91,15 @@ def _decode_work(state: State, answers: list[Answer]) -> float:
     if example is None:
         return 0.0
     capacity = example.kv_capacity_tokens
-    held = sum(map(kv_tokens, decoding)) / capacity if capacity > 0 else 0.0
+    held = sum(kv_tokens(state, request) for request in decoding) / capacity if capacity > 0 else 0.0
     slo, context = _typical(decoding, answers)
     at_once = answers_within(example.decode, slo, context) if example.decode is not None else 0.0
     if example.decode is None or at_once < 1:
         return held
     cost, each = example.decode, _seconds_each(example.decode, context)
-    crowds = [len(queue.decoding) for queue in queues if queue.decoding]
+    crowds = [answers_of(state, queue.decoding.values()) for queue in queues if queue.decoding]
     tokens_per_s = sum(crowd / (cost.step_s + crowd * each) for crowd in crowds)
-    return max(held, len(decoding) / at_once, tokens_per_s * (cost.step_s + at_once * each) / at_once)
+    return max(held, sum(crowds) / at_once, tokens_per_s * (cost.step_s + at_once * each) / at_once)
 
 
 def answers_within(cost: DecodeCost, slo_tpot: EngineSeconds, context: Tokens) -> float:
@@ -153,6 +153,12 @@ def future_role(instance: Instance) -> Role:
 def staying(fleet: Fleet) -> list[Instance]:
     """Instances that do not leave; those that drain for another role stay."""
     return [instance for instance in fleet.instances if not instance.draining or instance.becomes]
+
+
+def drained_by_operators(fleet: Fleet) -> list[Instance]:
+    return [
+        instance for instance in fleet.instances if instance.draining and not instance.leaving and not instance.becomes
+    ]
 
 
 def present_sizes(fleet: Fleet) -> RoleSizes:

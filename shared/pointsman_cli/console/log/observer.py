@@ -4,7 +4,7 @@ fleet, and counts. No I/O, no clock; bounded beside the State. `fleet_views` and
 from pointsman.analysis.ladder import HitRateLadder
 from pointsman.analysis.shadow import Shadow
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import LeaderElected
+from pointsman.contracts.decisions import LeaderElected, RequestEnd, counts_as_end
 from pointsman.contracts.envelope import is_fenced
 from pointsman.contracts.requests import RequestArrived
 from pointsman.ports import LogEntry
@@ -12,8 +12,8 @@ from pointsman.primitives import EngineSeconds, Sequence
 from pointsman.state.recent_decisions import RecentDecisions
 from pointsman.state.state import State
 from pointsman_cli.console.log.fleet_history import Happenings
-from pointsman_cli.console.log.recent_requests import RecentRequest, RecentRequests
-from pointsman_cli.console.log.request_counts import WINDOW_WALL_SECONDS, Ended, LastMinute, Tenants
+from pointsman_cli.console.log.recent_requests import RecentRequests
+from pointsman_cli.console.log.request_counts import WINDOW_WALL_SECONDS, LastMinute, Tenants
 from pointsman_cli.console.log.size_history import Sizes
 
 
@@ -66,6 +66,7 @@ class Observer:
 
     def _note(self, event: LogEvent, sequence: Sequence) -> None:
         self.happenings.apply(event, sequence)
+        self._take_back(event)
         record = self.requests.apply(event, sequence)
         if record is None:
             return
@@ -76,19 +77,12 @@ class Observer:
             tally.arrived += 1
             tally.prompt_tokens += event.prompt_tokens
         if record.ended_sequence and (arrives or record.ended_sequence == sequence):
-            self._note_end(record, event.at)
+            self.tenants.of(record.tenant).end(record)
+            self.minute.end(record)
 
-    def _note_end(self, record: RecentRequest, at: EngineSeconds) -> None:
-        self.tenants.of(record.tenant).end(record)
-        self.minute.ends.append(
-            Ended(
-                at,
-                record.instance,
-                record.stage,
-                record.lateness == "in time",
-                record.ttft,
-                record.prompt_tokens,
-                record.cached_tokens,
-                record.predicted_cached_tokens,
-            )
-        )
+    def _take_back(self, event: LogEvent) -> None:
+        """The leader's give-up, if its ingress ends the request now."""
+        record = self.requests.get(event.request) if isinstance(event, RequestEnd) else None
+        if record is not None and record.end is not None and counts_as_end(event, record.end):
+            self.tenants.of(record.tenant).take_back(record)
+            self.minute.take_back(record)

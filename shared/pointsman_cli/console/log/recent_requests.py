@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
     HandOverRefused,
+    RequestEnd,
     RequestGranted,
     RequestHandedOver,
     RequestMigrated,
     RequestPlaced,
     RequestRejected,
+    counts_as_end,
 )
 from pointsman.contracts.requests import (
     PrefillFinished,
@@ -21,7 +23,6 @@ from pointsman.contracts.requests import (
     RequestEvent,
     RequestFailed,
     RequestFinished,
-    is_given_up,
 )
 from pointsman.primitives import EngineSeconds, RequestId, Sequence, Tokens
 from pointsman.state.workload import Stage
@@ -62,12 +63,10 @@ class RecentRequest:
     reason: str = ""
     ended_sequence: Sequence = 0
     unannounced: bool = False
-    given_up: bool = False
-    """By the leader; an end by the ingress replaces this one."""
+    end: RequestEnd | None = None
 
     def takes(self, event: RequestEvent) -> bool:
-        is_end = isinstance(event, RequestFinished | RequestFailed | RequestCancelled)
-        return not self.ended_sequence or (self.given_up and is_end and event.stamp is None)
+        return self.end is None or counts_as_end(event, self.end)
 
     @property
     def lateness(self) -> Lateness:
@@ -154,7 +153,7 @@ class RecentRequests:
         return record
 
     def _change(self, known: RecentRequest, event: RequestEvent, sequence: Sequence) -> None:
-        known.given_up = is_given_up(event)
+        known.end = event if isinstance(event, RequestEnd) else None
         match event:
             case RequestPlaced():
                 known.stage, known.instance, known.attempts = Stage.PENDING.value, event.instance, event.attempt

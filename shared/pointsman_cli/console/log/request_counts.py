@@ -1,7 +1,9 @@
 """Counts of requests: of each tenant since the console began to read, and of all that ended in the last minute."""
 
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Self
 
 from pointsman.primitives import EngineSeconds, Tokens
 from pointsman.simulation.metrics import percentile
@@ -25,6 +27,20 @@ class Ended:
     prompt_tokens: Tokens
     cached_tokens: Tokens
     predicted_tokens: Tokens
+
+    @classmethod
+    def of(cls, record: RecentRequest) -> Self:
+        assert record.end is not None
+        return cls(
+            record.end.at,
+            record.instance,
+            record.stage,
+            record.lateness == "in time",
+            record.ttft,
+            record.prompt_tokens,
+            record.cached_tokens,
+            record.predicted_cached_tokens,
+        )
 
 
 @dataclass(slots=True)
@@ -76,6 +92,13 @@ class LastMinute:
     seconds: EngineSeconds
     ends: deque[Ended] = field(default_factory=lambda: deque(maxlen=WINDOW_ENDS_MAX))
     arrivals: deque[EngineSeconds] = field(default_factory=lambda: deque(maxlen=WINDOW_ENDS_MAX))
+
+    def end(self, record: RecentRequest) -> None:
+        self.ends.append(Ended.of(record))
+
+    def take_back(self, record: RecentRequest) -> None:
+        with suppress(ValueError):  # it is older than the window
+            self.ends.remove(Ended.of(record))
 
     def figures(self, now: EngineSeconds) -> tuple[Figures, dict[str, Figures]]:
         """Of all, and by instance."""
@@ -134,6 +157,14 @@ class TenantTally:
         self.output_tokens += max(0, record.output_tokens)
         if record.ttft is not None:
             self.ttfts.append(record.ttft)
+
+    def take_back(self, record: RecentRequest) -> None:
+        """What its leader ended, and its ingress ends now."""
+        self.cancelled -= record.stage == CANCELLED
+        self.output_tokens -= max(0, record.output_tokens)
+        if record.ttft is not None:
+            with suppress(ValueError):  # newer ones took its place
+                self.ttfts.remove(record.ttft)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from pointsman.ports import EngineTarget, InstanceProvider
 from pointsman.primitives import InstanceId, RequestId, WallSeconds
 from pointsman.runtime.health import SHUTDOWN_PART
 from pointsman.runtime.supervision import Supervisor
-from pointsman_ingress.main import assembled
+from pointsman_ingress.assembly import assembled
 from pointsman_ingress.settings import IngressSettings
 from pointsman_lab.torture.archive import MemoryArchive
 from pointsman_lab.torture.engine_host import EngineHost, HostProbe, MemorySockets

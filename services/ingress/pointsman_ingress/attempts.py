@@ -1,0 +1,146 @@
+"""The attempts of one request. In: answers of the scheduler, failures of engines. Out: the next grant, or what the client is
+told. A request whose engine fails before the client received anything is placed again, without that engine."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import msgspec
+import structlog
+
+from pointsman.contracts.commands import RouteGranted, RouteRejected, RouteRequest
+from pointsman.contracts.reasons import TENANT_LIMITS, FailReason, RejectReason
+from pointsman.contracts.tenants import RateLimits
+from pointsman.ports import Clock, CommandTooLargeError
+from pointsman.primitives import WallSeconds, engine_seconds
+from pointsman.runtime.telemetry import REQUEST_RETRIES
+from pointsman_ingress.context import RequestContext
+from pointsman_ingress.engine.client import EngineFailedError
+from pointsman_ingress.http.call import HttpExchange, RequestIds
+from pointsman_ingress.http.errors import (
+    ApiError,
+    Header,
+    engine_failed,
+    no_place,
+    rejected,
+    request_too_large,
+    retry_budget_spent,
+)
+from pointsman_ingress.lifecycle import RequestLifecycle
+from pointsman_ingress.placement.retry_budget import RetryTicket
+from pointsman_ingress.settings import IngressSettings
+from pointsman_ingress.spans import describe_answer, route_span
+
+log = structlog.get_logger()
+
+UNREACHABLE_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # time for workers to report an unreachable engine
+
+
+@dataclass(eq=False)
+class Attempts:
+    context: RequestContext
+    call: HttpExchange
+    lifecycle: RequestLifecycle
+    ticket: RetryTicket
+    clock: Clock
+    settings: IngressSettings
+    ids: RequestIds
+
+    def __post_init__(self) -> None:
+        self._command = self.context.command
+        self._pool = self.context.pool
+        self._limits: RateLimits | None = None  # as last told by the leader
+
+    async def next_grant(self) -> RouteGranted:
+        """Raises ApiError without one."""
+        answer, lifecycle = await self._route(), self.lifecycle
+        while _no_instance(answer) and self._command.excluded and not lifecycle.reached_engine and self._may_hold():
+            # No engine accepts connections, and the workers may not have reported it yet.
+            await self.clock.sleep_wall(UNREACHABLE_WALL_SECONDS)
+            if answer is not None:  # its end is in the log
+                self._rename()
+            self._command = msgspec.structs.replace(self._command, attempt=self._command.attempt + 1, excluded=[])
+            answer = await self._route()
+        if answer is None:
+            lifecycle.failed(FailReason.NO_PLACE, 503)
+            raise no_place()
+        if isinstance(answer, RouteRejected):
+            lifecycle.ended_by_leader()
+            raise self.rejected(answer)
+        lifecycle.granted(answer)
+        self._limits = answer.limits or self._limits
+        return answer
+
+    def failed(self, error: EngineFailedError) -> None:
+        """Raises ApiError if the request may not be retried."""
+        lifecycle, command = self.lifecycle, self._command
+        failed = lifecycle.instance
+        log.warning("engine_failed", instance=failed, request=lifecycle.request, reason=str(error))
+        if error.failure is not None:
+            lifecycle.attempt_failed(error.failure, status=error.status, detail=str(error))
+        refused, retries_max = error.failure == "connect_failure", self.settings.retries_max
+        spent = lifecycle.retries_counted >= retries_max
+        if refused:
+            spent = command.attempt > retries_max and not self._may_hold()
+        if spent:
+            lifecycle.failed(FailReason.ENGINE_FAILED, 502)
+            raise engine_failed(error.public_reason) from error
+        if lifecycle.reached_engine and not self.ticket.claim():
+            lifecycle.failed(FailReason.RETRY_BUDGET_SPENT, 503)
+            raise retry_budget_spent(error.public_reason) from error
+        REQUEST_RETRIES.labels(self._pool.name).inc()
+        lifecycle.requeued(refused=refused)
+        excluded = [*command.excluded, failed]
+        self._command = msgspec.structs.replace(command, attempt=command.attempt + 1, excluded=excluded)
+
+    def may_retry_elsewhere(self) -> bool:
+        command, grant = self._command, self.lifecycle.grant
+        tried = [*command.excluded, self.lifecycle.instance]
+        other = self._pool.in_flight.least_busy(command, excluded=tried)
+        if other is None or self.lifecycle.retries_counted >= self.settings.retries_max:
+            return False
+        if grant is not None and grant.term > 0 and all(other.id != ready.id for ready in self._pool.fleet.ready):
+            return False  # a leader grants ready instances only
+        return self.ticket.claim()
+
+    def rejected(self, answer: RouteRejected) -> ApiError:
+        self._limits = answer.limits or self._limits
+        if self.context.private and answer.reason not in TENANT_LIMITS:  # other details name instances, queues
+            answer = msgspec.structs.replace(answer, detail="there is no room for this request now")
+        return rejected(answer, speed=self.clock.speed, limit_headers=self.limit_headers())
+
+    def limit_headers(self) -> list[Header]:
+        if self._limits is None:
+            return []
+        return self.context.endpoint.limit_headers(self._limits, self.clock.speed, datetime.now(UTC))
+
+    async def _route(self) -> RouteGranted | RouteRejected | None:
+        answer = await self._ask(self._command)
+        if isinstance(answer, RouteRejected) and answer.reason == RejectReason.ALREADY_ENDED:
+            # The leader ended the request because its engine lost it.
+            self._rename()
+            answer = await self._ask(self._command)
+        return answer
+
+    async def _ask(self, command: RouteRequest) -> RouteGranted | RouteRejected | None:
+        with route_span(self.call, command) as span:
+            if span.recording:
+                command = msgspec.structs.replace(command, traceparent=span.headers["traceparent"])
+            try:
+                answer = await self._pool.scheduler.route(command, owner=self.context.owner)
+            except CommandTooLargeError as error:
+                self.lifecycle.failed(FailReason.REQUEST_TOO_LARGE, 413)
+                raise request_too_large() from error
+            describe_answer(span, answer)
+            return answer
+
+    def _rename(self) -> None:
+        self.lifecycle.request = self.call.id = fresh = self.ids.fresh()
+        self._command = msgspec.structs.replace(self._command, request=fresh)
+
+    def _may_hold(self) -> bool:
+        waited = self.clock.now() - self._command.arrived_at
+        return waited < engine_seconds(self.settings.hold_seconds, self.clock.speed)
+
+
+def _no_instance(answer: RouteGranted | RouteRejected | None) -> bool:
+    return answer is None or (isinstance(answer, RouteRejected) and answer.reason == RejectReason.NO_INSTANCE)

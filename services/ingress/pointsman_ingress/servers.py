@@ -1,0 +1,92 @@
+"""The two HTTP servers of an ingress: the API's and the admin port's. In: their applications. Out: both listen until the
+process stops; the API's first lets its clients go."""
+
+import resource
+import socket
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from pointsman.ports import Clock
+from pointsman.primitives import WallSeconds
+from pointsman.runtime.health import SHUTDOWN_PART, AsgiApp, HealthBoard, HttpServer, health_server
+from pointsman.runtime.http_protocol import HttpLimits
+from pointsman.runtime.open_files import clients_max
+from pointsman.runtime.supervision import Supervisor
+from pointsman_ingress.openapi import openapi_document
+from pointsman_ingress.settings import IngressSettings
+
+log = structlog.get_logger()
+
+ADMIN_OPTIONS = "--admin-host and --admin-port"
+LISTENING_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # heartbeat to the parent process
+
+
+def http_server(
+    app: AsgiApp, settings: IngressSettings, board: HealthBoard, *, listener: socket.socket | None = None
+) -> HttpServer:
+    connections = clients_max(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    return HttpServer(
+        app,
+        host=settings.host,
+        port=settings.port,
+        listener=listener,
+        limits=HttpLimits(
+            connections=connections,
+            connections_per_address=settings.connections_per_address or max(1, connections // 2),
+        ),
+        lame_duck_seconds=settings.lame_duck_seconds,
+        shutdown_seconds=settings.drain_seconds_max,
+        keep_alive_seconds=settings.keep_alive_seconds,
+        on_lame_duck=lambda: board.missing(SHUTDOWN_PART, "shutting down"),
+    )
+
+
+def admin_server(
+    settings: IngressSettings,
+    board: HealthBoard,
+    apps: Mapping[str, AsgiApp],
+    *,
+    listener: socket.socket | None = None,
+) -> HttpServer:
+    """A server of its own: neither a flood of clients nor the shutdown of the API's takes it away."""
+    description = openapi_document()
+    return health_server(
+        board,
+        settings.admin_host,
+        settings.admin_port,
+        listener=listener,
+        options=ADMIN_OPTIONS,
+        documents={"/openapi.json": lambda: description},
+        apps=apps,
+    )
+
+
+async def supervise_server(
+    server: HttpServer,
+    admin: HttpServer,
+    supervisor: Supervisor,
+    clock: Clock,
+    report_listening: Callable[[], None],
+) -> None:
+    try:
+        while not (supervisor.stopping or (server.started and admin.started)):
+            await clock.sleep_wall(WallSeconds(0.01))
+        if not supervisor.stopping:
+            log.info("listening", port=server.bound_port, admin_port=admin.bound_port)
+            supervisor.start(_repeat(report_listening, clock), name="report-listening")
+        await supervisor.until_stopped()
+        log.info("shutting_down")
+        if supervisor.for_good:
+            server.lame_duck_seconds = 0.0
+        server.should_exit = True
+        await supervisor.until_hurried()
+    finally:  # `until_stopped` raises background failures
+        server.should_exit = True
+        server.hurry()
+
+
+async def _repeat(report_listening: Callable[[], None], clock: Clock) -> None:
+    while True:
+        report_listening()
+        await clock.sleep_wall(LISTENING_WALL_SECONDS)

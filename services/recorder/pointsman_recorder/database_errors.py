@@ -1,0 +1,27 @@
+"""Errors of databases: one that does not answer, one that refuses a value, one that no archive can be in."""
+
+import sqlite3
+
+from sqlalchemy.exc import DataError, DBAPIError, SQLAlchemyError
+
+DATABASE_ERRORS = (SQLAlchemyError, sqlite3.Error, OSError)
+"""What a database raises that does not answer. SQLAlchemy translates no errors of a driver that is used directly."""
+SQLSTATE_OF_DATA = "22"
+"""Class of the errors about a value. Of asyncpg's errors SQLAlchemy makes no DataError."""
+
+
+class UnusableDatabaseError(Exception):
+    """No archive can be in this database. The message says what to do."""
+
+
+class RefusedError(Exception):
+    """The database answers, and refuses a value, now and always."""
+
+
+def is_about_data(error: DBAPIError) -> bool:
+    return isinstance(error, DataError) or sqlstate(error).startswith(SQLSTATE_OF_DATA)
+
+
+def sqlstate(error: DBAPIError) -> str:
+    """Empty for SQLite."""
+    return str(getattr(error.orig, "sqlstate", ""))

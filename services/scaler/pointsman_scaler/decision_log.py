@@ -1,0 +1,77 @@
+"""What the scaler writes to the log. In: decisions. Out: ScaleDecided that came back through the log, ScaleApplied, and
+whether the log is about to drop the newest decision. Does not decide."""
+
+from collections.abc import Callable
+
+import structlog
+
+from pointsman.contracts.codec import LogEvent, UnwritableError
+from pointsman.contracts.decisions import ScaleApplied, ScaleDecided
+from pointsman.ports import Clock, EventLog, LogMissingError, LogUnavailableError
+from pointsman.primitives import Sequence, WallSeconds
+from pointsman.runtime.leadership import Leadership
+from pointsman.runtime.log_follower import LogFollower
+
+log = structlog.get_logger()
+
+READ_BACK_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
+LOG_CHECK_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
+
+
+class DecisionLog:
+    def __init__(
+        self,
+        event_log: EventLog,
+        follower: LogFollower,
+        leadership: Leadership,
+        clock: Clock,
+        fail: Callable[[str], None],
+    ) -> None:
+        """`fail`: takes why the log did not take an event in."""
+        self._log = event_log
+        self._follower = follower
+        self._leadership = leadership
+        self._clock = clock
+        self._fail = fail
+        self._decided_at: Sequence = 0
+        self._checked_at = clock.wall()
+
+    def note(self, event: LogEvent) -> None:
+        """After the follower applied it."""
+        state = self._follower.state
+        if isinstance(event, ScaleDecided) and event is state.scaling.decided:
+            self._decided_at = state.sequence
+
+    async def may_drop_newest(self) -> bool:
+        """Whether the newest decision is in the older half of a log that drops entries. Rarely queried."""
+        if self._clock.wall() - self._checked_at < LOG_CHECK_WALL_SECONDS:
+            return False
+        self._checked_at = self._clock.wall()
+        try:
+            extent = await self._log.extent()
+        except (LogUnavailableError, LogMissingError):
+            return False
+        return extent.first > 1 and self._decided_at < (extent.first + extent.last) / 2
+
+    async def write(self, decision: ScaleDecided) -> bool:
+        """Append a decision; returns whether it came back through the log."""
+        log.info("scale_decided", current=decision.current, wanted=decision.wanted, reason=decision.reason)
+        if not self._leadership.holds or not await self.append(decision):
+            return False
+        deadline = self._clock.wall() + READ_BACK_WALL_SECONDS
+        while self._follower.state.scaling.number < decision.number:
+            if self._clock.wall() > deadline:
+                return False
+            await self._clock.sleep_wall(WallSeconds(0.01))
+        return True
+
+    async def append(self, event: ScaleDecided | ScaleApplied) -> bool:
+        try:
+            await self._log.append(event)
+        except LogUnavailableError as error:
+            self._fail(f"the log does not answer: {error}")
+            return False
+        except UnwritableError as error:
+            self._fail(str(error))
+            return False
+        return True
