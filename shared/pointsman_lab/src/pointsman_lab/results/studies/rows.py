@@ -42,9 +42,9 @@ paper compares with them, and left out elsewhere."""
 
 TUNED: Mapping[str, tuple[str, ...]] = {
     "approximate_token_load": ("approximate_token_load.hit_share_min=0.3",),
-    "d2lpm": ("d2lpm.quantum_tokens=65536",),
+    "d2lpm": ("d2lpm.quantum_tokens=1048576",),
     "dualmap": ("dualmap.ttft_slo_threshold=0.5",),
-    "dynamo_cost": ("dynamo_cost.overlap_weight=16",),
+    "dynamo_cost": ("dynamo_cost.overlap_weight=64",),
     "lbgr": ("lbgr.decay_s=40",),
     "preble": ("preble.exploit_share=0.15", "preble.window_s=540"),
     "sticky_least_loaded": ("sticky_least_loaded.imbalance_tokens_max=65536",),

@@ -7,9 +7,9 @@ from pointsman_lab.results.study import Study
 
 GRID: Mapping[str, tuple[str, ...]] = {
     "approximate_token_load": ("approximate_token_load.hit_share_min=0.15,0.3,0.8",),
-    "d2lpm": ("d2lpm.quantum_tokens=4096,16384,65536,262144",),
+    "d2lpm": ("d2lpm.quantum_tokens=4096,16384,65536,262144,1048576,4194304",),
     "dualmap": ("dualmap.ttft_slo_threshold=0.25,0.5,1.0",),
-    "dynamo_cost": ("dynamo_cost.overlap_weight=1,16,64",),
+    "dynamo_cost": ("dynamo_cost.overlap_weight=1,16,64,256",),
     "lbgr": ("lbgr.decay_s=10,40,80",),
     "preble": ("preble.exploit_share=0.15,0.3", "preble.window_s=180,540"),
     "sticky_least_loaded": ("sticky_least_loaded.imbalance_tokens_max=16384,65536,131072",),
