@@ -95,7 +95,7 @@ fuzz: setup ## 20,000 hostile requests to two fleets; about ten minutes
 # TRACES has the two trace files. A part, which writes nothing: make results ARGS="--only lag"; into the page: ARGS="--only lag
 # --add"; all, small: ARGS="--quick --out /tmp/page".
 TRACES ?= ../shared/traces
-results: setup ## run every study of docs/results.md; an hour on two cores
+results: setup ## run every study of docs/results.md; 40 minutes on two cores
 	$(BIN)/pointsman-lab results --traces $(TRACES) $(ARGS)
 
 dashboards: setup ## write deploy/observability/dashboards/*.json from their source

@@ -1,4 +1,4 @@
-"""The workloads on which nothing was tuned look like the use that they are named after."""
+"""Agents, RAG, code completion, batch jobs and a mixed day look like the use that they are named after."""
 
 import random
 from collections import Counter

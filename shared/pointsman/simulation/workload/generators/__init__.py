@@ -5,17 +5,17 @@ from dataclasses import replace
 from functools import partial
 
 from pointsman.simulation.workload.arrivals import DayShape, diurnal
-from pointsman.simulation.workload.generators.agent_loops import agent_loops
+from pointsman.simulation.workload.generators.agent_loops import AgentShape, agent_loops
 from pointsman.simulation.workload.generators.base import Generator
 from pointsman.simulation.workload.generators.batch_classification import batch_classification
-from pointsman.simulation.workload.generators.chat import chat
+from pointsman.simulation.workload.generators.chat import ChatShape, chat
 from pointsman.simulation.workload.generators.clients import LONGER_PREFIXES, MORE_REQUESTS, WELL_BEHAVED, Clients
-from pointsman.simulation.workload.generators.code_completion import code_completion
+from pointsman.simulation.workload.generators.code_completion import CompletionShape, code_completion
 from pointsman.simulation.workload.generators.generated_shared_prefix import GspShape, gsp
 from pointsman.simulation.workload.generators.llm_as_judge import JudgeShape, llm_as_judge
 from pointsman.simulation.workload.generators.long_document_qa import LongDocumentShape, long_document_qa
 from pointsman.simulation.workload.generators.mixed_day import mixed_day
-from pointsman.simulation.workload.generators.rag import rag
+from pointsman.simulation.workload.generators.rag import RagShape, rag
 from pointsman.simulation.workload.generators.tools import tools
 from pointsman.simulation.workload.generators.tree_of_thoughts import TreeShape, tree_of_thoughts
 from pointsman.simulation.workload.generators.two_hot_prefixes import two_hot_prefixes
@@ -40,6 +40,23 @@ LENGTH_CLASSES = GspShape(
     groups=128, prompts_per_group=32, output_tokens=4, lengths=(512, 1024, 2048, 4096, 8192), prefix_share=0.5
 )
 """That paper's load as its code makes it: five lengths by group, answers of four tokens, 12 requests a second."""
+
+LONG_LOOPS = AgentShape(
+    system_prompt_blocks=(30, 4, 18), steps_max=48, result_tokens=900.0, tool_s=4.0, person_share=0.02, companies=5
+)
+WIDE_COLLECTIONS = RagShape(
+    tenants=4,
+    instruction_blocks=(6, 1),
+    documents=700,
+    zipf_exponent=0.8,
+    document_blocks=(1, 3, 5),
+    retrieved=(3, 7),
+    questions_max=5,
+)
+FEW_REPOSITORIES = CompletionShape(
+    repositories=7, context_blocks_min=8, context_blocks_max=20, commit_share=0.3, file_blocks_max=20, moved_share=0.2
+)
+BRISK_CHAT = ChatShape(system_prompt_blocks=(12, 1), turns=7.0, question_tokens=600.0, think_s=8.0)
 
 GENERATORS: dict[str, Generator] = {
     "chat": chat,
@@ -68,10 +85,14 @@ GENERATORS: dict[str, Generator] = {
     "code_completion": code_completion,
     "batch_classification": batch_classification,
     "mixed_day": mixed_day,
+    "agent_loops_long": partial(agent_loops, shape=LONG_LOOPS),
+    "rag_wide": partial(rag, shape=WIDE_COLLECTIONS),
+    "code_completion_few": partial(code_completion, shape=FEW_REPOSITORIES),
+    "chat_brisk": partial(chat, shape=BRISK_CHAT),
 }
 """`_s1`: one client sends more requests; `_s2`: one client's prefixes are longer."""
 
-HELD_OUT = ("agent_loops", "rag", "code_completion", "batch_classification", "mixed_day")
-"""No policy and no default was tuned on these, so that results show how rules do on traffic that they never saw."""
+HELD_OUT = ("agent_loops_long", "rag_wide", "code_completion_few", "chat_brisk")
+"""No rule, policy or default was chosen or looked at on these. Whoever looks at one to choose something removes it here."""
 
 __all__ = ["GENERATORS", "HELD_OUT", "Generator"]

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from pointsman.simulation.goodput import Goodput, RatePoint, find_goodput
 from pointsman.simulation.metrics import effective_capacity, hit_rate
 from pointsman.simulation.outcome import Outcome
 from pointsman.simulation.scenario import Scenario
@@ -13,7 +12,7 @@ from pointsman.simulation.workload import ARRIVALS, WorkloadRequest
 from pointsman_cli.simulate.experiment import Source, requests_of
 from pointsman_lab.results.central_queue import central_queue
 from pointsman_lab.results.numbers import StudyNumbers
-from pointsman_lab.results.study import BOUND_FCFS, BOUNDS, CentralQueue, Study
+from pointsman_lab.results.study import BOUNDS, CentralQueue, Study
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +23,6 @@ class BoundJob:
     rates: tuple[float, ...]
     seed: int
     warmup: int
-    searched: bool
-    """For its goodput."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +32,11 @@ class Bound:
     job: BoundJob
     capacity: tuple[float, ...]
     hit_rate: tuple[float, ...]
-    goodput: Goodput | None
 
 
 def bound_jobs(study: Study) -> list[BoundJob]:
     return [
-        BoundJob(
-            study.key,
-            study.source,
-            bound,
-            tuple(study.rates),
-            seed,
-            study.warmup,
-            searched=bool(study.goodput) and bound != BOUND_FCFS and seed == study.seeds[0],
-        )
+        BoundJob(study.key, study.source, bound, tuple(study.rates), seed, study.warmup)
         for bound in study.bounds
         for seed in study.seeds
     ]
@@ -62,12 +50,8 @@ def run_bound(job: BoundJob) -> Bound:
         timed = arrivals(requests, rate=qps, chance=random.Random(job.seed))
         return max(_capacity_and_hits(_outcome(queue, job, timed), job) for queue in BOUNDS[job.bound])
 
-    by_rate = [best_at(qps) for qps in job.rates]
-    capacity, hits = zip(*by_rate, strict=True)
-    if not job.searched:
-        return Bound(job, capacity, hits, None)
-    known = [RatePoint(qps, share) for qps, share in zip(job.rates, capacity, strict=True)]
-    return Bound(job, capacity, hits, find_goodput(lambda qps: best_at(qps)[0], start_qps=job.rates[-1], known=known))
+    capacity, hits = zip(*(best_at(qps) for qps in job.rates), strict=True)
+    return Bound(job, capacity, hits)
 
 
 def _outcome(queue: CentralQueue, job: BoundJob, requests: Sequence[WorkloadRequest]) -> Outcome:
@@ -92,7 +76,6 @@ def with_bounds(numbers: StudyNumbers, bounds: Sequence[Bound]) -> StudyNumbers:
         if own:
             numbers.bounds[name] = _means([bound.capacity for bound in own])
             numbers.bound_hits[name] = _means([bound.hit_rate for bound in own])
-            numbers.bound_goodput[name] = [round(bound.goodput.qps, 3) for bound in own if bound.goodput]
     return numbers
 
 

@@ -1,9 +1,10 @@
-"""A bound that no router can reach: one queue for all engines and one shared cache, prefill only. Engines batch as real
+"""What to compare a router with: one queue for all engines and one shared cache, prefill only. Engines batch as real
 ones do: a step computes up to `max_num_batched_tokens`, prompts in chunks, and all its first tokens come at its end. A
 prefix can be used by every engine as soon as its computation begins.
 
 Orders: `fcfs`, and `most_on_time` (Moore and Hodgson 1968, with all engines as one machine; a heuristic). With `foresight`
-the latter knows which blocks later requests use."""
+the latter knows which blocks later requests use. A router has neither the queue, nor the cache, nor the foresight; yet the
+order is a heuristic, so that a router may be better."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence

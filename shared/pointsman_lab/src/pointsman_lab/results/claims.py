@@ -14,6 +14,8 @@ VERDICTS: tuple[Verdict, ...] = ("reproduced", "direction only", "not reproduced
 
 SHARE_OF_GAIN = 0.75
 """A gain counts as reproduced from this share of the reported one."""
+MOSTLY = 2 / 3
+"""A statement has the right direction if it is true under so many of the conditions; half of them is chance."""
 NOISE = 0.02
 """Gains below this are none: other seeds may turn them round."""
 
@@ -100,11 +102,12 @@ def holds(value: float) -> Verdict:
     """For a statement: `value` is the share of the conditions under which it is true."""
     if value >= 1:
         return "reproduced"
-    return "direction only" if value >= 0.5 else "not reproduced"
+    return "direction only" if value >= MOSTLY else "not reproduced"
 
 
-def share_true(statements: Sequence[bool]) -> float:
-    return sum(statements) / len(statements)
+def share_true(*groups: Sequence[bool]) -> float:
+    """The smallest share of a group: a statement is not true in general if it fails at one of the rates."""
+    return min(sum(statements) / len(statements) for statements in groups)
 
 
 # --- Tables ---

@@ -1,4 +1,4 @@
-"""`pointsman-lab results`: runs the studies, writes `results.md`, its pictures and its numbers."""
+"""`pointsman-lab results`: runs the studies, writes `results.md`, its picture and its numbers."""
 
 import csv
 import io
@@ -15,12 +15,11 @@ from rich.console import Console
 from pointsman_cli.options import COUNT
 from pointsman_cli.output_file import write_file
 from pointsman_cli.simulate.experiment import CellResult
-from pointsman_cli.simulate.variants import Variant
 from pointsman_lab.results.numbers import METRICS, Numbers
 from pointsman_lab.results.page import page
 from pointsman_lab.results.runs import Runs, run_studies
 from pointsman_lab.results.studies import measurements, studies
-from pointsman_lab.results.studies.rows import CONVERSATION, LIVE_DEFAULT, TOOL_AGENT, searched
+from pointsman_lab.results.studies.rows import CONVERSATION, TOOL_AGENT
 from pointsman_lab.results.study import Study, shortened
 from pointsman_lab.results.tables import study_section
 
@@ -51,7 +50,7 @@ NUMBERS, ROWS = "results.json", "results.csv"
 def results_command(
     traces: Path, only: str, add: bool, quick: bool, page_only: bool, jobs: int | None, out: Path | None
 ) -> None:
-    """Run every study of docs/results.md and write the page (an hour or more on two cores).
+    """Run every study of docs/results.md and write the page (40 minutes on two cores).
 
     \b
     Examples:
@@ -154,22 +153,12 @@ def _read(directory: Path) -> Numbers:
 
 
 def _draw(results: Mapping[str, Sequence[CellResult]], out: Path) -> None:
-    """The pictures of the studies that ran. Raises OSError."""
+    """The picture of the study over time, if it ran. Raises OSError."""
     # Imported late: matplotlib takes a second, and --page does not need it.
     from pointsman_cli.simulate import plots
 
-    for workload in ("conversation", "tools"):
-        for study, name in (("placement", "capacity"), ("admission", "admission")):
-            drawn = [one for one in results.get(f"{study}-{workload}", ()) if _is_drawn(one.cell.variant)]
-            if drawn:
-                plots.draw_plot(plots.capacity_against_rate, drawn, out / f"{name}-{workload}.png")
     if "elasticity" in results:
         plots.draw_plot(plots.timeline, results["elasticity"], out / "elasticity.png")
-
-
-def _is_drawn(variant: Variant) -> bool:
-    """Everyone at the better settings; of several admissions the live default."""
-    return variant.called in searched() and (variant.ordering, variant.admission) in (("fcfs", "none"), LIVE_DEFAULT)
 
 
 def _write_page(directory: Path, traces: Path, numbers: Numbers, console: Console) -> None:

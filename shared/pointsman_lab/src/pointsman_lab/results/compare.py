@@ -24,8 +24,6 @@ def duels_of(duels: Sequence[Duel], *, admission: bool) -> list[Duel]:
 
 def workload_of(study: str) -> str:
     kind, _, workload = study.partition("-")
-    if kind == "lag":
-        return f"lag, {workload}"
     return f"{workload} (trace)" if kind in ("placement", "admission") else workload
 
 

@@ -16,8 +16,7 @@ Goodputs = Mapping[tuple[str, int], Goodput]
 
 
 class Point(msgspec.Struct, kw_only=True):
-    """One row of a study at one rate. `capacity`: a value a seed, the first seeds of the study; the others are means
-    over them."""
+    """One row of a study at one rate. `capacity`: a value for each seed of the study; the others are means over them."""
 
     row: str
     rate: float
@@ -36,7 +35,6 @@ class StudyNumbers(msgspec.Struct, kw_only=True):
     goodput: dict[str, list[float]] = {}
     bounds: dict[str, list[float]] = {}
     bound_hits: dict[str, list[float]] = {}
-    bound_goodput: dict[str, list[float]] = {}
 
     def point(self, row: str, rate: float) -> Point:
         """Raises KeyError without that run."""

@@ -4,7 +4,6 @@ of results.json. Raises KeyError for a number that is not there: nothing is said
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -13,10 +12,9 @@ from pointsman.simulation.workload import HELD_OUT
 from pointsman_lab.results import claims, compare, tables
 from pointsman_lab.results.gap import GOAL, Gap, gap_summary, gap_table, gaps, is_bound
 from pointsman_lab.results.numbers import Numbers
-from pointsman_lab.results.runs import FAR_BEHIND
 from pointsman_lab.results.studies import CLAIMS
 from pointsman_lab.results.studies.rows import AS_WRITTEN, TUNED
-from pointsman_lab.results.study import BOUND, BOUND_FCFS, BOUND_WITH_FLOOR, NO_FORESIGHT, OURS, WARMUP, Study
+from pointsman_lab.results.study import OURS, WARMUP, Study
 from pointsman_lab.results.verdict import Duel, duels
 
 HERE = Path(__file__).parent
@@ -38,22 +36,10 @@ class Figures:
         self._studies = {study.key: study for study in studies}
         self._numbers = numbers
         self.duels = duels(studies, numbers)
-        self.lost = sorted((duel for duel in self.duels if not duel.passed), key=lambda duel: duel.points)
 
     def names(self) -> dict[str, object]:
-        functions: list[Callable[..., object]] = [self.value, self.ratio, self.bound_ratio, self.gap, self.about]
-        functions += [
-            self.ablation,
-            self.predictions,
-            self.tuned_short,
-            self.measured,
-            self.rows,
-            self.pivot,
-            self.of,
-            self.passed_of,
-            self.window,
-            self.best_window,
-        ]
+        functions: list[Callable[..., object]] = [self.value, self.ratio, self.gap, self.about, self.ablation]
+        functions += [self.predictions, self.tuned_short, self.measured, self.pivot, self.window, self.best_window]
         functions += [self.claims, self.verdicts, self.comparison, self.disturbed, self.tally, self.gaps]
         return {function.__name__: function for function in functions} | {
             "columns": columns,
@@ -64,21 +50,11 @@ class Figures:
             "held_out": HELD_OUT,
             "claim_table": claims.claim_table,
             "condition_list": claims.condition_list,
-            "all_duels": self.duels,
-            "lost": self.lost,
             "tuned": TUNED,
             "ours": OURS,
             "rebalancing": DEFAULT_REBALANCING,
-            "live_ours": f"{OURS} + {compare.DEFAULT}",
-            "live_as_written": f"{AS_WRITTEN} + {compare.DEFAULT}",
-            "global_ours": f"{OURS} + fcfs + predicted_ttft_global",
             "as_written": AS_WRITTEN,
-            "bound": BOUND,
-            "bound_fcfs": BOUND_FCFS,
-            "no_foresight": NO_FORESIGHT,
-            "bound_with_floor": BOUND_WITH_FLOOR,
             "warmup": WARMUP,
-            "far": {seeds: f"{100 * distance:.0f}" for seeds, distance in FAR_BEHIND.items()},
             "core_minutes": self._numbers.core_minutes,
         }
 
@@ -103,12 +79,6 @@ class Figures:
         if other not in found.goodput:
             return f"more than {own / min(found.rates()):.2f}"
         return f"{own / self._numbers.mean(study, other, 'goodput'):.2f}"
-
-    def bound_ratio(self, study: str, row: str, bound: str) -> str:
-        found = self._numbers.studies[study]
-        if row not in found.goodput:
-            return "(none)"
-        return f"{self._numbers.mean(study, row, 'goodput') / fmean(found.bound_goodput[bound]):.2f}"
 
     def gap(self, study: str, row: str, other: str, rate: float | None = None) -> str:
         """Hundredths of capacity."""
@@ -144,9 +114,6 @@ class Figures:
     def of(self, *prefixes: str) -> list[Duel]:
         return [duel for duel in self.duels if duel.study.startswith(prefixes)]
 
-    def passed_of(self, *prefixes: str) -> int:
-        return sum(duel.passed for duel in self.of(*prefixes))
-
     def claims(self, paper: str = "") -> list[claims.Judged]:
         return [claims.judged(claim, self._numbers) for claim in CLAIMS if paper in ("", claim.paper)]
 
@@ -161,7 +128,7 @@ class Figures:
         return compare.comparison_table(compare.duels_of(self.duels, admission=admission), self._numbers)
 
     def disturbed(self) -> str:
-        return compare.comparison_table(self.of("lag-", "condition-"), self._numbers)
+        return compare.comparison_table(self.of("condition-"), self._numbers)
 
     def tally(self, *, admission: bool, held_out: bool | None = None) -> str:
         """`held_out`: only, or without; None: all workloads."""

@@ -1,13 +1,11 @@
 """Runs every simulation of the chosen studies on all cores, the longest first, with one progress bar. Shared runs are
-made once; goodput searches start from the sweeps; in a comparison with `pointsman`, rows that are far behind with their
-first seeds have no others. A study that raises is left out, and the others go on."""
+made once; goodput searches start from the sweeps. A study that raises is left out, and the others go on."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from statistics import mean
 from typing import Generic, TypeVar
 
 from rich.console import Console
@@ -26,7 +24,7 @@ from pointsman_cli.simulate.experiment import (
 )
 from pointsman_lab.results.bounds import Bound, BoundJob, bound_jobs, run_bound, with_bounds
 from pointsman_lab.results.numbers import Numbers, study_numbers
-from pointsman_lab.results.study import BOUNDS, OURS, Measurement, Study
+from pointsman_lab.results.study import BOUNDS, Measurement, Study
 
 SEARCH_RUNS = 3.5
 BOUND_RUNS = 0.7
@@ -34,8 +32,6 @@ BOUND_RUNS = 0.7
 MEASUREMENT_COST = 100_000.0
 """Of the longest one."""
 NEAR_SHARE = 0.7
-FAR_BEHIND = {1: 0.07, 2: 0.04}
-"""By the number of seeds: in mean capacity. With all seeds, no row so far behind was within three points of the best."""
 SAMPLES_SKIPPED = 10
 
 J = TypeVar("J")
@@ -129,32 +125,14 @@ class _Running:
                 yield job, tried.value
 
     def sweep(self) -> None:
-        by_mark: dict[str, CellResult] = {}
-        cells = {study.key: study.cells() for study in self._chosen}
-        for seeds, distance in FAR_BEHIND.items():
-            self._make({s.key: [c for c in cells[s.key] if not _can_wait(s, c, seeds)] for s in self._chosen}, by_mark)
-            for study in self._standing():
-                first = [cell for cell in cells[study.key] if cell.scenario.seed in study.seeds[:seeds]]
-                behind = _far_behind([_named(by_mark[_mark(cell)], cell) for cell in first], distance)
-                cells[study.key] = [
-                    cell for cell in cells[study.key] if not (_can_wait(study, cell, seeds) and _place(cell) in behind)
-                ]
-        self._make(cells, by_mark)
-        self._advance(sum(cost(cell) for mark, cell in self.once.items() if mark not in by_mark))
+        in_full = {_mark(cell) for study in self._chosen if study.windows for cell in study.cells()}
+        asked = [(mark, cell, mark in in_full) for mark, cell in self.once.items()]
+        made = self._each(_run, asked, lambda job: self._needed_by[job[0]], lambda job: cost(job[1]))
+        by_mark = {mark: result for (mark, _, _), result in made}
         for study in self._standing():
-            results = [_named(by_mark[_mark(cell)], cell) for cell in cells[study.key]]
+            results = [_named(by_mark[_mark(cell)], cell) for cell in study.cells()]
             self.runs.results[study.key] = results
             self.runs.numbers.studies[study.key] = study_numbers(study, results, {})
-
-    def _make(self, cells: Mapping[str, Sequence[Cell]], by_mark: dict[str, CellResult]) -> None:
-        """Makes the runs that are not there yet. `cells`: of each study."""
-        in_full = {_mark(cell) for study in self._chosen if study.drawn or study.windows for cell in study.cells()}
-        wanted = {_mark(cell) for study in self._standing() for cell in cells[study.key]} - by_mark.keys()
-        asked = [(mark, self.once[mark], mark in in_full) for mark in wanted]
-        for (mark, _, _), result in self._each(
-            _run, asked, lambda job: self._needed_by[job[0]], lambda job: cost(job[1])
-        ):
-            by_mark[mark] = result
 
     def search(self) -> None:
         asked: list[tuple[Study, GoodputSearch]] = [
@@ -217,37 +195,12 @@ def cost(cell: Cell) -> float:
     return cell.source.requests * (0.8 + scenario.instances / 40) * folds_twice * decodes
 
 
-def _can_wait(study: Study, cell: Cell, seeds: int) -> bool:
-    """Until the first `seeds` have told whether its row is far behind."""
-    return study.judged is not None and cell.variant.routing != OURS and cell.scenario.seed not in study.seeds[:seeds]
-
-
-def _far_behind(results: Sequence[CellResult], distance: float) -> set[tuple[str, float]]:
-    """Of the rows and rates of a study's first seeds."""
-    capacities: dict[tuple[str, str, float], dict[tuple[str, float], list[float]]] = {}
-    for result in results:
-        rows = capacities.setdefault(_group(result), {})
-        rows.setdefault(_place(result.cell), []).append(result.report.effective_capacity or 0.0)
-    means = [{place: mean(each) for place, each in rows.items()} for rows in capacities.values()]
-    return {place for rows in means for place, found in rows.items() if found < max(rows.values()) - distance}
-
-
-def _group(result: CellResult) -> tuple[str, str, float]:
-    """What is compared."""
-    return result.cell.variant.ordering, result.cell.variant.admission, result.cell.qps
-
-
-def _place(cell: Cell) -> tuple[str, float]:
-    return cell.variant.key, cell.qps
-
-
 def _mark(cell: Cell) -> str:
     return repr((cell.source, cell.scenario, cell.qps, cell.warmup))
 
 
 def _bound_cost(job: BoundJob) -> float:
-    searched = SEARCH_RUNS if job.searched else 0.0
-    return BOUND_RUNS * job.source.requests * len(BOUNDS[job.bound]) * (len(job.rates) + searched)
+    return BOUND_RUNS * job.source.requests * len(BOUNDS[job.bound]) * len(job.rates)
 
 
 @dataclass(frozen=True, slots=True)

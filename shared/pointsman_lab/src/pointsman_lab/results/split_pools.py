@@ -6,6 +6,7 @@ from pathlib import Path
 from random import Random
 from statistics import fmean
 
+from pointsman.policies.rebalancing import DEFAULT_REBALANCING
 from pointsman.primitives import EngineSeconds
 from pointsman.simulation.outcome import Outcome
 from pointsman.simulation.simulator import Scenario, simulate
@@ -34,6 +35,7 @@ def split_pools(traces: Path, *, phase_seconds: EngineSeconds = PHASE_SECONDS) -
             routing=OURS,
             ordering="fair_edf",
             admission="predicted_ttft_fair",
+            rebalancing=DEFAULT_REBALANCING,
             split=split,
             prefill_only=False,
             role_switching=name == SWITCHED,

@@ -28,11 +28,10 @@ class CentralQueue:
     foresight: bool = True
 
 
-BOUND_FCFS, BOUND, BOUND_WITH_FLOOR = "fcfs", "most on time", "most on time, floor 0.6"
+BOUND, BOUND_WITH_FLOOR = "most on time", "most on time, floor 0.6"
 NO_FORESIGHT = "most on time, no foresight"
 
 BOUNDS: Mapping[str, Sequence[CentralQueue]] = {
-    BOUND_FCFS: (CentralQueue("fcfs"),),
     BOUND: (CentralQueue("most_on_time"), CentralQueue("most_on_time", late="served last"), CentralQueue("fcfs")),
     NO_FORESIGHT: (
         CentralQueue("most_on_time", foresight=False),
@@ -86,7 +85,6 @@ class Study:
     goodput: Sequence[str] = ()
     bounds: Sequence[str] = ()
     windows: Sequence[tuple[str, EngineSeconds, EngineSeconds]] = ()
-    drawn: bool = False
     warmup: int = WARMUP
 
     def is_searched(self, cell: Cell) -> bool:

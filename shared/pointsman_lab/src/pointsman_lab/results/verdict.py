@@ -64,10 +64,7 @@ def _duels(study: Study, judged: Judged, numbers: StudyNumbers) -> Iterator[Duel
             continue
         for rate in numbers.rates():
             mine = numbers.point(study.name(ours), rate)
-            points = [numbers.point(row, rate) for row in others]
-            # A row that is far behind with its first seeds has no others; all may be.
-            whole = [point for point in points if len(point.capacity) == len(mine.capacity)]
-            theirs = max(whole or points, key=lambda point: point.mean)
+            theirs = max((numbers.point(row, rate) for row in others), key=lambda point: point.mean)
             yield Duel(
                 study=study.key,
                 judged=judged,
@@ -78,7 +75,7 @@ def _duels(study: Study, judged: Judged, numbers: StudyNumbers) -> Iterator[Duel
                 our_row=mine.row,
                 best_row=theirs.row,
                 theirs=theirs.mean,
-                error=_error([own - other for own, other in zip(mine.capacity, theirs.capacity, strict=False)]),
+                error=_error([own - other for own, other in zip(mine.capacity, theirs.capacity, strict=True)]),
             )
 
 

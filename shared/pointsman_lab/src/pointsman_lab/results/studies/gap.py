@@ -3,9 +3,9 @@ live default."""
 
 from collections.abc import Iterable
 
-from pointsman_lab.results.studies.defaults import GENERATED, RATES_HELD_OUT, generated
+from pointsman_lab.results.studies.defaults import RATES, generated
 from pointsman_lab.results.studies.rows import AS_LIVE, LIVE_DEFAULT, Workloads, called, rows, short
-from pointsman_lab.results.study import BOUND, NO_FORESIGHT, OURS, SEEDS, Study
+from pointsman_lab.results.study import BOUND, BOUND_WITH_FLOOR, NO_FORESIGHT, OURS, SEEDS, Study
 
 PREFIX, TRACE = "gap-", "-trace"
 GLOBAL = (LIVE_DEFAULT[0], "predicted_ttft_global")
@@ -18,11 +18,10 @@ ONE_CACHE_ROW = f"{OURS}, {ONE_CACHE} + {GLOBAL[1]}"
 
 
 def studies(workloads: Workloads) -> Iterable[Study]:
-    generators = {name: rates[-1] for name, rates in (*GENERATED, *RATES_HELD_OUT.items())}
     for source, rate in (
         (workloads.conversation(), 9.5),
         (workloads.tools(), 22.0),
-        *((generated(workloads, name), rate) for name, rate in generators.items()),
+        *((generated(workloads, name), rates[-1]) for name, rates in RATES.items()),
     ):
         yield Study(
             key=f"{PREFIX}{short(source)}{TRACE if source.trace else ''}",
@@ -44,6 +43,6 @@ def studies(workloads: Workloads) -> Iterable[Study]:
             rates=(rate,),
             seeds=SEEDS[:1],
             conditions=AS_LIVE,
-            bounds=(BOUND, NO_FORESIGHT),
+            bounds=(BOUND, NO_FORESIGHT, BOUND_WITH_FLOOR),
             metrics=("hit_rate", "rejected_share", "fetched_share", "ttft_p99_s", "late_wait_s"),
         )

@@ -16,7 +16,7 @@ CACHE_AWARE = ("sticky_least_loaded.imbalance_tokens_max=101568", "sticky_least_
 more than another (here 32 mean prompts)."""
 PAPER_DECAY = 0.63
 """Seconds until 31/32 each 20 ms has come down to 1/e."""
-DECAYS = (0.2, 2.0, 5.0, 20.0)
+DECAYS = (2.0, 20.0)
 """Besides the paper's and the default of 10 s."""
 POOL: Conditions = {"instances": 4, "kv_capacity_tokens": 200_000, "prefill_only": False}
 METRICS: tuple[Metric, ...] = ("hit_rate", "tokens_per_s", "load_cv", "ttft_p50_s", "ttft_p90_s", "e2e_p50_s")
@@ -24,8 +24,9 @@ LOADS = {
     "lbgr-load": ("gsp_classes", (12.0, 15.0), "half of each prompt shared"),
     "lbgr-shared-30": ("gsp_classes_30", (12.0,), "30% of each prompt shared"),
     "lbgr-shared-90": ("gsp_classes_90", (12.0,), "90% of each prompt shared"),
-    "lbgr-in-turn": ("gsp_half_shared_round_robin", (7.5,), "groups in turn, caches a little too small"),
 }
+"""As the paper's code makes them."""
+IN_TURN_KEY = "lbgr-in-turn"
 IN_TURN: Conditions = {"kv_capacity_tokens": 120_000, "prefill_only": True}
 """The worst order for LRU: 128 groups of mixed lengths in turn, which need a little more."""
 LBGR = ("lbgr", "lbgr, decay as published", "lbgr, to the letter")
@@ -36,14 +37,29 @@ def studies(workloads: Workloads) -> Iterable[Study]:
         yield Study(
             key=key,
             title=f"Eviction and learned routing, {what}",
-            about=ABOUT_IN_TURN if key == "lbgr-in-turn" else ABOUT,
+            about=ABOUT,
             source=workloads.generated(name, 4096),
             rows=[row for eviction in ("lru", "rlt") for row in _compared(eviction)],
             rates=rates,
             seeds=(0,),
-            conditions={**POOL, **IN_TURN} if key == "lbgr-in-turn" else POOL,
+            conditions=POOL,
             metrics=METRICS,
         )
+    yield Study(
+        key=IN_TURN_KEY,
+        title="Eviction, groups in turn, caches a little too small",
+        about=ABOUT_IN_TURN,
+        source=workloads.generated("gsp_half_shared_round_robin", 4096),
+        rows=[
+            row
+            for eviction in ("lru", "rlt")
+            for row in (*_baselines(eviction), *rows(("lbgr", OURS), note=eviction, eviction=eviction))
+        ],
+        rates=(7.5,),
+        seeds=(0,),
+        conditions={**POOL, **IN_TURN},
+        metrics=METRICS,
+    )
     yield Study(
         key="lbgr-decay",
         title="LBGR by the decay of its load",
@@ -68,17 +84,21 @@ ABOUT_IN_TURN = (
 
 
 def _compared(eviction: str) -> list[Row]:
-    def noted(note: str) -> str:
-        return f"{note}, {eviction}" if note else eviction
-
     decay = f"lbgr.decay_s={PAPER_DECAY}"
+    letter = ("lbgr.as_published=true", decay)
     return [
-        *rows(("round_robin",), note=noted(""), eviction=eviction),
-        *rows(("sticky_least_loaded",), note=noted("cache-aware"), settings=CACHE_AWARE, eviction=eviction),
-        *rows(("lbgr",), note=noted(""), eviction=eviction),
-        *rows(("lbgr",), note=noted("decay as published"), settings=(decay,), eviction=eviction),
-        *rows(("lbgr",), note=noted("to the letter"), settings=("lbgr.as_published=true", decay), eviction=eviction),
-        *rows((OURS,), note=noted(""), eviction=eviction),
+        *_baselines(eviction),
+        *rows(("lbgr",), note=eviction, eviction=eviction),
+        *rows(("lbgr",), note=f"decay as published, {eviction}", settings=(decay,), eviction=eviction),
+        *rows(("lbgr",), note=f"to the letter, {eviction}", settings=letter, eviction=eviction),
+        *rows((OURS,), note=eviction, eviction=eviction),
+    ]
+
+
+def _baselines(eviction: str) -> list[Row]:
+    return [
+        *rows(("round_robin",), note=eviction, eviction=eviction),
+        *rows(("sticky_least_loaded",), note=f"cache-aware, {eviction}", settings=CACHE_AWARE, eviction=eviction),
     ]
 
 
@@ -136,28 +156,23 @@ def _more_throughput(numbers: Numbers) -> Measured:
 
 
 def _rlt_hits(numbers: Numbers) -> Measured:
-    ratios = {
-        key: numbers.mean(key, f"{row}, rlt", "hit_rate") / max(LEAST, numbers.mean(key, f"{row}, lru", "hit_rate"))
-        for key in LOADS
-        for row in (ROUND_ROBIN, CACHE_AWARE_ROW, LBGR[0])
-    }
-    pairs = [
-        numbers.mean(key, f"{row}, rlt", "hit_rate") >= numbers.mean(key, f"{row}, lru", "hit_rate")
-        for key in LOADS
-        for row in (ROUND_ROBIN, CACHE_AWARE_ROW, LBGR[0])
-    ]
-    return Measured(
-        share_true(pairs), f"in {sum(pairs)} of {len(pairs)} pairs; {max(ratios.values()):.2f} times at most"
-    )
+    def hits(key: str, row: str, eviction: str) -> float:
+        return numbers.mean(key, f"{row}, {eviction}", "hit_rate")
+
+    loads, policies = (*LOADS, IN_TURN_KEY), (ROUND_ROBIN, CACHE_AWARE_ROW, LBGR[0])
+    kept = [[hits(key, row, "rlt") >= hits(key, row, "lru") for row in policies] for key in loads]
+    most = max(hits(key, row, "rlt") / max(LEAST, hits(key, row, "lru")) for key in loads for row in policies)
+    text = f"in {sum(map(sum, kept))} of {len(loads) * len(policies)} pairs; {most:.2f} times at most"
+    return Measured(share_true(*kept), text)
 
 
 def _slower_decay(numbers: Numbers) -> Measured:
     """From the paper's decay on, each slower one has a higher TTFT."""
     slower = [f"lbgr, {decay:g} s" for decay in sorted((PAPER_DECAY, *DECAYS, 10.0)) if decay >= PAPER_DECAY]
     values = {rate: [numbers.mean("lbgr-decay", row, "ttft_p50_s", rate) for row in slower] for rate in (12.0, 15.0)}
-    worse = [after > before for row in values.values() for before, after in pairwise(row)]
+    worse = [[after > before for before, after in pairwise(row)] for row in values.values()]
     text = "; ".join(f"{rate:g}/s: " + ", ".join(f"{one:.2f}" for one in row) for rate, row in values.items())
-    return Measured(share_true(worse), f"P50 of the TTFT from 0.63 to 20 s, {text} s")
+    return Measured(share_true(*worse), f"P50 of the TTFT from 0.63 to 20 s, {text} s")
 
 
 APPROXIMATE = (
@@ -238,7 +253,8 @@ CLAIMS = (
         place="section 4",
         says="RLT keeps more hits than LRU, whatever the routing",
         reported="O(log n) against Omega(n) of the best",
-        conditions="Round robin, cache-aware and LBGR at the four loads. The bounds themselves are tests.",
+        conditions="Round robin, cache-aware and LBGR at three loads of the paper, and at groups in turn with a cache that is a "
+        "little too small, which is not the paper's. The bounds themselves are tests.",
         measure=_rlt_hits,
         rule=holds,
         why="Where the prefixes of an instance fit into its cache, RLT drops some that LRU keeps (90% shared).",

@@ -1,18 +1,18 @@
-"""A small grid for each rival, on both traces at one rate each. `rows.TUNED` holds what it found."""
+"""A small grid for each rival, on both traces at one rate each: the defaults, what `rows.TUNED` holds, and a step beyond."""
 
 from collections.abc import Iterable, Mapping
 
-from pointsman_lab.results.studies.rows import OWN_CONDITIONS, Workloads, called, rows, short
+from pointsman_lab.results.studies.rows import AS_LIVE, OWN_CONDITIONS, Workloads, called, rows, short
 from pointsman_lab.results.study import Study
 
 GRID: Mapping[str, tuple[str, ...]] = {
-    "approximate_token_load": ("approximate_token_load.hit_share_min=0.3,0.5,0.8",),
-    "d2lpm": ("d2lpm.quantum_tokens=4096,16384,65536,262144",),
-    "dualmap": ("dualmap.ttft_slo_threshold=0.5,0.75,1.0,1.25",),
-    "dynamo_cost": ("dynamo_cost.overlap_weight=1,4,16,64",),
-    "lbgr": ("lbgr.decay_s=2.5,5,10,20",),
-    "preble": ("preble.exploit_share=0.3,0.5,0.7", "preble.window_s=60,180"),
-    "sticky_least_loaded": ("sticky_least_loaded.imbalance_tokens_max=16384,32768,65536,131072",),
+    "approximate_token_load": ("approximate_token_load.hit_share_min=0.15,0.3,0.8",),
+    "d2lpm": ("d2lpm.quantum_tokens=4096,16384,65536,262144,1048576,4194304",),
+    "dualmap": ("dualmap.ttft_slo_threshold=0.25,0.5,1.0",),
+    "dynamo_cost": ("dynamo_cost.overlap_weight=1,16,64,256",),
+    "lbgr": ("lbgr.decay_s=10,40,80",),
+    "preble": ("preble.exploit_share=0.15,0.3", "preble.window_s=180,540"),
+    "sticky_least_loaded": ("sticky_least_loaded.imbalance_tokens_max=16384,65536,131072",),
 }
 SEEDS = (0,)
 
@@ -22,7 +22,7 @@ def studies(workloads: Workloads) -> Iterable[Study]:
         yield Study(
             key=f"tuning-{short(source)}",
             title=f"Settings of the rivals, {called(source)}",
-            about="First come, first served, no admission.",
+            about="First come, first served, no admission, with the live rebalancing.",
             source=source,
             rows=[
                 row
@@ -31,4 +31,5 @@ def studies(workloads: Workloads) -> Iterable[Study]:
             ],
             rates=(rate,),
             seeds=SEEDS,
+            conditions=AS_LIVE,
         )
