@@ -8,6 +8,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import nats
@@ -17,7 +18,8 @@ from typing_extensions import override
 
 from pointsman.adapters import jetstream
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.jetstream import commands, producer
+from pointsman.adapters.jetstream import Identity, commands, producer
+from pointsman.adapters.jetstream.client import CONNECT_SECONDS_MAX, PING_SECONDS, PINGS_UNANSWERED_MAX
 from pointsman.adapters.jetstream.connection import (
     Connection,
     Message,
@@ -41,6 +43,7 @@ from pointsman.ports import (
     CommandTimeoutError,
     CommandTooLargeError,
     Fence,
+    Link,
     LogEntry,
     LogExtent,
     LogUnavailableError,
@@ -48,12 +51,15 @@ from pointsman.ports import (
     Reply,
 )
 from pointsman.primitives import PoolName, RequestId, WallSeconds
+from pointsman.runtime.embedded_nats import MAX_PAYLOAD_BYTES
+from tests.support.certificates import Authority
 from tests.support.events import stored
 from tests.support.log_worlds import RememberingListener
 from tests.support.nats import embedded_nats, running_nats
 from tests.support.waiting import eventually
 
 POOL = PoolName("default")
+UNANSWERED_SECONDS = PING_SECONDS * (PINGS_UNANSWERED_MAX + 1)
 SET_POLICIES = b'{"type":"TenantPoliciesSet","at":1.0,"policies":{}}'
 
 
@@ -571,6 +577,67 @@ async def test_an_error_of_the_first_attempt_is_told_and_another_attempt_made(
         await eventually(lambda: link.commands.connected)
 
     assert listener.reasons == ["TypeError: no seed"]
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["in the clear", "tls"])
+async def test_a_server_that_stops_reading_is_left_for_another_once_its_pings_are_unanswered(
+    tmp_path: Path, *, tls: bool
+) -> None:
+    identity, offered = _tls_of(tmp_path) if tls else (Identity(), "")
+    other_port, unsent = free_ports(1)[0], bytes(MAX_PAYLOAD_BYTES // 2)
+    async with embedded_nats(tmp_path / "one", accounts=offered) as frozen:
+        urls = f"{frozen.url},nats://127.0.0.1:{other_port}"
+        async with jetstream.connect(urls, POOL, ScaledClock(), name="test", identity=identity) as link:
+            await eventually(lambda: link.commands.connected)
+            async with embedded_nats(tmp_path / "other", other_port, accounts=offered):
+                frozen.process.send_signal(signal.SIGSTOP)
+                try:
+                    for _ in range(5):  # more than the kernel keeps for a peer that does not read
+                        with pytest.raises(CommandTimeoutError):
+                            await link.commands.request_bytes("pm.test.large", unsent, timeout=WallSeconds(0.05))
+                    async with asyncio.timeout(UNANSWERED_SECONDS + 6):
+                        await eventually(partial(_has_server, link), seconds=60)
+                finally:
+                    frozen.process.send_signal(signal.SIGCONT)
+
+
+async def test_a_server_that_freezes_within_the_tls_handshake_does_not_keep_a_client_from_the_next_attempt(
+    tmp_path: Path,
+) -> None:
+    identity, offered = _tls_of(tmp_path)
+    seen, ends = asyncio.Event(), asyncio.Event()
+
+    async def freeze(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"version":"2.11.0","max_payload":1000,"tls_required":true}\r\n')
+        seen.set()
+        await ends.wait()
+        writer.close()
+
+    frozen = await asyncio.start_server(freeze, "127.0.0.1")
+    port: int = frozen.sockets[0].getsockname()[1]
+    url = f"nats://127.0.0.1:{port}"
+    async with jetstream.connect(url, POOL, ScaledClock(), name="test", identity=identity) as link:
+        await seen.wait()
+        frozen.close()
+        async with embedded_nats(tmp_path / "nats", port, accounts=offered), asyncio.timeout(CONNECT_SECONDS_MAX + 6):
+            await eventually(partial(_has_server, link), seconds=60)
+    ends.set()
+
+
+def _tls_of(directory: Path) -> tuple[Identity, str]:
+    """Of a client, and of the server's configuration."""
+    authority = Authority(directory, "ours")
+    server = authority.issue("server")
+    offered = f'tls {{cert_file: "{server.certificate}", key_file: "{server.key}"}}\n'
+    return Identity(ca=str(authority.file)), offered
+
+
+async def _has_server(link: Link) -> bool:
+    try:
+        await link.commands.request_bytes("$JS.API.INFO", b"", timeout=WallSeconds(0.5))
+    except (CommandTimeoutError, NoResponderError):
+        return False
+    return True
 
 
 async def test_an_address_that_cannot_be_used_is_told() -> None:
