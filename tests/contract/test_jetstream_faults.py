@@ -5,8 +5,8 @@ import gc
 import json
 import signal
 from base64 import urlsafe_b64encode
-from collections.abc import Callable
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from nats.aio.client import Client as NatsClient
 from typing_extensions import override
 
 from pointsman.adapters import jetstream
+from pointsman.adapters.checkpoint_retention import CHECKPOINTS_KEPT
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.jetstream import Identity, commands, producer
 from pointsman.adapters.jetstream.client import CONNECT_SECONDS_MAX, PING_SECONDS, PINGS_UNANSWERED_MAX
@@ -40,6 +41,7 @@ from pointsman.contracts.decisions import WritesLost
 from pointsman.contracts.subjects import log_subjects
 from pointsman.ports import (
     CheckpointLabel,
+    Checkpoints,
     CommandTimeoutError,
     CommandTooLargeError,
     Fence,
@@ -49,6 +51,7 @@ from pointsman.ports import (
     LogUnavailableError,
     NoResponderError,
     Reply,
+    StoreUnavailableError,
 )
 from pointsman.primitives import PoolName, RequestId, WallSeconds
 from pointsman.runtime.embedded_nats import MAX_PAYLOAD_BYTES
@@ -755,7 +758,7 @@ async def test_a_checkpoint_that_somebody_deleted_or_damaged_makes_room_for_the_
         jetstream.connect(url, POOL, ScaledClock(), name="test", listener=listener) as link,
     ):
         await eventually(lambda: link.commands.connected)
-        labels = [CheckpointLabel(identity="log", as_of=as_of, entry="e", form="1") for as_of in range(1, 9)]
+        labels = [_label(as_of) for as_of in range(1, 9)]
         for label in labels[:3]:
             await link.checkpoints.save(label, b"state")
         client = await nats.connect(url)
@@ -778,6 +781,37 @@ async def test_a_checkpoint_that_somebody_deleted_or_damaged_makes_room_for_the_
     assert [trouble.partition(":")[0] for trouble in listener.troubles] == [
         "checkpoint-1 is not understood and will be replaced"
     ]
+
+
+async def test_a_checkpoint_counts_as_stored_though_the_one_that_it_replaced_could_not_be_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def too_slow(_stream: DirectStream, _subject: str) -> None:
+        raise StoreUnavailableError
+
+    labels = [_label(as_of) for as_of in range(1, 4 * CHECKPOINTS_KEPT)]
+    async with _checkpoints(tmp_path) as checkpoints:
+        for label in labels[:CHECKPOINTS_KEPT]:
+            await checkpoints.save(label, b"state")
+        with monkeypatch.context() as slow:
+            slow.setattr(DirectStream, "purge", too_slow)
+            await checkpoints.save(labels[CHECKPOINTS_KEPT], b"state")
+
+        assert (await checkpoints.labels())[0] == labels[CHECKPOINTS_KEPT]
+        for label in labels[CHECKPOINTS_KEPT + 1 :]:
+            await checkpoints.save(label, f"state of {label.as_of}".encode())
+            assert await checkpoints.load(label) == f"state of {label.as_of}".encode()
+
+
+@asynccontextmanager
+async def _checkpoints(directory: Path) -> AsyncIterator[Checkpoints]:
+    async with running_nats(directory) as url, jetstream.connect(url, POOL, ScaledClock(), name="test") as link:
+        await eventually(lambda: link.commands.connected)
+        yield link.checkpoints
+
+
+def _label(as_of: int) -> CheckpointLabel:
+    return CheckpointLabel(identity="log", as_of=as_of, entry="e", form="1")
 
 
 async def test_a_stream_of_an_earlier_version_gets_the_subjects_of_new_events(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ chunk subjects, so an interrupted write leaves the previous object intact. A hea
 and its own digest."""
 
 import asyncio
+import contextlib
 from base64 import urlsafe_b64encode
 from dataclasses import asdict
 from hashlib import sha256
@@ -15,7 +16,7 @@ from pointsman.adapters.jetstream.commands import Requests
 from pointsman.adapters.jetstream.direct_stream import ROLLUP, DirectStream
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.subjects import bucket_name, checkpoint_bucket
-from pointsman.ports import CheckpointLabel, Checkpoints
+from pointsman.ports import CheckpointLabel, Checkpoints, StoreUnavailableError
 from pointsman.primitives import PoolName, Sequence
 
 CHUNK_BYTES = 128 * 1024
@@ -89,7 +90,8 @@ class JetStreamCheckpoints(Checkpoints):
         )
         await self._bucket.write(self._slot_subject(slot), msgspec.json.encode(description), headers=ROLLUP)
         if replaced is not None:
-            await self._sweep(replaced.nuid)
+            with contextlib.suppress(StoreUnavailableError):  # it is stored, and who writes there next sweeps first
+                await self._sweep(replaced.nuid)
 
     @override
     async def labels(self) -> list[CheckpointLabel]:
