@@ -20,7 +20,7 @@ from pointsman.contracts.requests import RequestArrived
 from pointsman.contracts.subjects import route_subject
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
-from pointsman.ports import CommandTimeoutError, Fence, LogEntry, NoResponderError
+from pointsman.ports import CommandTimeoutError, EventLog, Fence, LogEntry, LogReset, NoResponderError
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.leadership import Leadership
@@ -29,7 +29,7 @@ from pointsman.runtime.supervision import Supervisor
 from pointsman.state.checkpoint import state_digest
 from pointsman.state.state import State
 from pointsman_lab.memory.log import MemoryBroker, MemoryLog
-from pointsman_scheduler import checkpointing
+from pointsman_scheduler import checkpointing, leader
 from pointsman_scheduler.checkpointer import checkpointer_over
 from pointsman_scheduler.checkpointing import Cadence
 from pointsman_scheduler.leader import ELECTION_RETRY_WALL_SECONDS, Candidacy
@@ -312,6 +312,61 @@ async def test_who_reads_a_later_election_together_with_its_own_follows_and_may_
     async with world.scheduler("one") as one:
         await eventually(lambda: one.leading is not None and one.leading.term == 3)
         assert isinstance(await world.route("r", [1]), RouteGranted)
+
+
+async def test_a_leader_that_cannot_read_the_log_leaves_the_lease_to_one_that_can_and_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unreadable = _logs_that_cannot_be_read(monkeypatch)
+    world = World()
+    await world.append(joined("a", at=world.clock.now()))
+    async with world.scheduler("one", lease_seconds=12.0) as one, world.scheduler("two", lease_seconds=12.0) as two:
+        unreadable.add(one._log)
+        await world.append(stored("a", 1, [1]))
+        await eventually(lambda: two.leading, seconds=8.0, what="taking over before the lease would end")
+
+        assert (await world.route("r", [1])).term == 2
+        unreadable.clear()
+        await eventually(lambda: one.state.sequence >= world.broker.extent.last)
+        assert one.leading is None
+        assert two.leading
+        await two.resign()
+        await eventually(lambda: one.leading)
+
+
+async def test_who_cannot_read_its_own_election_leaves_the_lease_to_one_that_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unreadable = _logs_that_cannot_be_read(monkeypatch)
+    world = World()
+    await world.append(joined("a", at=world.clock.now()))
+    async with world.scheduler("one") as one, world.scheduler("two") as two:
+        unreadable.add(two._log)
+        await one.resign()
+        await eventually(lambda: two._leader._leadership.holds)
+        async with world.scheduler("three") as three:
+            await eventually(lambda: three.leading)
+
+            assert (await world.route("r", [1])).term == three.state.term
+            assert not two._leader._leadership.holds
+            elections = [event.scheduler for event in await world.events() if isinstance(event, LeaderElected)]
+            assert elections.count("two") <= 1
+
+
+def _logs_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> set[EventLog]:
+    """Those in it, though they can be written and tell how far they go. Schedulers look often."""
+    unreadable: set[EventLog] = set()
+    read = MemoryLog.read
+
+    async def read_if_it_can_be(log: MemoryLog, start: int = 1, **options: Any) -> AsyncIterator[LogEntry | LogReset]:
+        async for found in read(log, start, **options):
+            while log in unreadable:  # noqa: ASYNC110 - until the test says so
+                await asyncio.sleep(0.01)
+            yield found
+
+    monkeypatch.setattr(MemoryLog, "read", read_if_it_can_be)
+    monkeypatch.setattr(leader, "LOOK_WALL_SECONDS", 0.05)
+    return unreadable
 
 
 async def test_a_restarted_server_that_forgot_the_lease_costs_the_leader_nothing() -> None:
