@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import nats
 import pytest
@@ -20,6 +22,7 @@ from pointsman.adapters import jetstream
 from pointsman.adapters.checkpoint_retention import CHECKPOINTS_KEPT
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.jetstream import Identity, commands, producer
+from pointsman.adapters.jetstream.checkpoints import CHUNK_BYTES, READ_AHEAD, JetStreamCheckpoints
 from pointsman.adapters.jetstream.client import CONNECT_SECONDS_MAX, PING_SECONDS, PINGS_UNANSWERED_MAX
 from pointsman.adapters.jetstream.connection import (
     Connection,
@@ -30,7 +33,7 @@ from pointsman.adapters.jetstream.connection import (
     UnsendableError,
 )
 from pointsman.adapters.jetstream.consumer import READ_AHEAD_MAX, Reader
-from pointsman.adapters.jetstream.direct_stream import DirectStream
+from pointsman.adapters.jetstream.direct_stream import DirectStream, Found
 from pointsman.adapters.jetstream.log import JetStreamLog
 from pointsman.adapters.jetstream.producer import REFUSALS_MAX, WindowSettings, WriteWindow
 from pointsman.adapters.jetstream.stream import Stream, StreamSettings
@@ -801,6 +804,89 @@ async def test_a_checkpoint_counts_as_stored_though_the_one_that_it_replaced_cou
         for label in labels[CHECKPOINTS_KEPT + 1 :]:
             await checkpoints.save(label, f"state of {label.as_of}".encode())
             assert await checkpoints.load(label) == f"state of {label.as_of}".encode()
+
+
+async def test_a_chunk_that_takes_too_long_is_written_again_and_stored_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, fates = DirectStream.write, cycle(("lost", "unconfirmed", "confirmed"))
+    content = bytes(7 * CHUNK_BYTES)
+
+    async def slow(stream: DirectStream, subject: str, payload: bytes, **options: Any) -> int:
+        fate = next(fates)
+        sequence = 0 if fate == "lost" else await write(stream, subject, payload, **options)
+        if fate != "confirmed":
+            raise StoreUnavailableError
+        return sequence
+
+    async with _checkpoints(tmp_path) as checkpoints:
+        monkeypatch.setattr(DirectStream, "write", slow)
+        await checkpoints.save(_label(1), content)
+
+        assert await checkpoints.load(_label(1)) == content
+        assert await _stored_chunks(checkpoints) == 7
+
+
+async def test_chunks_of_a_checkpoint_are_read_ahead_again_and_in_order_whatever_lies_between_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, read, gaps, under_way, most = DirectStream.write, DirectStream.next, cycle((0, 2, 9, 1)), 0, 0
+    failing: set[int] = set()
+    content = b"".join(bytes([number]) * CHUNK_BYTES for number in range(25))
+
+    async def between_others(stream: DirectStream, subject: str, payload: bytes, **options: Any) -> int:
+        for _ in range(next(gaps)):
+            await write(stream, "$O.pointsman-default.C.other", b"other")
+        return await write(stream, subject, payload, **options)
+
+    async def failing_once(stream: DirectStream, subject: str, start: int) -> Found | None:
+        nonlocal under_way, most
+        if start not in failing:
+            failing.add(start)
+            raise StoreUnavailableError
+        under_way += 1
+        most = max(most, under_way)
+        try:
+            return await read(stream, subject, start)
+        finally:
+            under_way -= 1
+
+    async with _checkpoints(tmp_path) as checkpoints:
+        monkeypatch.setattr(DirectStream, "write", between_others)
+        await checkpoints.save(_label(1), content, head_bytes=10 * CHUNK_BYTES)
+        monkeypatch.setattr(DirectStream, "next", failing_once)
+
+        assert await checkpoints.load(_label(1)) == content
+        assert await checkpoints.load_head(_label(1)) == content[: 10 * CHUNK_BYTES]
+    assert 1 < most <= READ_AHEAD
+
+
+async def test_of_two_who_write_one_checkpoint_at_a_time_one_is_told_and_no_mixture_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = DirectStream.write
+
+    async def followed(stream: DirectStream, subject: str, payload: bytes, **options: Any) -> int:
+        sequence = await write(stream, subject, payload, **options)
+        await write(stream, subject, b"of another process")
+        return sequence
+
+    async with _checkpoints(tmp_path) as checkpoints:
+        await checkpoints.save(_label(1), b"first")
+        with monkeypatch.context() as another:
+            another.setattr(DirectStream, "write", followed)
+            with pytest.raises(StoreUnavailableError, match="another process"):
+                await checkpoints.save(_label(2), bytes(3 * CHUNK_BYTES))
+
+        assert await checkpoints.labels() == [_label(1)]
+
+
+async def _stored_chunks(checkpoints: Checkpoints) -> int:
+    assert isinstance(checkpoints, JetStreamCheckpoints)
+    count, sequence = 0, 0
+    while (found := await checkpoints._bucket.next("$O.pointsman-default.C.>", sequence + 1)) is not None:
+        count, sequence = count + 1, found.sequence
+    return count
 
 
 @asynccontextmanager
