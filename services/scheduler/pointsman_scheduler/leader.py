@@ -2,8 +2,8 @@
 (DeposedError) when the lease is lost, another leader is elected, the log misses decisions, or it cannot be read."""
 
 import asyncio
-from collections.abc import Iterable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 
 import structlog
@@ -114,6 +114,19 @@ async def send(answers: Answers) -> None:
         await reply(answer)
 
 
+@asynccontextmanager
+async def _at_once(contexts: Sequence[AbstractAsyncContextManager[None]]) -> AsyncIterator[None]:
+    """Enters and leaves all together: each waits for the server."""
+    stacks = [AsyncExitStack() for _ in contexts]
+    try:
+        async with asyncio.TaskGroup() as entering:
+            for stack, context in zip(stacks, contexts, strict=True):
+                entering.create_task(stack.enter_async_context(context))
+        yield
+    finally:
+        await asyncio.gather(*(stack.aclose() for stack in stacks))
+
+
 class Candidacy:
     def __init__(
         self,
@@ -190,8 +203,7 @@ class Candidacy:
 
     async def open(self, commands: Commands, handlers: Iterable[tuple[str, CommandHandler]]) -> None:
         self._settled.clear()
-        for subject, handler in handlers:
-            await self._serving.enter_async_context(commands.serve(subject, handler))
+        await self._serving.enter_async_context(_at_once([commands.serve(*each) for each in handlers]))
 
     async def take_office(self) -> None:
         """Raises DeposedError."""
