@@ -5,10 +5,13 @@ import gc
 import json
 import signal
 from base64 import urlsafe_b64encode
-from collections.abc import Callable
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import nats
 import pytest
@@ -16,8 +19,11 @@ from nats.aio.client import Client as NatsClient
 from typing_extensions import override
 
 from pointsman.adapters import jetstream
+from pointsman.adapters.checkpoint_retention import CHECKPOINTS_KEPT
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.jetstream import commands, producer
+from pointsman.adapters.jetstream import Identity, commands, producer
+from pointsman.adapters.jetstream.checkpoints import CHUNK_BYTES, READ_AHEAD, JetStreamCheckpoints
+from pointsman.adapters.jetstream.client import CONNECT_SECONDS_MAX, PING_SECONDS, PINGS_UNANSWERED_MAX
 from pointsman.adapters.jetstream.connection import (
     Connection,
     Message,
@@ -27,7 +33,7 @@ from pointsman.adapters.jetstream.connection import (
     UnsendableError,
 )
 from pointsman.adapters.jetstream.consumer import READ_AHEAD_MAX, Reader
-from pointsman.adapters.jetstream.direct_stream import DirectStream
+from pointsman.adapters.jetstream.direct_stream import DirectStream, Found
 from pointsman.adapters.jetstream.log import JetStreamLog
 from pointsman.adapters.jetstream.producer import REFUSALS_MAX, WindowSettings, WriteWindow
 from pointsman.adapters.jetstream.stream import Stream, StreamSettings
@@ -38,22 +44,28 @@ from pointsman.contracts.decisions import WritesLost
 from pointsman.contracts.subjects import log_subjects
 from pointsman.ports import (
     CheckpointLabel,
+    Checkpoints,
     CommandTimeoutError,
     CommandTooLargeError,
     Fence,
+    Link,
     LogEntry,
     LogExtent,
     LogUnavailableError,
     NoResponderError,
     Reply,
+    StoreUnavailableError,
 )
 from pointsman.primitives import PoolName, RequestId, WallSeconds
+from pointsman.runtime.embedded_nats import MAX_PAYLOAD_BYTES
+from tests.support.certificates import Authority
 from tests.support.events import stored
 from tests.support.log_worlds import RememberingListener
 from tests.support.nats import embedded_nats, running_nats
 from tests.support.waiting import eventually
 
 POOL = PoolName("default")
+UNANSWERED_SECONDS = PING_SECONDS * (PINGS_UNANSWERED_MAX + 1)
 SET_POLICIES = b'{"type":"TenantPoliciesSet","at":1.0,"policies":{}}'
 
 
@@ -613,6 +625,67 @@ async def test_a_sick_server_that_is_asked_first_keeps_nobody_from_the_others(sp
     assert asked.is_set()
 
 
+@pytest.mark.parametrize("tls", [False, True], ids=["in the clear", "tls"])
+async def test_a_server_that_stops_reading_is_left_for_another_once_its_pings_are_unanswered(
+    tmp_path: Path, *, tls: bool
+) -> None:
+    identity, offered = _tls_of(tmp_path) if tls else (Identity(), "")
+    other_port, unsent = free_ports(1)[0], bytes(MAX_PAYLOAD_BYTES // 2)
+    async with embedded_nats(tmp_path / "one", accounts=offered) as frozen:
+        urls = f"{frozen.url},nats://127.0.0.1:{other_port}"
+        async with jetstream.connect(urls, POOL, ScaledClock(), name="test", identity=identity) as link:
+            await eventually(lambda: link.commands.connected)
+            async with embedded_nats(tmp_path / "other", other_port, accounts=offered):
+                frozen.process.send_signal(signal.SIGSTOP)
+                try:
+                    for _ in range(5):  # more than the kernel keeps for a peer that does not read
+                        with pytest.raises(CommandTimeoutError):
+                            await link.commands.request_bytes("pm.test.large", unsent, timeout=WallSeconds(0.05))
+                    async with asyncio.timeout(UNANSWERED_SECONDS + 6):
+                        await eventually(partial(_has_server, link), seconds=60)
+                finally:
+                    frozen.process.send_signal(signal.SIGCONT)
+
+
+async def test_a_server_that_freezes_within_the_tls_handshake_does_not_keep_a_client_from_the_next_attempt(
+    tmp_path: Path,
+) -> None:
+    identity, offered = _tls_of(tmp_path)
+    seen, ends = asyncio.Event(), asyncio.Event()
+
+    async def freeze(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"version":"2.11.0","max_payload":1000,"tls_required":true}\r\n')
+        seen.set()
+        await ends.wait()
+        writer.close()
+
+    frozen = await asyncio.start_server(freeze, "127.0.0.1")
+    port: int = frozen.sockets[0].getsockname()[1]
+    url = f"nats://127.0.0.1:{port}"
+    async with jetstream.connect(url, POOL, ScaledClock(), name="test", identity=identity) as link:
+        await seen.wait()
+        frozen.close()
+        async with embedded_nats(tmp_path / "nats", port, accounts=offered), asyncio.timeout(CONNECT_SECONDS_MAX + 6):
+            await eventually(partial(_has_server, link), seconds=60)
+    ends.set()
+
+
+def _tls_of(directory: Path) -> tuple[Identity, str]:
+    """Of a client, and of the server's configuration."""
+    authority = Authority(directory, "ours")
+    server = authority.issue("server")
+    offered = f'tls {{cert_file: "{server.certificate}", key_file: "{server.key}"}}\n'
+    return Identity(ca=str(authority.file)), offered
+
+
+async def _has_server(link: Link) -> bool:
+    try:
+        await link.commands.request_bytes("$JS.API.INFO", b"", timeout=WallSeconds(0.5))
+    except (CommandTimeoutError, NoResponderError):
+        return False
+    return True
+
+
 async def test_an_address_that_cannot_be_used_is_told() -> None:
     listener = RememberingListener()
     async with jetstream.connect("nats://127.0.0.1:99999", POOL, ScaledClock(), name="test", listener=listener):
@@ -728,7 +801,7 @@ async def test_a_checkpoint_that_somebody_deleted_or_damaged_makes_room_for_the_
         jetstream.connect(url, POOL, ScaledClock(), name="test", listener=listener) as link,
     ):
         await eventually(lambda: link.commands.connected)
-        labels = [CheckpointLabel(identity="log", as_of=as_of, entry="e", form="1") for as_of in range(1, 9)]
+        labels = [_label(as_of) for as_of in range(1, 9)]
         for label in labels[:3]:
             await link.checkpoints.save(label, b"state")
         client = await nats.connect(url)
@@ -751,6 +824,120 @@ async def test_a_checkpoint_that_somebody_deleted_or_damaged_makes_room_for_the_
     assert [trouble.partition(":")[0] for trouble in listener.troubles] == [
         "checkpoint-1 is not understood and will be replaced"
     ]
+
+
+async def test_a_checkpoint_counts_as_stored_though_the_one_that_it_replaced_could_not_be_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def too_slow(_stream: DirectStream, _subject: str) -> None:
+        raise StoreUnavailableError
+
+    labels = [_label(as_of) for as_of in range(1, 4 * CHECKPOINTS_KEPT)]
+    async with _checkpoints(tmp_path) as checkpoints:
+        for label in labels[:CHECKPOINTS_KEPT]:
+            await checkpoints.save(label, b"state")
+        with monkeypatch.context() as slow:
+            slow.setattr(DirectStream, "purge", too_slow)
+            await checkpoints.save(labels[CHECKPOINTS_KEPT], b"state")
+
+        assert (await checkpoints.labels())[0] == labels[CHECKPOINTS_KEPT]
+        for label in labels[CHECKPOINTS_KEPT + 1 :]:
+            await checkpoints.save(label, f"state of {label.as_of}".encode())
+            assert await checkpoints.load(label) == f"state of {label.as_of}".encode()
+
+
+async def test_a_chunk_that_takes_too_long_is_written_again_and_stored_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, fates = DirectStream.write, cycle(("lost", "unconfirmed", "confirmed"))
+    content = bytes(7 * CHUNK_BYTES)
+
+    async def slow(stream: DirectStream, subject: str, payload: bytes, **options: Any) -> int:
+        fate = next(fates)
+        sequence = 0 if fate == "lost" else await write(stream, subject, payload, **options)
+        if fate != "confirmed":
+            raise StoreUnavailableError
+        return sequence
+
+    async with _checkpoints(tmp_path) as checkpoints:
+        monkeypatch.setattr(DirectStream, "write", slow)
+        await checkpoints.save(_label(1), content)
+
+        assert await checkpoints.load(_label(1)) == content
+        assert await _stored_chunks(checkpoints) == 7
+
+
+async def test_chunks_of_a_checkpoint_are_read_ahead_again_and_in_order_whatever_lies_between_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, read, gaps, under_way, most = DirectStream.write, DirectStream.next, cycle((0, 2, 9, 1)), 0, 0
+    failing: set[int] = set()
+    content = b"".join(bytes([number]) * CHUNK_BYTES for number in range(25))
+
+    async def between_others(stream: DirectStream, subject: str, payload: bytes, **options: Any) -> int:
+        for _ in range(next(gaps)):
+            await write(stream, "$O.pointsman-default.C.other", b"other")
+        return await write(stream, subject, payload, **options)
+
+    async def failing_once(stream: DirectStream, subject: str, start: int) -> Found | None:
+        nonlocal under_way, most
+        if start not in failing:
+            failing.add(start)
+            raise StoreUnavailableError
+        under_way += 1
+        most = max(most, under_way)
+        try:
+            return await read(stream, subject, start)
+        finally:
+            under_way -= 1
+
+    async with _checkpoints(tmp_path) as checkpoints:
+        monkeypatch.setattr(DirectStream, "write", between_others)
+        await checkpoints.save(_label(1), content, head_bytes=10 * CHUNK_BYTES)
+        monkeypatch.setattr(DirectStream, "next", failing_once)
+
+        assert await checkpoints.load(_label(1)) == content
+        assert await checkpoints.load_head(_label(1)) == content[: 10 * CHUNK_BYTES]
+    assert 1 < most <= READ_AHEAD
+
+
+async def test_of_two_who_write_one_checkpoint_at_a_time_one_is_told_and_no_mixture_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = DirectStream.write
+
+    async def followed(stream: DirectStream, subject: str, payload: bytes, **options: Any) -> int:
+        sequence = await write(stream, subject, payload, **options)
+        await write(stream, subject, b"of another process")
+        return sequence
+
+    async with _checkpoints(tmp_path) as checkpoints:
+        await checkpoints.save(_label(1), b"first")
+        with monkeypatch.context() as another:
+            another.setattr(DirectStream, "write", followed)
+            with pytest.raises(StoreUnavailableError, match="another process"):
+                await checkpoints.save(_label(2), bytes(3 * CHUNK_BYTES))
+
+        assert await checkpoints.labels() == [_label(1)]
+
+
+async def _stored_chunks(checkpoints: Checkpoints) -> int:
+    assert isinstance(checkpoints, JetStreamCheckpoints)
+    count, sequence = 0, 0
+    while (found := await checkpoints._bucket.next("$O.pointsman-default.C.>", sequence + 1)) is not None:
+        count, sequence = count + 1, found.sequence
+    return count
+
+
+@asynccontextmanager
+async def _checkpoints(directory: Path) -> AsyncIterator[Checkpoints]:
+    async with running_nats(directory) as url, jetstream.connect(url, POOL, ScaledClock(), name="test") as link:
+        await eventually(lambda: link.commands.connected)
+        yield link.checkpoints
+
+
+def _label(as_of: int) -> CheckpointLabel:
+    return CheckpointLabel(identity="log", as_of=as_of, entry="e", form="1")
 
 
 async def test_a_stream_of_an_earlier_version_gets_the_subjects_of_new_events(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.codec import AnyCommand, LogEvent
 from pointsman.contracts.commands import RouteGranted, RouteRejected
 from pointsman.contracts.decisions import LeaderElected, RequestGranted
 from pointsman.contracts.envelope import Stamp
@@ -20,7 +20,16 @@ from pointsman.contracts.requests import RequestArrived
 from pointsman.contracts.subjects import route_subject
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
-from pointsman.ports import CommandTimeoutError, Fence, LogEntry, NoResponderError
+from pointsman.ports import (
+    CommandHandler,
+    CommandTimeoutError,
+    EventLog,
+    Fence,
+    LogEntry,
+    LogReset,
+    NoResponderError,
+    Reply,
+)
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.leadership import Leadership
@@ -29,7 +38,7 @@ from pointsman.runtime.supervision import Supervisor
 from pointsman.state.checkpoint import state_digest
 from pointsman.state.state import State
 from pointsman_lab.memory.log import MemoryBroker, MemoryLog
-from pointsman_scheduler import checkpointing
+from pointsman_scheduler import checkpointing, leader
 from pointsman_scheduler.checkpointer import checkpointer_over
 from pointsman_scheduler.checkpointing import Cadence
 from pointsman_scheduler.leader import ELECTION_RETRY_WALL_SECONDS, Candidacy
@@ -94,6 +103,20 @@ class World:
         told = {"lease_seconds": LEASE_SECONDS, "prefill_window_tokens": 10} | settings
         clock = clock or self.clock
         return running_scheduler(self.broker.client(name=name, clock=clock), clock, name=name, **told)
+
+    def candidacy(self) -> Candidacy:
+        settings, policies = SchedulerSettings(), policy_set()
+        return Candidacy(
+            event_log=self.client.log,
+            clock=self.clock,
+            board=HealthBoard(),
+            leadership=Leadership(self.broker.lease, self.clock, name="one", lease_seconds=WallSeconds(LEASE_SECONDS)),
+            policies=policies,
+            name="one",
+            replica=Replica(empty_state(settings, policies), POOL),
+            log_liveness=LogLiveness(self.clock, suspect_seconds=settings.suspect_seconds),
+            rivals=0,
+        )
 
     async def route(self, request: str, keys: list[int], **fields: Any) -> RouteGranted | RouteRejected:
         """As an ingress does: again and again until somebody answers."""
@@ -263,19 +286,9 @@ async def test_an_election_that_came_first_is_followed_by_the_next_term() -> Non
 
 @pytest.mark.parametrize("how", ["it expired", "it was given back"])
 async def test_who_does_not_hold_the_lease_any_more_is_not_elected(how: str) -> None:
-    world, settings, policies = World(), SchedulerSettings(), policy_set()
-    leadership = Leadership(world.broker.lease, world.clock, name="one", lease_seconds=WallSeconds(LEASE_SECONDS))
-    candidacy = Candidacy(
-        event_log=world.client.log,
-        clock=world.clock,
-        board=HealthBoard(),
-        leadership=leadership,
-        policies=policies,
-        name="one",
-        replica=Replica(empty_state(settings, policies), POOL),
-        log_liveness=LogLiveness(world.clock, suspect_seconds=settings.suspect_seconds),
-        rivals=0,
-    )
+    world = World()
+    candidacy = world.candidacy()
+    leadership = candidacy._leadership
     await candidacy.obtain_lease()
     if how == "it expired":
         await eventually(lambda: not leadership.holds)
@@ -312,6 +325,106 @@ async def test_who_reads_a_later_election_together_with_its_own_follows_and_may_
     async with world.scheduler("one") as one:
         await eventually(lambda: one.leading is not None and one.leading.term == 3)
         assert isinstance(await world.route("r", [1]), RouteGranted)
+
+
+async def test_a_leader_that_cannot_read_the_log_leaves_the_lease_to_one_that_can_and_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unreadable = _logs_that_cannot_be_read(monkeypatch)
+    world = World()
+    await world.append(joined("a", at=world.clock.now()))
+    async with world.scheduler("one", lease_seconds=12.0) as one, world.scheduler("two", lease_seconds=12.0) as two:
+        unreadable.add(one._log)
+        await world.append(stored("a", 1, [1]))
+        await eventually(lambda: two.leading, seconds=8.0, what="taking over before the lease would end")
+
+        assert (await world.route("r", [1])).term == 2
+        unreadable.clear()
+        await eventually(lambda: one.state.sequence >= world.broker.extent.last)
+        assert one.leading is None
+        assert two.leading
+        await two.resign()
+        await eventually(lambda: one.leading)
+
+
+async def test_who_cannot_read_its_own_election_leaves_the_lease_to_one_that_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unreadable = _logs_that_cannot_be_read(monkeypatch)
+    world = World()
+    await world.append(joined("a", at=world.clock.now()))
+    async with world.scheduler("one") as one, world.scheduler("two") as two:
+        unreadable.add(two._log)
+        await one.resign()
+        await eventually(lambda: two._leader._leadership.holds)
+        async with world.scheduler("three") as three:
+            await eventually(lambda: three.leading)
+
+            assert (await world.route("r", [1])).term == three.state.term
+            assert not two._leader._leadership.holds
+            elections = [event.scheduler for event in await world.events() if isinstance(event, LeaderElected)]
+            assert elections.count("two") <= 1
+
+
+def _logs_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> set[EventLog]:
+    """Those in it, though they can be written and tell how far they go. Schedulers look often."""
+    unreadable: set[EventLog] = set()
+    read = MemoryLog.read
+
+    async def read_if_it_can_be(log: MemoryLog, start: int = 1, **options: Any) -> AsyncIterator[LogEntry | LogReset]:
+        async for found in read(log, start, **options):
+            while log in unreadable:  # noqa: ASYNC110 - until the test says so
+                await asyncio.sleep(0.01)
+            yield found
+
+    monkeypatch.setattr(MemoryLog, "read", read_if_it_can_be)
+    monkeypatch.setattr(leader, "LOOK_WALL_SECONDS", 0.05)
+    return unreadable
+
+
+async def test_a_leader_begins_and_ends_serving_all_commands_in_as_many_round_trips_as_one() -> None:
+    world = World()
+    served = [(f"pm.test.cmd.{number}", _answers_nothing) for number in range(9)]
+    commands, candidacy = MeetingCommands(len(served)), world.candidacy()
+    async with asyncio.timeout(WAIT_SECONDS):
+        await candidacy.open(commands, served)  # type: ignore[arg-type]
+        assert commands.serving == {subject for subject, _ in served}
+        await candidacy.close()
+
+    assert commands.serving == set()
+
+
+async def test_a_leader_that_is_cancelled_while_it_begins_to_serve_serves_nothing() -> None:
+    commands, candidacy = MeetingCommands(3), World().candidacy()
+    served = [(f"pm.test.cmd.{number}", _answers_nothing) for number in range(2)]
+    opening = asyncio.create_task(candidacy.open(commands, served))  # type: ignore[arg-type]
+    await eventually(lambda: len(commands.serving) == 2)
+    opening.cancel()
+    await asyncio.wait([opening])
+
+    assert commands.serving == set()
+
+
+async def _answers_nothing(_command: AnyCommand, _reply: Reply) -> None:
+    return
+
+
+class MeetingCommands:
+    """A server that answers only once so many wait for it."""
+
+    def __init__(self, together: int) -> None:
+        self.serving: set[str] = set()
+        self._meeting = asyncio.Barrier(together)
+
+    @asynccontextmanager
+    async def serve(self, subject: str, _handler: CommandHandler) -> AsyncIterator[None]:
+        self.serving.add(subject)
+        try:
+            await self._meeting.wait()
+            yield
+            await self._meeting.wait()
+        finally:
+            self.serving.discard(subject)
 
 
 async def test_a_restarted_server_that_forgot_the_lease_costs_the_leader_nothing() -> None:

@@ -1,9 +1,9 @@
 """Leadership: obtain the lease, append LeaderElected behind the last one, read up to it, then decide. The term ends
-(DeposedError) when the lease is lost, another leader is elected, or the log misses decisions."""
+(DeposedError) when the lease is lost, another leader is elected, the log misses decisions, or it cannot be read."""
 
 import asyncio
-from collections.abc import Iterable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 
 import structlog
@@ -36,6 +36,7 @@ from pointsman_scheduler.flush_pace import FlushPace
 from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.migrating import MigrationHandler
 from pointsman_scheduler.ownership import Ownership
+from pointsman_scheduler.read_progress import LOOK_WALL_SECONDS, ReadProgress
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.waiters import Answers, Waiters
 
@@ -113,6 +114,19 @@ async def send(answers: Answers) -> None:
         await reply(answer)
 
 
+@asynccontextmanager
+async def _at_once(contexts: Sequence[AbstractAsyncContextManager[None]]) -> AsyncIterator[None]:
+    """Enters and leaves all together: each waits for the server."""
+    stacks = [AsyncExitStack() for _ in contexts]
+    try:
+        async with asyncio.TaskGroup() as entering:
+            for stack, context in zip(stacks, contexts, strict=True):
+                entering.create_task(stack.enter_async_context(context))
+        yield
+    finally:
+        await asyncio.gather(*(stack.aclose() for stack in stacks))
+
+
 class Candidacy:
     def __init__(
         self,
@@ -141,6 +155,8 @@ class Candidacy:
         self._rivals = rivals
         self._serving = AsyncExitStack()
         self._fence: Fence | None = None
+        self._unreadable = ""
+        """Why this process must not lead, though the log answers."""
         self._settled = asyncio.Event()
         """Cleared during an election."""
         self._settled.set()
@@ -158,20 +174,36 @@ class Candidacy:
 
     def reset(self) -> None:
         self._fence = None
+        self._unreadable = ""
 
     async def obtain_lease(self) -> None:
         replica = self._replica
         await self._leadership.obtain(term_of_log=lambda: replica.state.term if replica.caught_up else None)
 
     async def keep_lease(self) -> None:
-        """Raises DeposedError."""
-        reason = await self._leadership.keep(deposed=lambda: self._fence.broken if self._fence else "")
+        """Raises DeposedError. Who cannot read the log leaves the lease to others at once, and competes again once it has
+        read what there is (`obtain_lease`)."""
+        reason = await self._leadership.keep(deposed=self._unfitness)
+        if self._unreadable:
+            await self._close_and_flush()
+            await self._leadership.release()
         raise DeposedError(reason)
+
+    async def watch_reading(self) -> None:
+        """Ends once the log answers and cannot be read."""
+        progress = ReadProgress()
+        while not self._unreadable:
+            await self._clock.sleep_wall(LOOK_WALL_SECONDS)
+            try:
+                extent = await self._log.extent()
+            except (LogUnavailableError, LogMissingError):
+                progress.forget()
+            else:
+                self._unreadable = progress.look(self._replica.state.sequence, extent.end)
 
     async def open(self, commands: Commands, handlers: Iterable[tuple[str, CommandHandler]]) -> None:
         self._settled.clear()
-        for subject, handler in handlers:
-            await self._serving.enter_async_context(commands.serve(subject, handler))
+        await self._serving.enter_async_context(_at_once([commands.serve(*each) for each in handlers]))
 
     async def take_office(self) -> None:
         """Raises DeposedError."""
@@ -210,15 +242,12 @@ class Candidacy:
 
     async def resign(self) -> None:
         """Releases the lease after the last decisions are written."""
-        await self.close()
-        if not await self._log.flush(FLUSH_WALL_SECONDS):
-            log.warning("decisions_unconfirmed", seconds=FLUSH_WALL_SECONDS)
+        await self._close_and_flush()
         await self._leadership.resign()
 
     async def end_term(self, reason: str) -> None:
         """End a term with lost decisions: no other process has them. Raises DeposedError."""
-        await self.close()
-        await self._log.flush(FLUSH_WALL_SECONDS)
+        await self._close_and_flush()
         raise DeposedError(reason)
 
     def void_unwritten(self, reason: str) -> None:
@@ -241,6 +270,14 @@ class Candidacy:
             self._board.missing(LEADERSHIP, "taking over")
         else:
             self._board.restored(LEADERSHIP)
+
+    def _unfitness(self) -> str:
+        return self._unreadable or (self._fence.broken if self._fence else "")
+
+    async def _close_and_flush(self) -> None:
+        await self.close()
+        if not await self._log.flush(FLUSH_WALL_SECONDS):
+            log.warning("decisions_unconfirmed", seconds=FLUSH_WALL_SECONDS)
 
     async def _elect(self) -> tuple[LeaderElected, Fence]:
         while True:

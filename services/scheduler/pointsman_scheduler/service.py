@@ -181,6 +181,7 @@ class SchedulerService:
         leader = self._leader
         await leader.obtain_lease()
         tasks.create_task(leader.keep_lease(), name="keep-lease")
+        tasks.create_task(leader.watch_reading(), name="watch-reading")
         await leader.open(self._commands, self._handlers.by_subject())
         await leader.take_office()
         with contained("tenant policies"):

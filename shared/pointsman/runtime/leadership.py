@@ -77,8 +77,12 @@ class Leadership:
         return self._newest
 
     async def resign(self) -> None:
-        """Release the lease, if ours, for another process."""
+        """Release the lease, and take it no more."""
         self._resigned = True
+        await self.release()
+
+    async def release(self) -> None:
+        """Release the lease, if ours, for another process."""
         if self._tenure is None:
             return
         try:

@@ -3,22 +3,33 @@ chunk subjects, so an interrupted write leaves the previous object intact. A hea
 and its own digest."""
 
 import asyncio
+import contextlib
 from base64 import urlsafe_b64encode
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict
+from functools import partial
 from hashlib import sha256
+from typing import TypeVar
 
 import msgspec
 from typing_extensions import override
 
+from pointsman.adapters.backoff import Backoff
 from pointsman.adapters.checkpoint_retention import CHECKPOINTS_KEPT, superseded
 from pointsman.adapters.jetstream.commands import Requests
-from pointsman.adapters.jetstream.direct_stream import ROLLUP, DirectStream
+from pointsman.adapters.jetstream.direct_stream import ROLLUP, DirectStream, RevisionTakenError
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.subjects import bucket_name, checkpoint_bucket
-from pointsman.ports import CheckpointLabel, Checkpoints
-from pointsman.primitives import PoolName, Sequence
+from pointsman.ports import CheckpointLabel, Checkpoints, StoreUnavailableError
+from pointsman.primitives import PoolName, Sequence, WallSeconds
+
+Result = TypeVar("Result")
 
 CHUNK_BYTES = 128 * 1024
+READ_AHEAD = 8
+TRIES_MAX = 5
+RETRY_SECONDS_MIN: WallSeconds = WallSeconds(0.1)
+RETRY_SECONDS_MAX: WallSeconds = WallSeconds(1.0)
 SLOTS = tuple(f"checkpoint-{number}" for number in range(CHECKPOINTS_KEPT))
 
 
@@ -74,8 +85,7 @@ class JetStreamCheckpoints(Checkpoints):
         await self._sweep(object_id)
         whole = memoryview(content)
         head, rest = _chunks(whole[:head_bytes]), _chunks(whole[head_bytes:])
-        for chunk in (*head, *rest):
-            await self._bucket.write(self._chunk_subject(object_id), bytes(chunk))
+        await self._write(self._chunk_subject(object_id), [*head, *rest])
         description = _Description(
             name=slot,
             bucket=self._name,
@@ -87,9 +97,11 @@ class JetStreamCheckpoints(Checkpoints):
             options={"max_chunk_size": CHUNK_BYTES},
             metadata={key: str(value) for key, value in asdict(label).items()},
         )
-        await self._bucket.write(self._slot_subject(slot), msgspec.json.encode(description), headers=ROLLUP)
+        described = msgspec.json.encode(description)
+        await _repeated(partial(self._bucket.write, self._slot_subject(slot), described, headers=ROLLUP))
         if replaced is not None:
-            await self._sweep(replaced.nuid)
+            with contextlib.suppress(StoreUnavailableError):  # it is stored, and who writes there next sweeps first
+                await self._sweep(replaced.nuid)
 
     @override
     async def labels(self) -> list[CheckpointLabel]:
@@ -116,16 +128,32 @@ class JetStreamCheckpoints(Checkpoints):
         return {slot: description for slot, description in zip(SLOTS, found, strict=True) if description is not None}
 
     async def _content(self, description: _Description, chunks: int, digest: str) -> bytes | None:
-        parts: list[bytes] = []
-        sequence = 0
-        for _ in range(chunks):
-            found = await self._bucket.next(self._chunk_subject(description.nuid), sequence + 1)
-            if found is None:
+        parts: dict[Sequence, bytes] = {}
+        while len(parts) < chunks:
+            # Chunks mostly have consecutive sequences. Where they have not, two requests find the same one.
+            first = max(parts, default=0) + 1
+            ahead = min(READ_AHEAD, chunks - len(parts)) if parts else 1
+            found = await self._next(self._chunk_subject(description.nuid), range(first, first + ahead))
+            if not found:
                 return None
-            parts.append(found.payload)
-            sequence = found.sequence
-        content = b"".join(parts)
+            parts |= found
+        content = b"".join(parts[sequence] for sequence in sorted(parts))
         return content if _digest(content) == digest else None
+
+    async def _write(self, subject: str, chunks: Iterable[memoryview]) -> None:
+        """Raises StoreUnavailableError."""
+        last: Sequence = 0
+        try:
+            for chunk in chunks:
+                last = await _repeated(partial(self._bucket.write_once, subject, bytes(chunk), after=last))
+        except RevisionTakenError as error:
+            another = f"another process writes to {subject}: {error}"
+            raise StoreUnavailableError(another) from error
+
+    async def _next(self, subject: str, starts: Iterable[Sequence]) -> dict[Sequence, bytes]:
+        """The first chunk from each start on, by sequence. Raises StoreUnavailableError."""
+        found = await asyncio.gather(*(_repeated(partial(self._bucket.next, subject, start)) for start in starts))
+        return {chunk.sequence: chunk.payload for chunk in found if chunk is not None}
 
     async def _sweep(self, object_id: str) -> None:
         if await self._bucket.last(self._chunk_subject(object_id)) is not None:
@@ -159,6 +187,18 @@ def _slot_for(label: CheckpointLabel, known: dict[str, _Description], log_begins
         return free
     forgotten = superseded(kept.values(), label, log_begins=log_begins)
     return next(slot for slot in SLOTS if kept[slot] == forgotten)
+
+
+async def _repeated(attempt: Callable[[], Awaitable[Result]]) -> Result:
+    """One chunk that takes too long must not cost the whole checkpoint. Raises StoreUnavailableError."""
+    backoff = Backoff(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX)
+    while True:
+        try:
+            return await attempt()
+        except StoreUnavailableError:
+            if backoff.attempts + 1 >= TRIES_MAX:
+                raise
+            await asyncio.sleep(float(backoff.next_wait()))
 
 
 def _label(description: _Description) -> CheckpointLabel:

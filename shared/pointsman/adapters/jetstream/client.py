@@ -135,7 +135,7 @@ class NatsConnection(Connection):
                 if error is not client.last_error:  # else told by `on_error`
                     self._listener.unreachable(refusal(error, self._identity))
             with contextlib.suppress(Exception):
-                await client.close()
+                await client.give_up()
             self._change(connected=False, detail="the client gave up")
             self._servers = [*self._servers[1:], self._servers[0]]
             await asyncio.sleep(RECONNECT_SECONDS)
@@ -154,7 +154,7 @@ class NatsConnection(Connection):
                 return
             self._listener.unreachable(refusal(error, self._identity))
             if is_refusal(error) and client.options["allow_reconnect"]:
-                self._closing = asyncio.create_task(client.close())  # the next client reads the files anew
+                self._closing = asyncio.create_task(client.give_up())  # the next client reads the files anew
 
         async def on_disconnected() -> None:
             _drop_unsent(client)
@@ -275,11 +275,24 @@ class _TolerantClient(Client):
     @override
     async def _attempt_reconnect(self) -> None:
         """What nats-py does not expect would end this task unseen."""
+        self._abort()
         try:
             await super()._attempt_reconnect()
         except Exception as error:  # noqa: BLE001 - told when the client has closed, and the next one connects
             self._err = error
-            self._ending = asyncio.create_task(self.close())
+            self._ending = asyncio.create_task(self.give_up())
+
+    async def give_up(self) -> None:
+        """Close without waiting for the server."""
+        self._abort()
+        await self.close()
+
+    def _abort(self) -> None:
+        """nats-py would close in order and wait: under TLS for the server's answer, 30 s or for ever (measured), in the
+        clear until unsent bytes have left. A server whose host vanished answers nothing."""
+        transport, self._transport = self._transport, None
+        if transport:
+            transport._io_writer.transport.abort()  # type: ignore[attr-defined]  # noqa: SLF001 - there is no public one
 
     def _deliver(self, number: int, message: WireMessage) -> None:
         on_message = self._listeners.get(number)
@@ -378,8 +391,9 @@ _round_trips: set[asyncio.Task[None]] = set()
 async def _pinged_twice(client: Client) -> None:
     """Twice: the client's first ping can overtake data that waits for its flusher."""
     with contextlib.suppress(ClientError):
-        await client.flush(PING_FORGOTTEN_SECONDS)
-        await client.flush(PING_FORGOTTEN_SECONDS)
+        for _ in range(2):
+            if client.is_connected:
+                await client.flush(PING_FORGOTTEN_SECONDS)
 
 
 def _server_of(client: Client) -> str:

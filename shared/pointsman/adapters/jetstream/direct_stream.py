@@ -74,6 +74,19 @@ class DirectStream:
             raise RevisionTakenError(read.error.description)
         return self._checked(read).seq
 
+    async def write_once(self, subject: str, payload: bytes, *, after: Sequence) -> Sequence:
+        """`write` that may be repeated: what an earlier try has stored counts. Raises as `write`."""
+        try:
+            return await self.write(subject, payload, after=after)
+        except RevisionTakenError as error:
+            newest = await self.last(subject)
+            if (newest.sequence if newest is not None else 0) == after:
+                in_process = f"an earlier try is still in process: {error}"
+                raise StoreUnavailableError(in_process) from error
+            if newest is None or newest.payload != payload:
+                raise
+            return newest.sequence
+
     async def last(self, subject: str) -> Found | None:
         """Raises StoreUnavailableError."""
         return await self._get({"last_by_subj": subject})

@@ -144,13 +144,9 @@ class JetStreamLog(EventLog):
     async def _store_election(self, subject: str, payload: bytes, after: Sequence) -> Sequence:
         """Raises ElectionLostError, StoreUnavailableError."""
         try:
-            return await self._elections.write(subject, payload, after=after)
+            return await self._elections.write_once(subject, payload, after=after)
         except RevisionTakenError as error:
-            # A retry after a lost answer: the entry stored first is ours.
-            newest = await self._elections.last(subject)
-            if newest is None or newest.payload != payload:
-                raise ElectionLostError(str(error)) from error
-            return newest.sequence
+            raise ElectionLostError(str(error)) from error
 
     async def keep_stream(self) -> None:
         while True:
