@@ -216,6 +216,7 @@ class HttpServer(uvicorn.Server):
         self._hurried.set()
 
     @property
+    @override
     def should_exit(self) -> bool:
         return self._exit.is_set()
 
