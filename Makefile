@@ -93,8 +93,9 @@ $(ROUTERS)/.ready: pyproject.toml | setup
 	@touch $@
 
 # Half of them to a fleet that splits prefill and decode. Another run: make fuzz POINTSMAN_FUZZ_SEED=7.
-fuzz: setup ## 20,000 hostile requests to two fleets; about ten minutes
+fuzz: setup ## 20,000 hostile requests to two fleets, and properties with new examples; about fifteen minutes
 	POINTSMAN_FUZZ_REQUESTS=20000 $(BIN)/pytest tests/security/test_fuzz.py $(ARGS)
+	$(BIN)/pytest -q -n 2 --dist loadfile --hypothesis-profile fuzz -m hypothesis tests/unit tests/simulation $(ARGS)
 
 # TRACES has the two trace files. A part, which writes nothing: make results ARGS="--only lag"; into the page: ARGS="--only lag
 # --add"; all, small: ARGS="--quick --out /tmp/page".
