@@ -41,6 +41,7 @@ from pointsman_scheduler.settings import SchedulerSettings
 from tests.support.events import first_token, joined, route, stored
 from tests.support.log_reading import events_in, folded, whole_log
 from tests.support.scheduling import running_scheduler
+from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import eventually
 
 POOL = PoolName("default")
@@ -148,6 +149,7 @@ class World:
 # Leading
 
 
+@in_virtual_time
 async def test_a_follower_takes_over_from_a_leader_that_was_killed_and_knows_what_it_knew() -> None:
     world = World()
     await world.append(joined("a", at=world.clock.now()), stored("a", 1, [1, 2]))
@@ -184,6 +186,7 @@ def fields_of(answer: RouteGranted | RouteRejected) -> dict[str, Any]:
     return {name: getattr(answer, name) for name in answer.__struct_fields__}
 
 
+@in_virtual_time
 async def test_a_leader_that_stood_still_decides_nothing_more_and_follows() -> None:
     world = World()
     await world.append(joined("a", at=world.clock.now()))
@@ -206,6 +209,7 @@ async def test_a_leader_that_stood_still_decides_nothing_more_and_follows() -> N
         assert terms == sorted(terms)
 
 
+@in_virtual_time
 async def test_a_leader_whose_clock_stood_still_decides_nothing_once_it_reads_that_another_was_elected() -> None:
     world = World()
     await world.append(joined("a", at=world.clock.now()))
@@ -221,6 +225,7 @@ async def test_a_leader_whose_clock_stood_still_decides_nothing_once_it_reads_th
         assert one._leader._leadership.holds, "by its clock"
 
 
+@in_virtual_time
 async def test_a_leader_that_gives_the_lease_back_is_followed_before_the_lease_would_end() -> None:
     world = World()
     async with world.scheduler("one", lease_seconds=8.0) as one, world.scheduler("two", lease_seconds=8.0) as two:
@@ -230,6 +235,7 @@ async def test_a_leader_that_gives_the_lease_back_is_followed_before_the_lease_w
         await eventually(lambda: two.leading)
 
 
+@in_virtual_time
 async def test_what_a_deposed_leader_writes_is_passed_over_by_every_fold() -> None:
     world = World()
     await world.append(joined("a", at=world.clock.now()))
@@ -248,6 +254,7 @@ async def test_what_a_deposed_leader_writes_is_passed_over_by_every_fold() -> No
         assert one.state.workload.requests[RequestId("first")].instance == "a"
 
 
+@in_virtual_time
 async def test_an_election_that_came_first_is_followed_by_the_next_term() -> None:
     """The lease was lost with the server's memory, and somebody was elected that it does not know of."""
     world = World()
@@ -262,6 +269,7 @@ async def test_an_election_that_came_first_is_followed_by_the_next_term() -> Non
 
 
 @pytest.mark.parametrize("how", ["it expired", "it was given back"])
+@in_virtual_time
 async def test_who_does_not_hold_the_lease_any_more_is_not_elected(how: str) -> None:
     world, settings, policies = World(), SchedulerSettings(), policy_set()
     leadership = Leadership(world.broker.lease, world.clock, name="one", lease_seconds=WallSeconds(LEASE_SECONDS))
@@ -289,6 +297,7 @@ async def test_who_does_not_hold_the_lease_any_more_is_not_elected(how: str) -> 
     taking_office.cancel()
 
 
+@in_virtual_time
 async def test_who_reads_a_later_election_together_with_its_own_follows_and_may_be_elected_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -314,6 +323,7 @@ async def test_who_reads_a_later_election_together_with_its_own_follows_and_may_
         assert isinstance(await world.route("r", [1]), RouteGranted)
 
 
+@in_virtual_time
 async def test_a_restarted_server_that_forgot_the_lease_costs_the_leader_nothing() -> None:
     world = World()
     async with world.scheduler("one") as one, world.scheduler("two") as two:
@@ -326,6 +336,7 @@ async def test_a_restarted_server_that_forgot_the_lease_costs_the_leader_nothing
         assert one.state.term == term
 
 
+@in_virtual_time
 async def test_while_the_lease_cannot_be_renewed_nobody_decides_and_then_the_leader_goes_on() -> None:
     world = World()
     await world.append(joined("a", at=world.clock.now()))
@@ -340,6 +351,7 @@ async def test_while_the_lease_cannot_be_renewed_nobody_decides_and_then_the_lea
         assert one.leading
 
 
+@in_virtual_time
 async def test_a_request_that_a_dead_leader_took_in_and_did_not_place_is_placed() -> None:
     world = World()
     await world.append(joined("a", at=world.clock.now()))
@@ -354,6 +366,7 @@ async def test_a_request_that_a_dead_leader_took_in_and_did_not_place_is_placed(
         assert [type(e).__name__ for e in await world.events()].count("RequestArrived") == 1
 
 
+@in_virtual_time
 async def test_an_answer_that_is_not_streamed_is_granted_again_though_its_prefill_is_assumed_over() -> None:
     world = World()
     await world.append(joined("a", at=world.clock.now()))
@@ -364,6 +377,7 @@ async def test_an_answer_that_is_not_streamed_is_granted_again_though_its_prefil
         assert await world.route("r", [1], streaming=False) == first
 
 
+@in_virtual_time
 async def test_an_ingress_tells_a_new_leader_where_a_request_is() -> None:
     """The grant of the leader before it never reached the log."""
     world = World()
@@ -386,6 +400,7 @@ async def test_an_ingress_tells_a_new_leader_where_a_request_is() -> None:
 # Checkpoints
 
 
+@in_virtual_time
 async def test_a_start_from_a_checkpoint_reads_only_what_came_after_it() -> None:
     world = World()
     await world.append(joined("a", at=world.clock.now()), *(stored("a", n, [n]) for n in range(1, 50)))
@@ -408,6 +423,7 @@ async def test_a_start_from_a_checkpoint_reads_only_what_came_after_it() -> None
 
 
 @pytest.mark.parametrize("how", ["damaged", "other form", "recreated", "rewritten", "expired"])
+@in_virtual_time
 async def test_a_checkpoint_that_does_not_fit_is_passed_over(how: str) -> None:
     world = World()
     await world.append(joined("a", at=world.clock.now()), *(stored("a", n, [n]) for n in range(1, 10)))
@@ -439,6 +455,7 @@ async def test_a_checkpoint_that_does_not_fit_is_passed_over(how: str) -> None:
         assert [i.id for i in one.state.fleet.instances] == [i.id for i in expected.fleet.instances]
 
 
+@in_virtual_time
 async def test_a_checkpoint_is_taken_before_the_log_drops_what_it_leads_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpointing, "EXTENT_WALL_SECONDS", 0.0)
     world = World()
@@ -457,6 +474,7 @@ async def test_a_checkpoint_is_taken_before_the_log_drops_what_it_leads_to(monke
         assert (await world.following().begin()).label is not None
 
 
+@in_virtual_time
 async def test_of_two_checkpointers_one_saves() -> None:
     world = World()
     await world.append(joined("a", at=world.clock.now()))
@@ -469,6 +487,7 @@ async def test_of_two_checkpointers_one_saves() -> None:
     assert await world.newest() <= 1001
 
 
+@in_virtual_time
 async def test_of_two_checkpointers_the_second_keeps_no_state_until_the_first_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
