@@ -215,7 +215,7 @@ class HttpServer(uvicorn.Server):
     def hurry(self) -> None:
         self._hurried.set()
 
-    @property
+    @property  # type: ignore[explicit-override]  # mypy does not see it on a settable property
     @override
     def should_exit(self) -> bool:
         return self._exit.is_set()
