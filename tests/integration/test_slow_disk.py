@@ -22,6 +22,7 @@ from tests.support.log_reading import events_in
 from tests.support.up import POINTSMAN, RunningUp, pointsman_up
 from tests.support.waiting import eventually
 
+STRACE = shutil.which("strace")
 WRITE_MICROSECONDS = 300_000
 SLOW_SECONDS = 10.0
 ATTACH_SECONDS_MAX = 10.0
@@ -32,6 +33,8 @@ LOAD = re.compile(r'^pointsman_log_write_load_ratio\{pool="default"\} (\S+)', re
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+    if STRACE is None:
+        pytest.skip("strace is not installed")
     arguments = ("--instances", "2", "--schedulers", "2", "--speed", "10", "--set", "nats.sync_interval=always")
     with pointsman_up(tmp_path_factory.mktemp("fleet"), *arguments) as running:
         running.wait_for("Try it")
@@ -41,12 +44,10 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
 
 @contextmanager
 def slow_disk(pid: int) -> Iterator[None]:
-    strace = shutil.which("strace")
-    if strace is None:
-        pytest.skip("strace is not installed")
+    assert STRACE is not None
     calls = "fsync,fdatasync"
     command = [
-        strace,
+        STRACE,
         "-f",
         "-o",
         "/dev/null",
