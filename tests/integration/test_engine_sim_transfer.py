@@ -13,7 +13,8 @@ from pointsman.simulation.block_cache import PromptIdentity
 from pointsman.simulation.engine_model import EngineModel
 from pointsman.simulation.engine_types import EngineSettings, TokenPrompt
 from pointsman.state.engine_profiles import PROFILES
-from pointsman_engine_sim.kv_transfer import FetchAnswer, FetchBody, KvTransfer
+from pointsman_engine_sim.kv_transfer import KvTransfer
+from pointsman_engine_sim.openai_bodies import FetchAnswer, FetchBody
 from pointsman_engine_sim.server import EngineServer, check
 from pointsman_engine_sim.settings import EngineSimSettings
 from tests.support.engine_sim import EventReader, HeldBlocks, running_engine
