@@ -24,7 +24,7 @@ from tests.support.waiting import eventually
 
 STRACE = shutil.which("strace")
 WRITE_MICROSECONDS = 300_000
-SLOW_SECONDS = 10.0
+SLOW_SECONDS = 5.0
 ATTACH_SECONDS_MAX = 10.0
 GROWTH_BYTES_MAX = 64 * 1024**2
 """A full window, and what Python keeps."""
@@ -113,7 +113,7 @@ async def test_a_slow_disk_costs_neither_a_term_nor_a_decision_and_clients_are_s
     growth = max(resident_bytes(pid) - before[pid] for pid in schedulers)
     print(f"{answered_slowly} answered while the disk was slow, load {highest:.2f}, memory +{growth / 1e6:.0f} MB")
     assert highest > 0.02
-    assert answered_slowly > 10
+    assert answered_slowly > 5
     assert set(clients.answers.values()) == {200}
     assert [
         type(e) for e in events if isinstance(e, WritesLost | InstanceSuspected | InstanceLeft | RequestRejected)
