@@ -15,8 +15,9 @@ from pointsman.runtime.bounded_metrics import OTHER, Bounded
 from tests.support.log_worlds import JetStreamWorld, LogWorld, MemoryWorld, SharedServer
 
 TIMED = [HealthCheck.too_slow]  # a busy machine fails it
-settings.register_profile("pointsman", deadline=None, suppress_health_check=TIMED)
-settings.register_profile("check", deadline=None, suppress_health_check=TIMED, max_examples=20)  # of `make check`
+settings.register_profile("pointsman", deadline=None, suppress_health_check=TIMED, derandomize=True)
+settings.register_profile("check", settings.get_profile("pointsman"), max_examples=20)  # of `make check`
+settings.register_profile("fuzz", settings.get_profile("pointsman"), derandomize=False)  # of `make fuzz`
 settings.load_profile("pointsman")
 
 pools = (PoolName(f"pool-{number}") for number in itertools.count())

@@ -11,8 +11,6 @@ import pytest
 import pytest_asyncio
 import yaml  # type: ignore[import-untyped]  # its stubs are not worth a dependency
 
-pytest.importorskip("kubernetes_asyncio", reason="the kubernetes client is not installed")
-
 from pointsman.adapters.discovery.kubernetes import KubernetesDiscovery, engines_of
 from pointsman.adapters.discovery.kubernetes_watch import Pace
 from pointsman.adapters.discovery.targets import TARGETS_MAX
@@ -22,6 +20,7 @@ from tests.support.discovered import Discovered, discovered
 from tests.support.kube_api import KubeApi
 from tests.support.kube_cluster import (
     DISCOVERY_RULES,
+    NEEDS_CLIENT,
     SLICES,
     ClusterAdmin,
     endpoint,
@@ -29,6 +28,8 @@ from tests.support.kube_cluster import (
 )
 from tests.support.kube_requests import RefusedError
 from tests.support.waiting import eventually
+
+pytestmark = NEEDS_CLIENT
 
 ROOT = Path(__file__).parents[2]
 QUICK = Pace(watch=2.0, grace=0.5, open=0.5, well=0.2, first_retry=WallSeconds(0.02), longest_retry=WallSeconds(0.1))

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("kubernetes_asyncio", reason="the kubernetes client is not installed")
-
 from pointsman.adapters.discovery.targets import annotated_targets
 from pointsman.adapters.providers.kubernetes import DELETION_COST, LOWEST_COST, Kind, KubernetesProvider
 from pointsman.ports import ProviderError
 from pointsman.primitives import InstanceId
-from tests.support.kube_cluster import NAMESPACE, PODS, WORKLOADS, ClusterAdmin, our_cluster
+from tests.support.kube_cluster import NAMESPACE, NEEDS_CLIENT, PODS, WORKLOADS, ClusterAdmin, our_cluster
 from tests.support.kube_requests import scale_of
+
+pytestmark = NEEDS_CLIENT
 
 PLURALS: dict[Kind, str] = {"deployment": "deployments", "stateful_set": "statefulsets"}
 LABELS = {"app": "engine"}

@@ -1,13 +1,12 @@
 """deploy/kubernetes: what Kubernetes would refuse, and what would start and then not work."""
 
 import re
+from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
 from typing import Any
 
-import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
-from kubernetes_validate import utils
 
 from pointsman.runtime.settings import ENVIRONMENT_PREFIX, FILE_SUFFIX, FleetSettings
 from pointsman_cli.up.scripts import settings_type_of
@@ -16,11 +15,13 @@ from tests.support.compose import ROOT, settings_of
 from tests.support.manifests import (
     KUBERNETES,
     OVERLAYS,
+    PODS,
     Object,
     Pod,
     all_pods,
     by_name,
     matches,
+    pod_at,
     pods,
     rendered,
     selects,
@@ -37,10 +38,22 @@ BALANCER_SECONDS = 15
 COPY_SECONDS = 600
 """Of a full log of 4 GiB, at 7 MB/s."""
 GIBIBYTE = 2**30
-ALL_PODS = [pytest.param(pod, id=str(pod)) for pod in all_pods()]
-NOT_SERVING = ("pointsman-credentials", "pointsman-tools")
-SERVING = [pytest.param(pod, id=str(pod)) for pod in all_pods() if pod.name not in NOT_SERVING]
+SERVING = [place for place in PODS if not place.endswith(("-credentials", "-tools"))]
+OWN = [place for place in SERVING if not place.endswith(("-nats", "-vllm"))]
+"""Those that run a service of ours."""
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
+
+
+@pytest.fixture
+def pod(request: pytest.FixtureRequest) -> Pod:
+    return pod_at(request.param)
+
+
+def test_the_pods_that_are_judged_are_all_that_there_are() -> None:
+    found = all_pods()
+
+    assert {str(pod) for pod in found} == {*PODS}
+    assert {str(pod) for pod in found if pod.own_service()} == {*OWN}
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
@@ -48,7 +61,9 @@ each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_object_is_of_its_schema_without_a_field_that_is_unknown(
     overlay: str, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(utils, "schema_contents", schema_contents)
+    import kubernetes_validate  # type: ignore[import-untyped]  # here, since importing it takes seconds
+
+    monkeypatch.setattr(kubernetes_validate.utils, "schema_contents", schema_contents())
     for found in rendered(overlay):
         if found["kind"] not in CUSTOM:
             kubernetes_validate.validate(found, version, strict=True)
@@ -64,7 +79,7 @@ def test_every_object_is_in_the_namespace_has_our_labels_and_is_there_once(overl
         assert found["metadata"].get("namespace") == ("pointsman" if found["kind"] != "Namespace" else None)
 
 
-@pytest.mark.parametrize("pod", ALL_PODS)
+@pytest.mark.parametrize("pod", PODS, indirect=True)
 def test_every_pod_meets_the_restricted_standard(pod: Pod) -> None:
     """Pod Security Standards, restricted, v1.37; and a read-only root, which they do not ask for."""
     spec, container = pod.spec, pod.container
@@ -85,7 +100,7 @@ def test_every_pod_meets_the_restricted_standard(pod: Pod) -> None:
         }  # fmt: skip
 
 
-@pytest.mark.parametrize("pod", ALL_PODS)
+@pytest.mark.parametrize("pod", PODS, indirect=True)
 def test_every_pod_is_bounded_and_gets_neither_a_token_nor_variables_of_services_unasked(pod: Pod) -> None:
     assert pod.spec["enableServiceLinks"] is False
     assert pod.spec["automountServiceAccountToken"] is (pod.name in SPEAKS_TO_THE_API_SERVER)
@@ -93,7 +108,7 @@ def test_every_pod_is_bounded_and_gets_neither_a_token_nor_variables_of_services
     assert "memory" in pod.container["resources"]["limits"]
 
 
-@pytest.mark.parametrize("pod", ALL_PODS)
+@pytest.mark.parametrize("pod", PODS, indirect=True)
 def test_what_a_pod_names_is_there(pod: Pod) -> None:
     objects = rendered(pod.overlay)
     maps, secrets = by_name(objects, "ConfigMap"), made_by_the_job(objects)
@@ -121,7 +136,7 @@ def test_what_a_pod_names_is_there(pod: Pod) -> None:
     assert "/tmp" in {mount["mountPath"] for mount in pod.container["volumeMounts"]}
 
 
-@pytest.mark.parametrize("pod", SERVING)
+@pytest.mark.parametrize("pod", SERVING, indirect=True)
 def test_every_pod_that_serves_has_all_probes_on_ports_that_it_names(pod: Pod) -> None:
     container = pod.container
     start, live, ready = (container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness"))
@@ -132,7 +147,7 @@ def test_every_pod_that_serves_has_all_probes_on_ports_that_it_names(pod: Pod) -
         assert {start["port"], live["port"], ready["port"]} == {"admin"}
 
 
-@pytest.mark.parametrize("pod", [pytest.param(pod, id=str(pod)) for pod in all_pods() if pod.own_service()])
+@pytest.mark.parametrize("pod", OWN, indirect=True)
 def test_every_setting_of_a_pod_is_known_to_its_service_and_has_a_value_that_it_takes(
     pod: Pod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,14 +368,14 @@ def made_by_the_job(objects: tuple[Object, ...]) -> set[str]:
     return named | {f"pointsman-nats-{name}" for name in re.findall(r'"(\w+)"', services[1])}
 
 
+@cache
+def schema_contents() -> Callable[[str, str], Any]:
+    """Of the validator, but each schema is read once."""
+    from kubernetes_validate import utils
+
+    return cache(utils.schema_contents)
+
+
 def judge_keys(found: Object, known: str) -> None:
     """Of objects that have no schema here: Prometheus Operator's and KEDA's."""
     assert set(found) <= set(known.split())
-
-
-@cache
-def schema_contents(filename: str, version: str) -> Any:
-    return original_schema_contents(filename, version)
-
-
-original_schema_contents = utils.schema_contents

@@ -25,7 +25,7 @@ async def test_the_cost_model_of_a_simulated_engine_is_found(tmp_path: Path) -> 
             "--input-tokens-max",
             "1024",
             "--repeat",
-            "5",
+            "3",
             "--speed",
             str(SPEED),
             "--out",

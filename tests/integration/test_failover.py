@@ -30,8 +30,8 @@ from tests.support.up import RunningUp, pointsman_up
 SPEED = 20.0
 ENDS = (RequestFinished, RequestFailed, RequestCancelled, RequestRejected)
 PATIENT = {"x-slo-ttft-ms": "3600000"}
-RESUMES_SECONDS_MAX = 4.0
-"""Twice what is promised, on a machine that does other things as well."""
+RESUMES_SECONDS_MAX = 10.0
+"""Five times what is promised, on a machine that does other things as well."""
 
 
 @pytest.fixture(scope="module")

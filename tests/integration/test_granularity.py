@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import aiohttp
 import pytest
@@ -20,15 +19,15 @@ from pointsman.contracts.fleet import InstanceProbed
 from pointsman.contracts.requests import RequestArrived, RequestFinished
 from pointsman.ports import LogEntry
 from pointsman.primitives import BlockKey, InstanceId, PoolName, Tokens
-from pointsman_cli.discovery import find_fleet
+from pointsman_engine_sim.server import EngineServer
 from pointsman_ingress.lifecycle import EQUAL, compared
 from pointsman_ingress.settings import IngressSettings
 from pointsman_lab.memory.log import MemoryBroker
 from tests.support.engine_sim import running_engine
-from tests.support.log_reading import events_in, link_to
+from tests.support.log_reading import events_in
 from tests.support.quiet_run import AGREEING_MIN, MODEL, SPEED, send_conversations, until_held
 from tests.support.split_fleet import EnginePlace, start_ingress, start_scheduler, start_worker
-from tests.support.up import pointsman_up
+from tests.support.waiting import eventually
 
 ENGINE_TOKENS = 4096
 """Small caches, so that engines evict."""
@@ -38,8 +37,11 @@ REQUESTS = 50
 
 @pytest.mark.parametrize(("block_tokens", "sizes"), [(64, (16, 64)), (128, (16, 32))])
 async def test_engines_with_other_blocks_than_the_keys_and_each_other_serve_one_pool(
-    tmp_path: Path, block_tokens: Tokens, sizes: tuple[Tokens, Tokens]
+    block_tokens: Tokens, sizes: tuple[Tokens, Tokens]
 ) -> None:
+    pool = PoolName("default")
+    clock, broker = ScaledClock(SPEED), MemoryBroker(pool)
+    told = {"speed": SPEED, "block_tokens": block_tokens}
     async with AsyncExitStack() as stack:
         engines = [
             await stack.enter_async_context(
@@ -49,18 +51,17 @@ async def test_engines_with_other_blocks_than_the_keys_and_each_other_serve_one_
             )
             for size in sizes
         ]
-        addresses = [f"{e.url}#kv={e.events_endpoint}&replay={e.replay_endpoint}" for e in engines]
-        told = ("--engine", ",".join(addresses), "--policy", "round_robin", "--speed", str(SPEED))
-        up = stack.enter_context(pointsman_up(tmp_path, *told, "--block-tokens", str(block_tokens)))
-        await asyncio.to_thread(up.wait_for, "Try it")
-        fleet = find_fleet(data=up.data)
-        settings = fleet.settings()
-        link = await stack.enter_async_context(link_to(fleet))
-
-        await send_conversations(fleet.ingress, REQUESTS)
-
-        chain = KeyChain(secret=settings.secret.encode(), model=MODEL, block_tokens=block_tokens)
         named = {InstanceId(f"engine-{n}"): pair for n, pair in enumerate(zip(engines, sizes, strict=True), 1)}
+        scheduler = await start_scheduler(stack, broker, clock, {**told, "policy": "round_robin"})
+        for name, (engine, _) in named.items():
+            await start_worker(stack, broker, clock, name, _place_of(engine), told)
+        await eventually(lambda: set(scheduler.state.fleet.ready) == set(named))
+        url = await start_ingress(stack, {pool: broker}, clock, speed=SPEED, tokenizer="builtin")
+
+        await send_conversations(url, REQUESTS)
+
+        chain = KeyChain(secret=IngressSettings().secret.encode(), model=MODEL, block_tokens=block_tokens)
+        link = broker.client(clock, name="reader")
         state = await until_held(link, chain, named)
         events = await events_in(link.log)
 
@@ -137,8 +138,11 @@ async def _start_pool(stack: AsyncExitStack, pool: PoolName, broker: MemoryBroke
     engine = await stack.enter_async_context(
         running_engine(speed=SPEED, model=kind.model, block_size=kind.engine_block_tokens)
     )
-    place = EnginePlace(engine.url, engine.events_endpoint or "", engine.replay_endpoint or "")
-    await start_worker(stack, broker, clock, f"{pool}-1", place, told)
+    await start_worker(stack, broker, clock, f"{pool}-1", _place_of(engine), told)
+
+
+def _place_of(engine: EngineServer) -> EnginePlace:
+    return EnginePlace(engine.url, engine.events_endpoint or "", engine.replay_endpoint or "")
 
 
 async def _until(

@@ -30,6 +30,7 @@ from pointsman_worker.session import FLUSH_SECONDS_MAX
 from pointsman_worker.settings import WorkerSettings
 from tests.support.events import joined, reported
 from tests.support.scheduling import running_scheduler
+from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import eventually
 
 POOL = PoolName("default")
@@ -116,6 +117,7 @@ def is_ready(service: SchedulerService, *names: str) -> bool:
     return set(fleet.ready) == set(names) and all(fleet[InstanceId(name)].answered for name in names)
 
 
+@in_virtual_time
 async def test_heartbeats_stay_out_of_the_log_and_keep_instances_in_the_fleet() -> None:
     world = World()
     async with world.scheduler() as service, world.worker("a"), world.worker("b"):
@@ -130,6 +132,7 @@ async def test_heartbeats_stay_out_of_the_log_and_keep_instances_in_the_fleet() 
     world.check_replay()
 
 
+@in_virtual_time
 async def test_a_dead_worker_is_suspected_as_fast_as_before_and_the_log_proves_it() -> None:
     world = World()
     async with world.scheduler() as service, world.worker("a") as worker, world.worker("b"):
@@ -148,6 +151,7 @@ async def test_a_dead_worker_is_suspected_as_fast_as_before_and_the_log_proves_i
     world.check_replay()
 
 
+@in_virtual_time
 async def test_a_worker_that_is_heard_again_is_back_by_a_report_in_the_log() -> None:
     world = World()
     async with world.scheduler() as service, world.worker("b"):
@@ -165,6 +169,7 @@ async def test_a_worker_that_is_heard_again_is_back_by_a_report_in_the_log() -> 
     world.check_replay()
 
 
+@in_virtual_time
 async def test_while_nobody_leads_reports_are_logged_and_the_next_leader_suspects_nobody() -> None:
     world = World()
     async with world.worker("a"), world.worker("b"):
@@ -186,6 +191,7 @@ async def test_while_nobody_leads_reports_are_logged_and_the_next_leader_suspect
     world.check_replay()
 
 
+@in_virtual_time
 async def test_under_a_leader_that_knows_no_heartbeats_a_worker_reports_through_the_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -201,6 +207,7 @@ async def test_under_a_leader_that_knows_no_heartbeats_a_worker_reports_through_
         assert len(world.reports("a")) > SUSPECT_SECONDS / REPORT_SECONDS
 
 
+@in_virtual_time
 async def test_a_worker_that_sends_no_heartbeats_is_heard_through_the_log_beside_one_that_does() -> None:
     world = World()
     old = world.broker.client(world.clock, name="old").log
@@ -217,6 +224,7 @@ async def test_a_worker_that_sends_no_heartbeats_is_heard_through_the_log_beside
     world.check_replay()
 
 
+@in_virtual_time
 async def test_a_load_that_changes_reaches_the_log_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     world, engine = World(), Engine()
     monkeypatch.setattr("pointsman.policies.heard_reports.LOAD_WALL_SECONDS", 4 * REPORT_SECONDS)
@@ -228,6 +236,7 @@ async def test_a_load_that_changes_reaches_the_log_in_time(monkeypatch: pytest.M
     assert float(LOAD_WALL_SECONDS) > 4 * REPORT_SECONDS
 
 
+@in_virtual_time
 async def test_an_instance_speaks_for_itself_only() -> None:
     world = World()
     link = world.broker.client(world.clock, name="worker b")
@@ -239,6 +248,7 @@ async def test_an_instance_speaks_for_itself_only() -> None:
             await link.commands.request(heartbeat_subject(POOL, "b"), forged, timeout=WallSeconds(0.2))
 
 
+@in_virtual_time
 async def test_a_worker_gathers_changes_for_as_long_as_the_leader_says_and_hurries_for_reports() -> None:
     world = World()
     link = world.broker.client(world.clock, name="s")

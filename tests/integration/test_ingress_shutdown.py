@@ -10,6 +10,7 @@ import pytest
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.requests import RequestCancelled, RequestFinished
+from pointsman.primitives import WallSeconds
 from pointsman.runtime.supervision import Supervisor
 from pointsman_ingress.servers import supervise_server
 from tests.support.fake_engine import Behaviour
@@ -34,6 +35,12 @@ async def test_for_a_while_it_is_not_ready_and_serves_on_while_each_answer_close
             assert (served.status, served.headers["connection"]) == (200, "close")
             assert "[DONE]" in await served.text()
         world.server.hurry()
+
+
+async def test_it_begins_at_once_and_not_at_the_next_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pointsman.runtime.health.TICK_SECONDS", WallSeconds(LONG))
+    async with asyncio.timeout(LONG / 2), world_with():
+        pass
 
 
 async def test_then_nobody_can_connect_and_what_is_under_way_finishes() -> None:

@@ -50,6 +50,7 @@ from pointsman_scheduler.settings import SchedulerSettings
 from tests.support.events import first_token, joined, route, stored
 from tests.support.log_reading import events_in, folded, whole_log
 from tests.support.scheduling import running_scheduler
+from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import eventually
 
 POOL = PoolName("default")
@@ -171,6 +172,7 @@ class World:
 # Leading
 
 
+@in_virtual_time
 async def test_a_follower_takes_over_from_a_leader_that_was_killed_and_knows_what_it_knew() -> None:
     world = World()
     await world.append(joined("a", at=world.clock.now()), stored("a", 1, [1, 2]))
@@ -207,6 +209,7 @@ def fields_of(answer: RouteGranted | RouteRejected) -> dict[str, Any]:
     return {name: getattr(answer, name) for name in answer.__struct_fields__}
 
 
+@in_virtual_time
 async def test_a_leader_that_stood_still_decides_nothing_more_and_follows() -> None:
     world = World()
     await world.append(joined("a", at=world.clock.now()))
@@ -229,6 +232,7 @@ async def test_a_leader_that_stood_still_decides_nothing_more_and_follows() -> N
         assert terms == sorted(terms)
 
 
+@in_virtual_time
 async def test_a_leader_whose_clock_stood_still_decides_nothing_once_it_reads_that_another_was_elected() -> None:
     world = World()
     await world.append(joined("a", at=world.clock.now()))
@@ -244,6 +248,7 @@ async def test_a_leader_whose_clock_stood_still_decides_nothing_once_it_reads_th
         assert one._leader._leadership.holds, "by its clock"
 
 
+@in_virtual_time
 async def test_a_leader_that_gives_the_lease_back_is_followed_before_the_lease_would_end() -> None:
     world = World()
     async with world.scheduler("one", lease_seconds=8.0) as one, world.scheduler("two", lease_seconds=8.0) as two:
@@ -253,6 +258,7 @@ async def test_a_leader_that_gives_the_lease_back_is_followed_before_the_lease_w
         await eventually(lambda: two.leading)
 
 
+@in_virtual_time
 async def test_what_a_deposed_leader_writes_is_passed_over_by_every_fold() -> None:
     world = World()
     await world.append(joined("a", at=world.clock.now()))
@@ -271,6 +277,7 @@ async def test_what_a_deposed_leader_writes_is_passed_over_by_every_fold() -> No
         assert one.state.workload.requests[RequestId("first")].instance == "a"
 
 
+@in_virtual_time
 async def test_an_election_that_came_first_is_followed_by_the_next_term() -> None:
     """The lease was lost with the server's memory, and somebody was elected that it does not know of."""
     world = World()
@@ -285,6 +292,7 @@ async def test_an_election_that_came_first_is_followed_by_the_next_term() -> Non
 
 
 @pytest.mark.parametrize("how", ["it expired", "it was given back"])
+@in_virtual_time
 async def test_who_does_not_hold_the_lease_any_more_is_not_elected(how: str) -> None:
     world = World()
     candidacy = world.candidacy()
@@ -302,6 +310,7 @@ async def test_who_does_not_hold_the_lease_any_more_is_not_elected(how: str) -> 
     taking_office.cancel()
 
 
+@in_virtual_time
 async def test_who_reads_a_later_election_together_with_its_own_follows_and_may_be_elected_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -427,6 +436,7 @@ class MeetingCommands:
             self.serving.discard(subject)
 
 
+@in_virtual_time
 async def test_a_restarted_server_that_forgot_the_lease_costs_the_leader_nothing() -> None:
     world = World()
     async with world.scheduler("one") as one, world.scheduler("two") as two:
@@ -439,6 +449,7 @@ async def test_a_restarted_server_that_forgot_the_lease_costs_the_leader_nothing
         assert one.state.term == term
 
 
+@in_virtual_time
 async def test_while_the_lease_cannot_be_renewed_nobody_decides_and_then_the_leader_goes_on() -> None:
     world = World()
     await world.append(joined("a", at=world.clock.now()))
@@ -453,6 +464,7 @@ async def test_while_the_lease_cannot_be_renewed_nobody_decides_and_then_the_lea
         assert one.leading
 
 
+@in_virtual_time
 async def test_a_request_that_a_dead_leader_took_in_and_did_not_place_is_placed() -> None:
     world = World()
     await world.append(joined("a", at=world.clock.now()))
@@ -467,6 +479,7 @@ async def test_a_request_that_a_dead_leader_took_in_and_did_not_place_is_placed(
         assert [type(e).__name__ for e in await world.events()].count("RequestArrived") == 1
 
 
+@in_virtual_time
 async def test_an_answer_that_is_not_streamed_is_granted_again_though_its_prefill_is_assumed_over() -> None:
     world = World()
     await world.append(joined("a", at=world.clock.now()))
@@ -477,6 +490,7 @@ async def test_an_answer_that_is_not_streamed_is_granted_again_though_its_prefil
         assert await world.route("r", [1], streaming=False) == first
 
 
+@in_virtual_time
 async def test_an_ingress_tells_a_new_leader_where_a_request_is() -> None:
     """The grant of the leader before it never reached the log."""
     world = World()
@@ -499,6 +513,7 @@ async def test_an_ingress_tells_a_new_leader_where_a_request_is() -> None:
 # Checkpoints
 
 
+@in_virtual_time
 async def test_a_start_from_a_checkpoint_reads_only_what_came_after_it() -> None:
     world = World()
     await world.append(joined("a", at=world.clock.now()), *(stored("a", n, [n]) for n in range(1, 50)))
@@ -521,6 +536,7 @@ async def test_a_start_from_a_checkpoint_reads_only_what_came_after_it() -> None
 
 
 @pytest.mark.parametrize("how", ["damaged", "other form", "recreated", "rewritten", "expired"])
+@in_virtual_time
 async def test_a_checkpoint_that_does_not_fit_is_passed_over(how: str) -> None:
     world = World()
     await world.append(joined("a", at=world.clock.now()), *(stored("a", n, [n]) for n in range(1, 10)))
@@ -552,6 +568,7 @@ async def test_a_checkpoint_that_does_not_fit_is_passed_over(how: str) -> None:
         assert [i.id for i in one.state.fleet.instances] == [i.id for i in expected.fleet.instances]
 
 
+@in_virtual_time
 async def test_a_checkpoint_is_taken_before_the_log_drops_what_it_leads_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpointing, "EXTENT_WALL_SECONDS", 0.0)
     world = World()
@@ -570,6 +587,7 @@ async def test_a_checkpoint_is_taken_before_the_log_drops_what_it_leads_to(monke
         assert (await world.following().begin()).label is not None
 
 
+@in_virtual_time
 async def test_of_two_checkpointers_one_saves() -> None:
     world = World()
     await world.append(joined("a", at=world.clock.now()))
@@ -582,6 +600,7 @@ async def test_of_two_checkpointers_one_saves() -> None:
     assert await world.newest() <= 1001
 
 
+@in_virtual_time
 async def test_of_two_checkpointers_the_second_keeps_no_state_until_the_first_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -17,7 +17,7 @@ from tests.support.up import pointsman_up
 from tests.support.waiting import eventually
 
 READY_SECONDS_MAX = 120.0
-INSTANCES, SPEED = 8, 4
+INSTANCES, SPEED = 2, 4
 DOCUMENT_TOKENS, TIMES = 29_696, 20
 SLO_SECONDS = 5.0
 

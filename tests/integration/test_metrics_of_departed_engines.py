@@ -10,15 +10,12 @@ import aiohttp
 import pytest
 
 from pointsman_cli.discovery import read_fleet_file
+from tests.support.patched_processes import patch_processes
 from tests.support.up import POINTSMAN, RunningUp, pointsman_up
 from tests.support.waiting import eventually
 
 KEPT_SECONDS = 2.0
-PATCH = f"""
-import pointsman.runtime.engine_series as engine_series
-engine_series.KEPT_WALL_SECONDS = {KEPT_SECONDS}
-"""
-"""Run by each Python of the fleet as it starts, since nobody waits two minutes here."""
+"""Two minutes in production."""
 LABELS = re.compile(r'"((?:[^"\\]|\\.)*)"')
 ENGINE = re.compile(r"scaled-\d+")
 REQUESTS = 30
@@ -27,10 +24,7 @@ ENGINES = {"scaled-1", "scaled-2", "scaled-3"}
 
 @pytest.fixture
 def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningUp]:
-    patched = tmp_path / "patched"
-    patched.mkdir()
-    (patched / "sitecustomize.py").write_text(PATCH)
-    monkeypatch.setenv("PYTHONPATH", str(patched))
+    patch_processes(monkeypatch, tmp_path, {"pointsman.runtime.engine_series.KEPT_WALL_SECONDS": KEPT_SECONDS})
     options = (
         "--instances",
         "1..3",
@@ -41,6 +35,8 @@ def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningUp]:
         "--schedulers",
         "2",
         "--console",
+        "--console-port",
+        "0",
     )
     with pointsman_up(tmp_path, *options) as running:
         running.wait_for("ready in", seconds=240)

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,6 +30,8 @@ from tests.tidy.pages import ROOT, blocks
 ROUTER = BusUser(BusRole.ROUTER, "other", PoolName("default"))
 PAGE = ROOT / "docs/overlap.md"
 PROMPTS = [[number] * 400 + list(range(1000, 1600)) for number in range(1, 5)]
+WARM_SECONDS = 1.0
+"""Counted in looks."""
 Answer = dict[str, Any]
 
 
@@ -176,15 +177,15 @@ async def test_killed_schedulers_are_warm_within_the_first_second_of_readiness(u
         async with asyncio.timeout(20):
             while not await is_up_again(up, pids, http):  # noqa: ASYNC110 - asking is how one knows
                 await asyncio.sleep(0.02)
-        ready_at = time.monotonic()
-        told = await overlap(http, fleet)
-        while told["status"] != 200 and time.monotonic() < ready_at + 1.0:
-            told = await overlap(http, fleet)
-        seconds = time.monotonic() - ready_at
+        told: dict[str, Any] = {}
 
-    print(f"answered {seconds:.3f} s after readiness, as of {told.get('as_of')}, before {before['as_of']}")
-    assert told["status"] == 200
-    assert seconds < 1.0
+        async def is_warm() -> bool:
+            told.update(await overlap(http, fleet))
+            return bool(told["status"] == 200)
+
+        await eventually(is_warm, seconds=WARM_SECONDS)
+
+    print(f"answered as of {told['as_of']}, before {before['as_of']}")
     assert matched(told) == matched(before)
     assert told["as_of"] >= before["as_of"]
     assert told["scheduler"] != before["scheduler"]

@@ -33,6 +33,7 @@ from pointsman_scaler.service import ScalerService
 from pointsman_scaler.settings import ScalerSettings
 from tests.integration.test_scheduler import POOL, World
 from tests.support.events import finished, first_token, reported
+from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import eventually
 
 
@@ -159,6 +160,7 @@ async def drain(world: World, command: DrainInstance | UndrainInstance) -> Drain
     return answer
 
 
+@in_virtual_time
 async def test_a_pool_grows_and_shrinks_as_asked_and_the_log_says_who_and_when() -> None:
     async with pool() as (world, provider), running(scaler_of(world, provider, "s1")):
         await settled(world, 1)
@@ -181,6 +183,7 @@ async def test_a_pool_grows_and_shrinks_as_asked_and_the_log_says_who_and_when()
     assert events[drained].stamp is not None
 
 
+@in_virtual_time
 async def test_an_instance_is_stopped_only_after_what_it_has_is_finished() -> None:
     async with pool() as (world, provider), running(scaler_of(world, provider, "s1")):
         await scale(world, 2)
@@ -200,6 +203,7 @@ async def test_an_instance_is_stopped_only_after_what_it_has_is_finished() -> No
     assert len(provider.stopped) == 1
 
 
+@in_virtual_time
 async def test_two_scalers_do_the_work_of_one_and_the_second_takes_over() -> None:
     async with pool() as (world, provider):
         first, second = scaler_of(world, provider, "s1"), scaler_of(world, provider, "s2")
@@ -217,6 +221,7 @@ async def test_two_scalers_do_the_work_of_one_and_the_second_takes_over() -> Non
     assert len(provider.stopped) == 1
 
 
+@in_virtual_time
 async def test_two_scalers_that_both_believe_to_act_do_no_harm() -> None:
     async with pool() as (world, provider):
         scalers = [scaler_of(world, provider, name) for name in ("s1", "s2")]
@@ -232,6 +237,7 @@ async def test_two_scalers_that_both_believe_to_act_do_no_harm() -> None:
     assert numbers == sorted(set(numbers))
 
 
+@in_virtual_time
 async def test_a_scaler_that_dies_between_decision_and_action_leaves_the_action_to_the_next() -> None:
     async with pool() as (world, provider):
         async with running(scaler_of(world, provider, "s1")):
@@ -245,6 +251,7 @@ async def test_a_scaler_that_dies_between_decision_and_action_leaves_the_action_
     assert provider.started == ["e1", "e2", "e3"]
 
 
+@in_virtual_time
 async def test_engines_that_do_not_answer_are_not_started_over_and_over() -> None:
     async with pool() as (world, provider), running(scaler_of(world, provider, "s1")):
         await settled(world, 1)
@@ -257,6 +264,7 @@ async def test_engines_that_do_not_answer_are_not_started_over_and_over() -> Non
     assert len(provider.started) == 3
 
 
+@in_virtual_time
 async def test_a_provider_in_trouble_is_told_of_and_the_pool_goes_on() -> None:
     async with pool() as (world, provider), running(scaler_of(world, provider, "s1")):
         await settled(world, 1)
@@ -270,6 +278,7 @@ async def test_a_provider_in_trouble_is_told_of_and_the_pool_goes_on() -> None:
     assert isinstance(granted, RouteGranted)
 
 
+@in_virtual_time
 async def test_a_step_that_fails_does_not_hold_up_the_others() -> None:
     async with pool() as (world, provider):
 
@@ -288,6 +297,7 @@ async def test_a_step_that_fails_does_not_hold_up_the_others() -> None:
             await eventually(lambda: scaler._runner.error == "stuck is not the last pod")
 
 
+@in_virtual_time
 async def test_a_pool_of_data_parallel_ranks_is_refused_and_left_alone() -> None:
     async with pool() as (world, provider), running(scaler_of(world, provider, "s1")):
         await settled(world, 1)
@@ -305,6 +315,7 @@ async def test_a_pool_of_data_parallel_ranks_is_refused_and_left_alone() -> None
     assert provider.stopped == []
 
 
+@in_virtual_time
 async def test_what_a_person_drains_is_replaced_and_comes_back_when_asked() -> None:
     async with pool() as (world, provider), running(scaler_of(world, provider, "s1")):
         await scale(world, 2)
@@ -325,6 +336,7 @@ async def test_what_a_person_drains_is_replaced_and_comes_back_when_asked() -> N
     assert not back.draining
 
 
+@in_virtual_time
 async def test_requests_wait_for_a_pool_that_sleeps_and_wake_it() -> None:
     settings = {"scaling": "slo_attainment", "min_instances": 0}
     async with pool(hold_seconds=20.0) as (world, provider), running(scaler_of(world, provider, "s1", **settings)):
@@ -337,6 +349,7 @@ async def test_requests_wait_for_a_pool_that_sleeps_and_wake_it() -> None:
     assert len(provider.started) == 2
 
 
+@in_virtual_time
 async def test_a_size_is_decided_again_before_the_log_loses_it_and_under_a_higher_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -356,6 +369,7 @@ async def test_a_size_is_decided_again_before_the_log_loses_it_and_under_a_highe
         assert provider.stopped == []
 
 
+@in_virtual_time
 async def test_a_static_provider_refuses_a_size_that_is_not_there_and_says_what_to_do() -> None:
     world = World()
     await world.append(*[event for name in "ab" for event in (world.joined(name), reported(name, 0, []))])
@@ -378,6 +392,7 @@ async def test_a_static_provider_refuses_a_size_that_is_not_there_and_says_what_
 
 
 @pytest.mark.parametrize("manages", [True, False])
+@in_virtual_time
 async def test_only_a_provider_that_starts_engines_is_asked_for_more(manages: bool) -> None:
     world = World()
     await world.append(world.joined("a"), reported("a", 0, []))
@@ -389,6 +404,7 @@ async def test_only_a_provider_that_starts_engines_is_asked_for_more(manages: bo
     assert bool(steps) == manages
 
 
+@in_virtual_time
 async def test_what_came_after_the_first_decision_of_a_static_provider_is_what_is_wanted() -> None:
     world = World()
     await world.append(world.joined("a"), reported("a", 0, []))
@@ -401,6 +417,7 @@ async def test_what_came_after_the_first_decision_of_a_static_provider_is_what_i
     assert (asked.refusal, asked.wanted, asked.applied) == ("", 2, True)
 
 
+@in_virtual_time
 async def test_a_static_provider_wants_nothing_back_that_left_unless_all_left() -> None:
     world = World()
     await world.append(*[event for name in "ab" for event in (world.joined(name), reported(name, 0, []))])
@@ -441,6 +458,7 @@ async def test_a_pool_whose_engines_an_operator_has_all_drained_is_told_without_
     assert said[1] == "decided because: nobody asked for a size: all that are not drained"
 
 
+@in_virtual_time
 async def test_what_an_automatic_policy_wants_of_a_static_provider_is_left_to_people() -> None:
     world = World()
     await world.append(world.joined("a"), reported("a", 0, []))
@@ -462,6 +480,7 @@ async def test_what_an_automatic_policy_wants_of_a_static_provider_is_left_to_pe
     assert read.by_hand == "", "an autoscaler does it"
 
 
+@in_virtual_time
 async def test_an_autoscaler_may_read_the_scaler_that_only_follows() -> None:
     """As behind one Service, which leads its connection to either."""
     world = World()
@@ -485,6 +504,7 @@ async def test_an_autoscaler_may_read_the_scaler_that_only_follows() -> None:
     assert kinds.count("ScaleDecided") == 2
 
 
+@in_virtual_time
 async def test_an_autoscaler_reads_the_decided_size_and_nothing_before_there_is_one() -> None:
     world = World()
     await world.append(world.joined("a"), reported("a", 0, []))
@@ -506,6 +526,7 @@ def page_of(scaler: ScalerService) -> dict[str, Any]:
     return page
 
 
+@in_virtual_time
 async def test_nobody_is_stopped_when_the_log_is_lost() -> None:
     """Workers take seconds to see it and to join again; the size is theirs meanwhile."""
     async with pool() as (world, provider), running(scaler := scaler_of(world, provider, "s1")):

@@ -13,6 +13,7 @@ import aiohttp
 
 from pointsman.contracts.decisions import RequestMigrated, RequestPlaced
 from pointsman.contracts.fleet import InstanceDraining, InstanceUndrained
+from pointsman.contracts.requests import RequestAttemptFailed, RequestFailed
 from pointsman_cli.discovery import read_fleet_file
 from pointsman_cli.history.live import LiveHistory
 from tests.support.up import POINTSMAN, RunningUp, pointsman_up
@@ -74,11 +75,20 @@ def _placed_while_draining(fleet: RunningUp, instance: str) -> int:
     return placed
 
 
-def _keeper_of_a_ready_instance(fleet: RunningUp) -> int:
-    """Its process id. The process of a drained instance may run on for a moment after `scale --wait`."""
+def _kill_a_ready_instance(fleet: RunningUp) -> str:
+    """The process of a drained instance may run on for a moment after `scale --wait`."""
     instances = json.loads(_pointsman(fleet, "fleet", "--json"))["instances"]
-    ready = min(one["instance"] for one in instances if one["status"] == "ready")
-    return int((fleet.data / "instances" / f"{ready}.lock").read_text())
+    ready = str(min(one["instance"] for one in instances if one["status"] == "ready"))
+    os.kill(int((fleet.data / "instances" / f"{ready}.lock").read_text()), signal.SIGKILL)
+    return ready
+
+
+def _failed_at(fleet: RunningUp, instance: str) -> int:
+    """Requests that an instance had and did not finish."""
+    described = read_fleet_file(fleet.data)
+    assert described is not None
+    ends = (e.event for e in LiveHistory(described.settings()).entries())
+    return sum(isinstance(e, RequestAttemptFailed | RequestFailed) and e.instance == instance for e in ends)
 
 
 def _still_running(keepers: list[Path]) -> list[Path]:
@@ -101,8 +111,10 @@ def test_draining_loses_nothing_and_a_killed_instance_only_what_it_had_begun(tmp
         _pointsman(fleet, "drain", "scaled-1", "--undo")
         _pointsman(fleet, "scale", "2", "--wait")
         keepers = sorted((fleet.data / "instances").glob("scaled-*.lock"))
-        killed = asyncio.run(_burst(url, lambda: os.kill(_keeper_of_a_ready_instance(fleet), signal.SIGKILL)))
+        victims: list[str] = []
+        killed = asyncio.run(_burst(url, lambda: victims.append(_kill_a_ready_instance(fleet))))
         after = _pointsman(fleet, "scale", "2", "--wait")
+        failed = [_failed_at(fleet, victim) for victim in victims]
         fleet.stop()
         left = _still_running(keepers)
 
@@ -110,5 +122,7 @@ def test_draining_loses_nothing_and_a_killed_instance_only_what_it_had_begun(tmp
     assert placed == 0
     broken = [(begun, how) for begun, how in killed if how != "whole"]
     assert all(begun and how.startswith("error:") for begun, how in broken), broken
+    assert len(failed) == 1
+    assert failed[0] > 0, "the killed instance had requests"
     assert "2 wanted (done)" in after
     assert left == []

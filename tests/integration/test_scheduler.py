@@ -50,6 +50,7 @@ from pointsman_scheduler.service import SchedulerService
 from tests.support.events import finished, first_token, joined, reported, route, stored
 from tests.support.log_reading import events_in, whole_log
 from tests.support.scheduling import running_scheduler
+from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import eventually
 
 POOL = PoolName("default")
@@ -109,6 +110,7 @@ class World:
         return joined(instance, at=self.clock.now(), **fields)
 
 
+@in_virtual_time
 async def test_a_request_is_granted_and_the_log_says_why() -> None:
     world = World()
     await world.append(world.joined("a"), stored("a", 1, [1, 2]))
@@ -129,6 +131,7 @@ async def test_a_request_is_granted_and_the_log_says_why() -> None:
         assert [(stamp.term, stamp.number, stamp.as_of) for stamp in stamps] == [(1, 1, 3), (1, 2, 3), (1, 3, 3)]
 
 
+@in_virtual_time
 async def test_a_command_that_comes_twice_is_answered_twice_and_decided_once() -> None:
     world = World()
     await world.append(world.joined("a"))
@@ -139,6 +142,7 @@ async def test_a_command_that_comes_twice_is_answered_twice_and_decided_once() -
         assert (await world.kinds()).count("RequestPlaced") == 1
 
 
+@in_virtual_time
 async def test_what_does_not_fit_the_window_waits_for_the_first_token_before_it() -> None:
     world = World()
     await world.append(world.joined("a"))
@@ -150,6 +154,7 @@ async def test_what_does_not_fit_the_window_waits_for_the_first_token_before_it(
         assert isinstance(await world.route("second", [2]), RouteGranted)
 
 
+@in_virtual_time
 async def test_a_waiting_request_is_cancelled_by_the_leader_and_a_granted_one_is_not() -> None:
     world = World()
     await world.append(world.joined("a"))
@@ -169,6 +174,7 @@ async def test_a_waiting_request_is_cancelled_by_the_leader_and_a_granted_one_is
         assert (await world.kinds()).count("RequestCancelled") == 1
 
 
+@in_virtual_time
 async def test_an_engine_that_failed_a_request_is_not_asked_again() -> None:
     world = World()
     await world.append(world.joined("a"), world.joined("b"))
@@ -184,6 +190,7 @@ async def test_an_engine_that_failed_a_request_is_not_asked_again() -> None:
         assert (third.status, third.reason) == (503, "no_instance")
 
 
+@in_virtual_time
 async def test_a_restarted_scheduler_knows_what_the_first_one_knew() -> None:
     world = World()
     await world.append(world.joined("a"), stored("a", 1, [1, 2]))
@@ -203,6 +210,7 @@ async def test_a_restarted_scheduler_knows_what_the_first_one_knew() -> None:
         assert (await world.kinds()).count("RequestArrived") == 2
 
 
+@in_virtual_time
 async def test_a_rejection_whose_answer_was_lost_is_said_again_by_this_leader_and_by_the_next() -> None:
     world = World()
     asked_at = world.clock.now()
@@ -223,6 +231,7 @@ async def test_a_rejection_whose_answer_was_lost_is_said_again_by_this_leader_an
     assert [kind for kind in await world.kinds() if kind.startswith("Request")] == ["RequestArrived", "RequestRejected"]
 
 
+@in_virtual_time
 async def test_a_leader_whose_decision_the_log_has_lost_leads_on_in_a_new_term_from_what_the_log_says() -> None:
     world = World()
     await world.append(world.joined("a"))
@@ -241,6 +250,7 @@ async def test_a_leader_whose_decision_the_log_has_lost_leads_on_in_a_new_term_f
     assert verdict.identical >= 8
 
 
+@in_virtual_time
 async def test_a_leader_that_fails_behind_a_decision_writes_it_and_leads_on(monkeypatch: pytest.MonkeyPatch) -> None:
     world, failures = World(), [KeyError("route"), KeyError("liveness")]
     decide, look = Dispatcher.route, Dispatcher.check_liveness
@@ -284,6 +294,7 @@ async def _entries(world: World) -> AsyncIterator[LogEntry]:
             return
 
 
+@in_virtual_time
 async def test_a_silent_worker_is_suspected_and_what_waits_for_it_moves() -> None:
     world = World()
     await world.append(world.joined("a"))
@@ -308,6 +319,7 @@ async def _alive(world: World, instance: str) -> bool:
     return "InstanceSuspected" in kinds
 
 
+@in_virtual_time
 async def test_a_request_whose_ingress_died_while_it_waited_is_cancelled() -> None:
     world = World()
     await world.append(world.joined("a"))
@@ -318,6 +330,7 @@ async def test_a_request_whose_ingress_died_while_it_waited_is_cancelled() -> No
         await eventually(lambda: _contains(world, "RequestCancelled"))
 
 
+@in_virtual_time
 async def test_what_a_dead_ingress_had_at_engines_is_ended_and_what_a_living_one_has_is_not() -> None:
     world = World()
     await world.append(world.joined("a"))
@@ -345,6 +358,7 @@ async def test_what_a_dead_ingress_had_at_engines_is_ended_and_what_a_living_one
         assert verify(await whole_log(world.client.log)).ok
 
 
+@in_virtual_time
 async def test_an_ingress_that_never_names_what_it_has_is_borne_with() -> None:
     world = World()
     await world.append(world.joined("a"))
@@ -355,6 +369,7 @@ async def test_an_ingress_that_never_names_what_it_has_is_borne_with() -> None:
         assert "RequestCancelled" not in await world.kinds()
 
 
+@in_virtual_time
 async def test_a_new_leader_waits_for_ingresses_to_name_what_they_have_and_ends_the_rest() -> None:
     world = World()
     await world.append(world.joined("a"))
@@ -366,6 +381,7 @@ async def test_a_new_leader_waits_for_ingresses_to_name_what_they_have_and_ends_
         await eventually(lambda: _contains(world, "RequestCancelled"))
 
 
+@in_virtual_time
 async def test_a_request_that_waited_for_a_scheduler_is_not_refused_for_that() -> None:
     world = World()
     await world.append(world.joined("a"))
@@ -383,6 +399,7 @@ async def _contains(world: World, kind: str) -> bool:
     return kind in await world.kinds()
 
 
+@in_virtual_time
 async def test_a_doubt_is_healed_by_asking_for_a_snapshot() -> None:
     world = World()
     asked: list[ResyncCache] = []
@@ -400,6 +417,7 @@ async def test_a_doubt_is_healed_by_asking_for_a_snapshot() -> None:
         assert asked[0].reason == "cache events 2 to 2 are missing"
 
 
+@in_virtual_time
 async def test_an_instance_in_whose_name_somebody_else_writes_is_asked_to_join_anew() -> None:
     world = World()
     asked: list[ResyncCache] = []
@@ -419,6 +437,7 @@ async def test_an_instance_in_whose_name_somebody_else_writes_is_asked_to_join_a
         assert service.state.fleet[InstanceId("a")].epoch == 2
 
 
+@in_virtual_time
 async def test_an_instance_whose_keys_stand_for_other_blocks_than_the_pools_is_described_with_what_to_do() -> None:
     world = World()
     async with world.scheduler(block_tokens=128) as service:
@@ -435,6 +454,7 @@ async def test_an_instance_whose_keys_stand_for_other_blocks_than_the_pools_is_d
         ]
 
 
+@in_virtual_time
 async def test_the_fleet_is_described_to_who_asks() -> None:
     world = World()
     await world.append(world.joined("a"), stored("a", 1, [1, 2]))
@@ -449,6 +469,7 @@ async def test_the_fleet_is_described_to_who_asks() -> None:
         assert (instance.instance, instance.status, instance.in_prefill, instance.cached_blocks) == ("a", "ready", 1, 2)
 
 
+@in_virtual_time
 async def test_the_fleet_is_described_with_what_the_log_owes_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     await world.append(world.joined("a"))
@@ -463,6 +484,7 @@ async def test_the_fleet_is_described_with_what_the_log_owes_the_leader(monkeypa
     assert (described.unconfirmed_writes, described.unconfirmed_seconds) == (7, 42.0)
 
 
+@in_virtual_time
 async def test_who_drains_the_last_that_serves_something_is_warned_and_told_how_to_undo_it() -> None:
     world = World()
     await world.append(world.joined("a", adapters=["poet"]), world.joined("b"))
@@ -490,6 +512,7 @@ async def test_who_drains_the_last_that_serves_something_is_warned_and_told_how_
     assert last == f"no instance takes requests now; {then} b --undo"
 
 
+@in_virtual_time
 async def test_a_log_that_was_recreated_is_read_anew() -> None:
     world = World()
     await world.append(world.joined("a"))
@@ -504,6 +527,7 @@ async def test_a_log_that_was_recreated_is_read_anew() -> None:
         assert granted.instance == "b"
 
 
+@in_virtual_time
 async def test_a_leader_that_stood_still_first_hears_what_was_said_meanwhile() -> None:
     world = World()
     await world.append(world.joined("a"))
@@ -527,6 +551,7 @@ class SettableClock(ScaledClock):
 
 
 @pytest.mark.parametrize("speed", [1.0, 10.0])
+@in_virtual_time
 async def test_a_leader_whose_clock_is_set_forward_removes_nobody_who_goes_on_reporting(speed: float) -> None:
     clock = SettableClock(speed)
     world = World(clock=clock)
@@ -539,6 +564,7 @@ async def test_a_leader_whose_clock_is_set_forward_removes_nobody_who_goes_on_re
         assert InstanceId("a") in scheduler.state.fleet
 
 
+@in_virtual_time
 async def test_the_leader_keeps_no_reply_to_a_request_that_its_ingress_has_ended() -> None:
     world = World()
     await world.append(world.joined("a"))
@@ -553,6 +579,7 @@ async def test_the_leader_keeps_no_reply_to_a_request_that_its_ingress_has_ended
         await eventually(lambda: not term.waiters._waiters)
 
 
+@in_virtual_time
 async def test_of_a_log_whose_entries_have_all_expired_a_leader_is_elected() -> None:
     world = World()
     await world.append(world.joined("a"), world.joined("b"))
@@ -565,6 +592,7 @@ async def test_of_a_log_whose_entries_have_all_expired_a_leader_is_elected() -> 
         assert [instance.id for instance in scheduler.state.fleet.instances] == ["c"]
 
 
+@in_virtual_time
 async def test_an_engine_that_fails_requests_is_ejected_described_and_tried_again() -> None:
     world = World()
     await world.append(world.joined("a"), world.joined("b"))

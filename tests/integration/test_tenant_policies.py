@@ -31,6 +31,7 @@ from pointsman_lab.memory.log import MemoryBroker
 from tests.support.events import joined, route
 from tests.support.log_reading import events_in
 from tests.support.scheduling import running_scheduler
+from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import eventually
 
 POOL = PoolName("default")
@@ -90,6 +91,7 @@ async def world() -> World:
     return opened
 
 
+@in_virtual_time
 async def test_an_operators_policies_are_stored_logged_under_his_name_and_hold_at_once(world: World) -> None:
     async with world.scheduler():
         assert await world.set(ONE_AT_A_TIME) == ""
@@ -102,6 +104,7 @@ async def test_an_operators_policies_are_stored_logged_under_his_name_and_hold_a
         assert await world.logged() == [(ONE_AT_A_TIME, "carol")]
 
 
+@in_virtual_time
 async def test_the_same_policies_again_change_nothing(world: World) -> None:
     async with world.scheduler():
         for _ in range(2):
@@ -111,6 +114,7 @@ async def test_the_same_policies_again_change_nothing(world: World) -> None:
         assert await world.logged() == [(ONE_AT_A_TIME, "carol")]
 
 
+@in_virtual_time
 async def test_what_another_pools_leader_stores_holds_within_a_second(world: World) -> None:
     async with world.scheduler() as scheduler:
         await world.store(msgspec.json.encode(ONE_AT_A_TIME))
@@ -121,6 +125,7 @@ async def test_what_another_pools_leader_stores_holds_within_a_second(world: Wor
         assert await world.logged() == [(ONE_AT_A_TIME, ""), (TWO_AT_A_TIME, "")]
 
 
+@in_virtual_time
 async def test_a_read_from_before_a_change_does_not_follow_it_into_the_log(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +148,7 @@ async def test_a_read_from_before_a_change_does_not_follow_it_into_the_log(
         assert scheduler.state.tenants.policies == ONE_AT_A_TIME
 
 
+@in_virtual_time
 async def test_a_new_leader_takes_what_was_stored_meanwhile_and_writes_it_only_if_it_differs(world: World) -> None:
     async with world.scheduler("one", lease_seconds=0.6):
         await world.set(ONE_AT_A_TIME)
@@ -177,6 +183,7 @@ async def test_a_write_that_was_stored_though_nobody_heard_of_it_is_no_refusal_a
     assert "pointsman tenants show" in answer
 
 
+@in_virtual_time
 async def test_a_follower_writes_nothing(world: World) -> None:
     async with world.scheduler("one"), world.scheduler("two") as two:
         await world.store(msgspec.json.encode(ONE_AT_A_TIME))
@@ -187,6 +194,7 @@ async def test_a_follower_writes_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("document", [b"", b"{", b'{"default": 7}', b'{"tenants": {"a": {"weight": -1}}}', b"\xff"])
+@in_virtual_time
 async def test_a_broken_document_keeps_the_last_good_one(world: World, document: bytes) -> None:
     async with world.scheduler() as scheduler:
         await world.set(ONE_AT_A_TIME)
@@ -198,6 +206,7 @@ async def test_a_broken_document_keeps_the_last_good_one(world: World, document:
         assert await world.set(TWO_AT_A_TIME) == "", "it can be mended"
 
 
+@in_virtual_time
 async def test_a_store_that_was_deleted_keeps_them_too(world: World) -> None:
     async with world.scheduler() as scheduler:
         await world.set(ONE_AT_A_TIME)
@@ -208,6 +217,7 @@ async def test_a_store_that_was_deleted_keeps_them_too(world: World) -> None:
         await eventually(lambda: scheduler.state.tenants.policies == TWO_AT_A_TIME, seconds=2.0)
 
 
+@in_virtual_time
 async def test_without_a_store_nothing_is_written_and_nobody_is_limited(world: World) -> None:
     async with world.scheduler():
         assert isinstance(await world.route("first"), RouteGranted)
@@ -293,6 +303,7 @@ async def test_pointsman_tenants_set_loses_no_change_of_another_operator_and_app
         assert await world.stored() == TWO_AT_A_TIME
 
 
+@in_virtual_time
 async def test_the_leader_says_what_tenants_use(world: World) -> None:
     async with world.scheduler():
         await world.set(ONE_AT_A_TIME)

@@ -104,7 +104,7 @@ async def look_up(admin: str) -> None:
 async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
     directory = tmp_path_factory.mktemp("observed")
     options = ("--instances", "2", "--speed", SPEED, "--set", "scheduler.admission=none")
-    shadowed = ("--console", "--set", "console.shadow=round_robin")
+    shadowed = ("--console", "--console-port", "0", "--set", "console.shadow=round_robin")
     with pointsman_up(directory, *options, *shadowed, "--set", "ingress.hold_seconds=1") as up:
         up.wait_for("Try it", START_SECONDS_MAX)
         fleet = find_fleet(data=up.data)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pointsman.policies.routing import ROUTING_POLICIES
@@ -15,6 +15,7 @@ from pointsman.simulation.simulator import Scenario, simulate
 from pointsman.simulation.workload import GENERATORS, WorkloadRequest
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, prefill_seconds
 from pointsman_lab.results.central_queue import central_queue
+from tests.support.examples import examples
 
 COST = PROFILES[DEFAULT_PROFILE].prefill_cost
 OVERLOADED = GENERATORS["long_document_qa"](120, rate=8.0, chance=random.Random(5))
@@ -70,7 +71,7 @@ def test_most_on_time_serves_at_least_as_many_on_time_as_fcfs(workload: str, rat
     assert most >= on_time(central_queue(POOL, requests, "fcfs")) - 1, "it is a heuristic on three engines"
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(lengths=st.lists(st.integers(600, 8_000), min_size=1, max_size=6), slo=st.floats(0.2, 4.0))
 @example(lengths=[600, 2271, 5322], slo=0.96875)
 def test_on_one_instance_most_on_time_finds_what_trying_every_order_finds(lengths: list[int], slo: float) -> None:

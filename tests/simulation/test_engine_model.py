@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.primitives import RequestId
@@ -29,6 +29,7 @@ from pointsman.simulation.engine_types import (
     TokenPrompt,
 )
 from pointsman.state.engine_profiles import PROFILES, prefill_seconds
+from tests.support.examples import examples
 
 PROFILE = PROFILES["qwen2.5-7b-910b4"]
 SMALL = EngineSettings(block_size=4, num_gpu_blocks=24, max_num_batched_tokens=16, max_num_seqs=6)
@@ -147,7 +148,7 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
     return result
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(arrivals())
 def test_every_request_gets_its_tokens_and_the_cache_stays_within_its_bounds(plan: list[Arrival]) -> None:
     model = EngineModel(PROFILE, SMALL)
@@ -165,7 +166,7 @@ def test_every_request_gets_its_tokens_and_the_cache_stays_within_its_bounds(pla
     assert model.counts.prefix_cache_hits <= model.counts.prefix_cache_queries
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(arrivals(), st.integers(2, 300))
 def test_fusing_decode_steps_changes_nothing_but_their_number(plan: list[Arrival], fused: int) -> None:
     single_model, fused_model = EngineModel(PROFILE, SMALL), EngineModel(PROFILE, SMALL)

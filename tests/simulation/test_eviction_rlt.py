@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.simulation.block_cache import (
@@ -18,6 +18,7 @@ from pointsman.simulation.block_cache import (
     RunCached,
 )
 from pointsman.simulation.eviction_rlt import RandomisedLeafToken
+from tests.support.examples import examples
 
 
 class Requests:
@@ -87,7 +88,7 @@ histories = st.lists(st.one_of(paths, st.just([])), max_size=80)
 
 
 @given(histories, st.integers(8, 14), st.integers(0, 99))
-@settings(max_examples=150)
+@examples(150)
 def test_what_is_cached_stays_closed_under_prefixes_within_capacity_and_the_same_for_a_seed(
     history: list[list[int]], blocks_max: int, seed: int
 ) -> None:
@@ -107,7 +108,7 @@ def test_what_is_cached_stays_closed_under_prefixes_within_capacity_and_the_same
 
 
 @given(histories, st.integers(0, 99))
-@settings(max_examples=100)
+@examples(100)
 def test_what_was_used_in_this_phase_is_not_evicted_in_it(history: list[list[int]], seed: int) -> None:
     order = RandomisedLeafToken[BlockHash](seed)
     requests = Requests(BlockCache(blocks_max=10, order=order))

@@ -207,6 +207,7 @@ def test_windows_with_few_requests_or_unfit_policies_say_so() -> None:
 
     assert not short.windows
     assert (short.unusable > 3, "too few" in short.window_problem) == (True, True)
+    assert unfit.windows
     for window in unfit.windows:
         assert list(window.shadows) == ["min_ttft"]
         assert "no_such" in window.problems["round_robin:admission.no_such=1"]

@@ -7,10 +7,12 @@ import ssl
 import subprocess
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from pointsman.adapters.tcp_ports import free_ports
 from tests.support.kube_api import ADMIN_TOKEN, KubeApi
@@ -27,6 +29,10 @@ ASSETS_VARIABLE = "KUBEBUILDER_ASSETS"
 START_SECONDS_MAX = 60
 FIRST_MINOR_WITH_SLICES = 21
 
+NEEDS_CLIENT = pytest.mark.skipif(
+    find_spec("kubernetes_asyncio") is None, reason="the kubernetes client is not installed"
+)
+"""Importing it takes seconds, so only what is under test does, at its first use."""
 SERVERS = ["ours", "real"] if os.environ.get(ASSETS_VARIABLE) else ["ours"]
 
 DISCOVERY_RULES = [{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}]

@@ -20,6 +20,10 @@ KUBERNETES = ROOT / "deploy" / "kubernetes"
 CHART = ROOT / "deploy" / "helm" / "pointsman"
 OVERLAYS = ("single", "ha", "gpu-vllm")
 NAMESPACE = "pointsman"
+EVERYWHERE = ("credentials", "ingress", "nats", "rebalancer", "recorder", "scaler", "scheduler", "tools", "worker")
+ENGINES = {"single": ("engine",), "ha": (), "gpu-vllm": ("vllm",)}
+PODS = tuple(f"{overlay}/pointsman-{name}" for overlay in OVERLAYS for name in (*EVERYWHERE, *ENGINES[overlay]))
+"""All that `all_pods` finds, known without kubectl: tests are collected where there is none, and in no time."""
 WORKLOADS = ("Deployment", "StatefulSet", "Job")
 
 Object = dict[str, Any]
@@ -147,6 +151,11 @@ def pods(overlay: str) -> list[Pod]:
 
 def all_pods() -> list[Pod]:
     return [pod for overlay in OVERLAYS for pod in pods(overlay)]
+
+
+def pod_at(place: str) -> Pod:
+    """One of PODS."""
+    return next(pod for pod in pods(place.partition("/")[0]) if str(pod) == place)
 
 
 def with_console() -> tuple[Object, ...]:

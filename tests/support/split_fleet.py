@@ -149,7 +149,7 @@ async def start_scheduler(
     stack: AsyncExitStack, broker: MemoryBroker, clock: ScaledClock, told: dict[str, Any]
 ) -> SchedulerService:
     link = broker.client(clock, name="s")
-    return await stack.enter_async_context(running_scheduler(link, clock, policy="min_ttft", **told))
+    return await stack.enter_async_context(running_scheduler(link, clock, **{"policy": "min_ttft"} | told))
 
 
 async def start_worker(

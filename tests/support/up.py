@@ -17,7 +17,7 @@ from pointsman_cli.up.plan import FleetPlan, ports_needed
 from pointsman_cli.up.runner import STOP_SECONDS_MAX
 from pointsman_cli.up.settings import UpSettings, further_pools
 
-START_SECONDS_MAX = 60.0
+START_SECONDS_MAX = 180.0
 POINTSMAN = str(Path(sysconfig.get_path("scripts")) / "pointsman")
 POINTSMAN_LAB = f"{POINTSMAN}-lab"
 OUTSIDER = "outsider"

@@ -5,6 +5,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+FIRST_LOOKS_SECONDS = (0.001, 0.002, 0.004, 0.008)
+"""Most of what a test waits for has happened by then."""
 LOOK_SECONDS = 0.02
 
 
@@ -13,12 +15,12 @@ async def eventually(condition: Callable[[], Any], *, seconds: float = 15.0, wha
 
     Looks are counted, not seconds: while the machine stands still, no time is lost.
     """
-    for _ in range(round(seconds / LOOK_SECONDS)):
+    for pause in (*FIRST_LOOKS_SECONDS, *[LOOK_SECONDS] * round(seconds / LOOK_SECONDS)):
         found = condition()
         if inspect.isawaitable(found):
             found = await found
         if found:
             return
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(pause)
     message = f"{what} did not happen within {seconds} s"
     raise AssertionError(message)

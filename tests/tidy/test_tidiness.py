@@ -45,9 +45,11 @@ DECLARED = {
 }
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda m: str(m.relative_to(ROOT)))
-def test_a_module_says_what_it_is(module: Path) -> None:
-    assert ast.get_docstring(ast.parse(module.read_text()))
+def test_every_module_says_what_it_is() -> None:
+    assert MODULES
+    assert [
+        str(module.relative_to(ROOT)) for module in MODULES if not ast.get_docstring(ast.parse(module.read_text()))
+    ] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -186,3 +188,11 @@ def test_tracked_files_do_not_name_the_folder_they_happen_to_lie_in() -> None:
     files = [ROOT / name for name in listed.split("\0") if name]
 
     assert [f.name for f in files if f.is_file() and home in f.read_text(errors="replace")] == []
+
+
+def test_make_test_runs_alone_every_module_with_a_test_that_measures_time() -> None:
+    named = re.search(r"^QUIET := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    marked = [path for path in ROOT.glob("tests/**/*.py") if re.search(r"\bmark\.quiet\b", path.read_text())]
+
+    assert named is not None
+    assert named[1].split() == sorted(str(path.relative_to(ROOT)) for path in marked)

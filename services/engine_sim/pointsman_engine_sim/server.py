@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -43,8 +44,7 @@ class EngineServer:
 @contextlib.asynccontextmanager
 async def engine_server(settings: EngineSimSettings, supervisor: Supervisor) -> AsyncIterator[EngineServer]:
     """Background tasks belong to the supervisor. Raises ValueError, OSError or TokenizerLoadError."""
-    tokenizer = await asyncio.to_thread(_tokenizer, settings)
-    wording = await asyncio.to_thread(Wording, tokenizer, seed=settings.seed)
+    tokenizer, wording = await asyncio.to_thread(_vocabulary, settings)
     model = engine_model(settings)
     publisher = _publisher(settings)
     metrics = EngineMetrics(model, model_name=settings.model)
@@ -123,8 +123,18 @@ async def _listening(supervisor: Supervisor, http: HttpServer, engine: LiveEngin
         await ended.wait()
 
 
-def _tokenizer(settings: EngineSimSettings) -> Tokenizer:
-    return Tokenizer.load(Path(settings.tokenizer)) if settings.tokenizer else Tokenizer.builtin()
+def _vocabulary(settings: EngineSimSettings) -> tuple[Tokenizer, Wording]:
+    if not settings.tokenizer:
+        return _builtin_vocabulary(settings.seed)
+    tokenizer = Tokenizer.load(Path(settings.tokenizer))
+    return tokenizer, Wording(tokenizer, seed=settings.seed)
+
+
+@functools.cache
+def _builtin_vocabulary(seed: int) -> tuple[Tokenizer, Wording]:
+    """Scanned once for all engines of a process."""
+    tokenizer = Tokenizer.builtin()
+    return tokenizer, Wording(tokenizer, seed=seed)
 
 
 def _publisher(settings: EngineSimSettings) -> KvEventPublisher | None:

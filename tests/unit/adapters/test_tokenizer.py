@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
@@ -22,6 +22,7 @@ from pointsman.adapters.tokenizer import (
 from pointsman.adapters.tokenizer.prefix_cache import PIECE_TOKENS
 from pointsman.adapters.tokenizer.tokenizer import BUILTIN_DIRECTORY
 from pointsman_lab import tokenizer_training
+from tests.support.examples import examples
 
 GPT4_LIKE = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SPECIALS = ["<s>", "<|im_start|>", "<|im_end|>"]
@@ -92,7 +93,7 @@ texts = st.tuples(st.lists(fragments, min_size=1, max_size=8), st.integers(1, 12
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=40)
+@examples(40)
 @given(opening=texts, turns=st.lists(texts, min_size=1, max_size=3), framed=st.booleans())
 def test_a_conversation_encodes_turn_by_turn_to_the_ids_of_the_whole(
     family: str, opening: str, turns: list[str], framed: bool

@@ -7,7 +7,7 @@ from random import Random
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.contracts.codec import LogEvent
@@ -28,6 +28,7 @@ from pointsman.state.state import FOLD_VERSION, PoolSettings
 from pointsman.state.trackers.attainment import OWED_MAX, Attainment, Tally, fair_level, tenth
 from pointsman.state.trackers.decode_load import DecodeFit
 from tests.support.events import BLOCK, first_token, route
+from tests.support.examples import examples
 from tests.support.leading import leader_of
 
 FLEET = ("a", "b", "c")
@@ -97,7 +98,7 @@ def test_the_tpot_objective_counts_only_where_it_is_asked_for() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 200), st.floats(0.001, 2.0)), min_size=1, max_size=30))
-@settings(max_examples=100)
+@examples(100)
 def test_predicted_tpot_never_falls_with_load_and_is_never_negative(points: list[tuple[int, float]]) -> None:
     fit = DecodeFit()
     for number, (decoding, seconds) in enumerate(points):

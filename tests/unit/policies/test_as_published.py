@@ -1,7 +1,7 @@
 """Policies to the letter of their papers, each where its default decides otherwise."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.contracts.reasons import CancelCause
@@ -21,6 +21,7 @@ from pointsman.state.trackers.deficits import Deficits
 from pointsman.state.trackers.queue_deficits import QueueDeficits
 from pointsman.state.trackers.residuals import Residuals
 from tests.support.events import BLOCK, finished, first_token, stored
+from tests.support.examples import examples
 from tests.support.leading import leader_of, place, prompt
 from tests.support.single_server import INSTANCE, SingleServer
 
@@ -170,7 +171,7 @@ def test_lbgr_as_published_learns_from_whole_answers() -> None:
 
 
 @given(clients=st.lists(st.sampled_from("xyz"), min_size=1, max_size=40))
-@settings(max_examples=20)
+@examples(20)
 def test_each_client_takes_turns_of_its_own(clients: list[str]) -> None:
     dispatcher = pool(RoundRobin(per_client=True), ("a", "b", "c"))
     homes: dict[str, list[str]] = {}

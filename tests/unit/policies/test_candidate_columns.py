@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
@@ -32,6 +32,7 @@ from pointsman.state.instance_columns import InstanceColumns
 from pointsman.state.state import State
 from pointsman_lab.route import BusyPool
 from pointsman_lab.traffic import BLOCK_TOKENS
+from tests.support.examples import examples
 from tests.support.random_logs import fresh_state, random_log
 
 SCAN_ALWAYS = 10**9
@@ -78,12 +79,12 @@ def replace_cost(cost: PrefillCost, slow: float) -> PrefillCost:
 
 @pytest.mark.parametrize("policy", sorted(ROUTING_POLICIES))
 @given(seed=st.integers(0, 2**32), load=st.sampled_from((0.3, 2.0, 6.0)))
-@settings(max_examples=4, deadline=None)
+@examples(2)
 def test_columns_decide_as_the_full_scan_does(policy: str, seed: int, load: float) -> None:
     fast, slow = (VariedPool(7, policy, load=load, seed=seed) for _ in range(2))
     for pool in (fast, slow):
         pool.dispatcher.recording.rivals = (None, 0, 1, 2, 5)[seed % 5]
-    for _ in range(120):
+    for _ in range(60):
         with columns_from(1):
             decided = _routed(fast)
         with columns_from(SCAN_ALWAYS):
@@ -93,7 +94,7 @@ def test_columns_decide_as_the_full_scan_does(policy: str, seed: int, load: floa
 
 
 @given(seed=st.integers(0, 2**32), load=st.sampled_from((0.3, 2.0, 6.0)))
-@settings(max_examples=10, deadline=None)
+@examples(10)
 def test_columns_hold_the_numbers_of_each_estimate(seed: int, load: float) -> None:
     pool = VariedPool(7, "pointsman", load=load, seed=seed)
     seen = 0
@@ -116,7 +117,7 @@ def test_columns_hold_the_numbers_of_each_estimate(seed: int, load: float) -> No
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=10, deadline=None)
+@examples(10)
 def test_columns_know_transfers_loads_and_work_that_only_lying_events_have(seed: int) -> None:
     pool, chance = VariedPool(9, "pointsman", load=6.0, seed=seed), Random(seed)
     for _ in range(60):
@@ -148,7 +149,7 @@ def test_columns_know_transfers_loads_and_work_that_only_lying_events_have(seed:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_rows_follow_every_change_of_state(seed: int) -> None:
     """Restarts, moves, hand-overs and ends of any kind: rows that were kept are those of columns made anew."""
     state = fresh_state()
@@ -160,7 +161,7 @@ def test_rows_follow_every_change_of_state(seed: int) -> None:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=10, deadline=None)
+@examples(10)
 def test_a_state_from_a_checkpoint_makes_its_columns_and_promises_anew(seed: int) -> None:
     log = random_log(seed, 80)
     state = fresh_state()

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.policies.admission.admit_all import AdmitAll
@@ -17,6 +17,7 @@ from pointsman.primitives import BlockKey, InstanceId
 from pointsman.state.hotness import ARRIVALS_MIN, Hotness
 from pointsman.state.state import PoolSettings
 from tests.support.events import stored
+from tests.support.examples import examples
 from tests.support.leading import leader_of, place, prompt
 
 FLEET = ("a", "b", "c", "d")
@@ -215,7 +216,7 @@ arrivals = st.lists(
 
 
 @given(arrivals, st.sampled_from([(1.0, 0.5), (2.0, 1.0), (0.5, 0.0)]))
-@settings(max_examples=60)
+@examples(60)
 def test_the_window_arithmetic_equals_counting_again(
     history: list[tuple[list[int], int]], shares: tuple[float, float]
 ) -> None:
@@ -234,7 +235,7 @@ def test_the_window_arithmetic_equals_counting_again(
 
 
 @given(st.lists(st.lists(st.integers(0, 4), min_size=2, max_size=12), max_size=300), st.integers(1, 8))
-@settings(max_examples=40)
+@examples(40)
 def test_memory_is_bounded_by_the_window_and_empties_with_it(history: list[list[int]], instances: int) -> None:
     tree = hotness(cold=0.0)
     for path in history:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.policies.ordering import OrderingPolicy
@@ -29,6 +29,7 @@ from pointsman.state.trackers.client_service import ClientService
 from pointsman.state.trackers.queue_deficits import QueueDeficits
 from pointsman.state.trackers.tenant_accounts import TENANTS_REMEMBERED_MAX
 from tests.support.events import BLOCK, stored
+from tests.support.examples import examples
 from tests.support.single_server import INSTANCE, SingleServer
 
 BLOCKS_MAX, OUTPUT_MAX, RUNNING_MAX = 30, 400, 4
@@ -87,7 +88,7 @@ fair_orderings = pytest.mark.parametrize(("policy", "bound"), BOUNDS, ids=[polic
 
 
 @fair_orderings
-@settings(max_examples=40)
+@examples(40)
 @given(pattern=patterns, window=st.sampled_from((1, 1000, 4000)), decode_seconds=st.sampled_from((0.0, 0.5, 5.0)))
 def test_whoever_waits_at_the_same_time_gets_alike_whenever_requests_come(
     policy: OrderingPolicy, bound: float, pattern: list[Moment], window: int, decode_seconds: float
@@ -105,7 +106,7 @@ def test_whoever_waits_at_the_same_time_gets_alike_whenever_requests_come(
 
 
 @fair_orderings
-@settings(max_examples=15)
+@examples(15)
 @given(
     first=tenants_work,
     second=tenants_work,
@@ -136,7 +137,7 @@ def test_tenants_that_always_wait_get_alike(
     assert tenants.greatest_difference("f", "g") <= bound
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(pattern=patterns, window=st.sampled_from((1, 4000)), decode_seconds=st.sampled_from((0.0, 5.0)))
 def test_nobody_gets_more_than_the_bound_beyond_who_waits(
     pattern: list[Moment], window: int, decode_seconds: float

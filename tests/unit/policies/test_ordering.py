@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.policies.ordering import OrderingPolicy
@@ -17,6 +17,7 @@ from pointsman.policies.ordering.moore_hodgson import MooreHodgson
 from pointsman.policies.ordering.shortest_prefill import ShortestPrefill
 from pointsman.policies.ordering.virtual_token_counter import VirtualTokenCounter
 from tests.support.events import stored
+from tests.support.examples import examples
 from tests.support.single_server import SingleServer
 
 ALL: tuple[OrderingPolicy, ...] = (
@@ -199,7 +200,7 @@ def test_the_same_arrivals_give_the_same_order(policy: OrderingPolicy) -> None:
 jobs = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 80)), min_size=1, max_size=7)
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(jobs)
 def test_moore_hodgson_has_as_many_on_time_as_any_order(requests: list[tuple[int, int]]) -> None:
     """Jobs are (prefill in blocks, objective in tenths of seconds)."""

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.contracts.block_keys import unpack_keys
@@ -15,6 +15,7 @@ from pointsman.primitives import BlockKey, InstanceId, RequestId, Term
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request
 from tests.support.events import BLOCK, first_token, joined, route, stored
+from tests.support.examples import examples
 from tests.support.leading import place
 
 FLEET = ("a", "b", "c", "d", "e", "f", "g", "h")
@@ -193,7 +194,7 @@ def test_a_prompt_that_is_longer_than_its_objective_goes_by_cost() -> None:
 
 
 @given(first=st.integers(1, 10**9))
-@settings(max_examples=25)
+@examples(25)
 def test_a_stale_view_is_trusted_only_for_ring_candidates(first: int) -> None:
     placed = place(pool(*FLEET, stale=True), "r", prompt(first), now=10.0)
     fresh = place(pool(*FLEET), "r", prompt(first), now=10.0)
@@ -261,7 +262,7 @@ def test_who_allows_an_hour_a_token_is_not_thought_to_wait_hours_for_kv_blocks()
     output=st.integers(1, 1000),
     capacity=st.integers(0, 200_000),
 )
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_the_wait_for_kv_blocks_is_what_is_lacking_over_what_a_full_cache_frees(
     answers: int, blocks: int, output: int, capacity: int
 ) -> None:
@@ -292,7 +293,7 @@ queues = st.lists(st.tuples(st.floats(0, 7), st.integers(0, PROMPT_BLOCKS), st.i
 
 
 @given(queues)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_on_time_requests_make_the_sum_of_squared_queues_grow_least(fleet: list[tuple[float, int, int]]) -> None:
     """The twin adds up all queues, squared, before and after."""
     names = [f"i{number}" for number in range(len(fleet))]
@@ -325,7 +326,7 @@ def test_on_time_requests_make_the_sum_of_squared_queues_grow_least(fleet: list[
 
 
 @given(queues, st.floats(0, 20))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_it_is_late_by_choice_only_to_save_work(fleet: list[tuple[float, int, int]], displaced_max: float) -> None:
     names = [f"i{number}" for number in range(len(fleet))]
     dispatcher = pool(*names, displaced_max=displaced_max)
@@ -371,7 +372,7 @@ PREFIXES = [BlockKey(n * 0x9E3779B97F4A7C15 % 2**64) for n in range(1, 200)]
 
 
 @given(fleets, newcomers, st.integers(1, 4))
-@settings(max_examples=30)
+@examples(30)
 def test_ring_candidates_are_distinct_and_a_newcomer_moves_only_its_share(
     before: tuple[InstanceId, ...], newcomer: InstanceId, count: int
 ) -> None:

@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.contracts.codec import LogEvent
@@ -21,6 +21,7 @@ from pointsman.state.state import PoolSettings, State
 from pointsman.state.trackers.attainment import Attainment
 from pointsman.state.workload import Stage
 from tests.support.events import BLOCK, finished, first_token, joined, route
+from tests.support.examples import examples
 
 LONGEST_SECONDS = 31 * BLOCK * 0.001
 ENGINE = InstanceId("a")
@@ -91,7 +92,7 @@ def test_lower_classes_get_their_guaranteed_share_of_the_work() -> None:
         assert work[lower] / work["interactive"] == pytest.approx(LOWER_SHARE, rel=0.15)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(seed=st.integers(0, 2**32))
 def test_no_class_waits_longer_than_its_share_of_the_work_allows(seed: int) -> None:
     """At any moment of its waiting, a class has got LOWER_SHARE of what higher ones got since it began to wait, but for one
@@ -222,7 +223,7 @@ def max_min(demands: dict[str, int], weights: dict[str, float], places: int) -> 
     return shares
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     demands=st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 40), min_size=1),
     places=st.integers(3, 30),

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from typing_extensions import override
 
@@ -30,6 +30,7 @@ from pointsman.policies.stall_detection import stalled_seconds
 from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, RequestId
 from pointsman.state.state import State
 from tests.support.events import finished, first_token, route, stored
+from tests.support.examples import examples
 from tests.support.leading import leader_of
 
 FLEET = ("a", "b", "c", "d")
@@ -108,6 +109,7 @@ placements = st.lists(
         st.sampled_from("aaabbcd"),
         st.sampled_from([0.5, 1.0, 3.0, 8.0]),
     ),
+    min_size=20,  # with fewer, hardly anything is late and most plans are empty
     max_size=50,
 )
 
@@ -124,7 +126,8 @@ def build(history: list[tuple[int, int, int, str, float]], *, warm: str = "") ->
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(placements, st.sampled_from(["", "d"]), st.floats(0.0, 6.0))
-@settings(max_examples=80)
+@example([], "", 0.0)
+@examples(80)
 def test_a_plan_makes_nobody_late_and_loses_no_work(
     policy: RebalancingPolicy, history: list[tuple[int, int, int, str, float]], warm: str, later: float
 ) -> None:
@@ -150,7 +153,7 @@ def test_a_plan_makes_nobody_late_and_loses_no_work(
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(placements)
-@settings(max_examples=40)
+@examples(40)
 def test_planning_changes_nothing_and_the_same_state_gives_the_same_plan(
     policy: RebalancingPolicy, history: list[tuple[int, int, int, str, float]]
 ) -> None:
@@ -160,7 +163,7 @@ def test_planning_changes_nothing_and_the_same_state_gives_the_same_plan(
 
 
 @given(placements)
-@settings(max_examples=60)
+@examples(100)
 def test_within_the_pair_a_request_moves_only_to_an_instance_of_its_prefix(
     history: list[tuple[int, int, int, str, float]],
 ) -> None:

@@ -1,7 +1,7 @@
 """What each routing policy prefers, and what none of them ever does."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.contracts.decisions import RequestRejected
@@ -12,6 +12,7 @@ from pointsman.policies.policy_set import UnknownPolicyError, policy_set
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.primitives import BlockKey, Epoch, InstanceId
 from tests.support.events import finished, first_token, reported, route, stored
+from tests.support.examples import examples
 from tests.support.leading import leader_of, place, prompt
 
 POLICIES = sorted(ROUTING_POLICIES)
@@ -24,7 +25,7 @@ def pool(policy: str = "dualmap", *, instances: tuple[str, ...] = FLEET, admissi
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(seed=st.integers(0, 10_000), draining=st.sampled_from(FLEET))
-@settings(max_examples=25)
+@examples(25)
 def test_no_policy_places_on_a_draining_a_silent_or_a_failed_instance(policy: str, seed: int, draining: str) -> None:
     dispatcher = pool(policy)
     silent = FLEET[seed % 4]
@@ -168,7 +169,7 @@ def test_an_unknown_policy_or_setting_is_named_with_those_there_are() -> None:
 fleets = st.sets(st.integers(0, 40), min_size=2, max_size=16)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(fleets, st.integers(41, 60))
 def test_candidate_pairs_are_distinct_and_an_instance_that_joins_moves_only_its_share(
     numbers: set[int], newcomer: int

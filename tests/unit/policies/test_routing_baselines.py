@@ -1,7 +1,7 @@
 """What the baselines of the papers prefer, and that none of them ever places where nobody serves."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -31,6 +31,7 @@ from pointsman.state.trackers.deficits import Deficits
 from pointsman.state.trackers.residuals import LeastSquares
 from pointsman.state.trackers.windowed_load import WindowedLoad
 from tests.support.events import BLOCK, finished, first_token, joined, reported, route, stored
+from tests.support.examples import examples
 from tests.support.leading import leader_of, place, prompt
 
 POLICIES = [
@@ -82,7 +83,7 @@ def story(policy: RoutingPolicy) -> list[RequestPlaced]:
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 @given(seed=st.integers(0, 10_000), draining=st.sampled_from(FLEET))
-@settings(max_examples=25)
+@examples(25)
 def test_no_policy_places_on_a_draining_a_silent_or_a_failed_instance(
     policy: RoutingPolicy, seed: int, draining: str
 ) -> None:
@@ -118,7 +119,7 @@ def test_whoever_folds_the_log_would_decide_the_same(policy: RoutingPolicy) -> N
 
 
 @given(st.lists(st.tuples(st.sampled_from(["place", "retry", "cancel", "answer", "leave"]), st.integers(0, 9))))
-@settings(max_examples=60)
+@examples(60)
 def test_whatever_happens_nothing_weighs_on_an_instance_once_all_requests_ended(story: list[tuple[str, int]]) -> None:
     dispatcher = pool_with_all_memories()
     state, now, epoch = dispatcher.state, 0.0, 1
@@ -288,7 +289,7 @@ def test_lbgr_load_fades_and_is_released_when_a_request_ends() -> None:
 
 
 @given(st.lists(st.floats(-5, 5), min_size=3, max_size=3))
-@settings(max_examples=30)
+@examples(30)
 def test_least_squares_finds_the_weights_behind_what_it_sees(weights: list[float]) -> None:
     model = LeastSquares(3, forgetting=0.98)
     for number in range(300):
@@ -355,7 +356,7 @@ def test_d2lpm_charges_computed_and_weighted_output_tokens_and_gives_back_what_n
 
 
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 60)), max_size=60))
-@settings(max_examples=40)
+@examples(40)
 def test_d2lpm_spreads_each_client_within_a_quantum_and_its_longest_prompt(requests: list[tuple[str, int]]) -> None:
     quantum = 2000.0
     dispatcher = pool(D2Lpm(quantum_tokens=quantum))

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.contracts.codec import LogEvent
@@ -15,6 +15,7 @@ from pointsman.primitives import InstanceId, RequestId, Tenant, Tokens
 from pointsman.state.workload import Stage
 from pointsman_lab.torture.limits_model import LIMIT_REASONS, LimitsModel
 from tests.support.events import finished, first_token
+from tests.support.examples import examples
 from tests.support.limited_pool import DAY, TENANTS, LimitedPool
 
 
@@ -35,7 +36,7 @@ def let_in(log: list[LogEvent]) -> dict[str, list[float]]:
     return arrivals
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(seed=st.integers(0, 2**32), start=st.sampled_from([0.0, DAY - 5.0, 1.78e9]))
 def test_every_answer_agrees_with_an_account_of_its_own(seed: int, start: float) -> None:
     pool = LimitedPool(seed, start=start)
@@ -51,7 +52,7 @@ def test_the_traffic_of_these_tests_meets_every_limit() -> None:
     assert sum(isinstance(event, TenantPoliciesSet) for event in log) > 20
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(seed=st.integers(0, 2**32), rate=st.floats(0.2, 30.0), load=st.floats(1.0, 60.0))
 def test_no_span_has_more_requests_than_the_rate_and_one_bucket(seed: int, rate: float, load: float) -> None:
     pool = LimitedPool(seed)
@@ -65,7 +66,7 @@ def test_no_span_has_more_requests_than_the_rate_and_one_bucket(seed: int, rate:
     assert all("requests a second" in event.detail for event in refusals(pool.log))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(seed=st.integers(0, 2**32), most=st.integers(1, 6))
 def test_concurrency_counts_each_request_once_until_its_end(seed: int, most: int) -> None:
     pool = LimitedPool(seed)
@@ -79,7 +80,7 @@ def test_concurrency_counts_each_request_once_until_its_end(seed: int, most: int
         assert (account.in_flight if account is not None else 0) == len(mine)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(seed=st.integers(0, 2**32), weight=st.sampled_from([0.0, 0.25, 1.0]))
 def test_after_the_last_end_nothing_is_in_flight_and_each_answer_is_charged_once(seed: int, weight: float) -> None:
     """Without requests that break off, a day's use is the sum of what the engines reported."""

@@ -10,7 +10,7 @@ from statistics import mean, pstdev
 from typing import Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.primitives import SessionId, Tenant, Tokens
@@ -34,6 +34,7 @@ from pointsman.simulation.workload.generators.tree_of_thoughts import TreeShape,
 from pointsman.simulation.workload.generators.two_hot_prefixes import HotspotShape, two_hot_prefixes
 from pointsman.simulation.workload.requests import NO_SESSION, TRACE_BLOCK_TOKENS, in_order, input_capped
 from pointsman.simulation.workload.sharing import infinite_cache_hit_share
+from tests.support.examples import examples
 from tests.support.workload_shapes import arrivals, by_session, common_blocks
 
 SMALL = {
@@ -80,7 +81,7 @@ def _continues(request: WorkloadRequest, before: WorkloadRequest) -> bool:
 
 
 @pytest.mark.parametrize("name", GENERATORS)
-@settings(max_examples=8)
+@examples(8)
 @given(seed=st.integers(0, 10**6), count=st.integers(0, 300), rate=st.floats(0.5, 50))
 def test_a_generator_gives_well_formed_requests_in_order_that_wait_for_answers(
     name: str, seed: int, count: int, rate: float
@@ -98,7 +99,7 @@ def test_a_generator_gives_well_formed_requests_in_order_that_wait_for_answers(
 
 @pytest.mark.parametrize("name", [name for name in GENERATORS if not name.startswith(("chat", "mixed_day"))])
 def test_a_generator_keeps_the_rate_once_it_has_built_up(name: str) -> None:
-    rates = [mean_rate(GENERATORS[name](4000, rate=5.0, chance=random.Random(seed))[1000:]) for seed in range(3)]
+    rates = [mean_rate(GENERATORS[name](2000, rate=5.0, chance=random.Random(seed))[500:]) for seed in range(2)]
 
     assert mean(rates) == pytest.approx(5.0, rel=0.1)
 
@@ -116,7 +117,7 @@ def test_a_block_id_has_one_predecessor_only(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-@settings(max_examples=3)
+@examples(3)
 @given(seed=st.integers(0, 10**6), warmup=st.integers(0, 30))
 def test_the_infinite_cache_agrees_with_comparing_all_tokens(name: str, seed: int, warmup: int) -> None:
     requests = SMALL[name](30, rate=5.0, chance=random.Random(seed))

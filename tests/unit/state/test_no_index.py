@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.contracts.block_keys import pack_keys
@@ -13,6 +13,7 @@ from pointsman.state.checkpoint import decode_head, encode_parts, state_digest
 from pointsman.state.no_index import NoIndex
 from pointsman.state.state import PoolSettings, State
 from tests.support.events import joined, removed, stored
+from tests.support.examples import examples
 from tests.support.random_logs import every_tracker, fresh_state, random_log
 
 
@@ -37,7 +38,7 @@ def digest_of_loads(state: State) -> str:
     return state_digest(state)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(seed=st.integers(0, 2**32), steps=st.integers(0, 400), cut=st.floats(0, 1))
 def test_loads_and_queues_are_those_of_a_state_with_an_index(seed: int, steps: int, cut: float) -> None:
     events = [decode_event(encode(event)) for event in random_log(seed, steps)]

@@ -5,12 +5,13 @@ from functools import reduce
 from operator import xor
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.primitives import BlockKey, InstanceId
 from pointsman.state.packed_index import PackedIndex
 from pointsman.state.prefix_index import ROOT, PrefixIndex
+from tests.support.examples import examples
 from tests.support.mask_index import PrefixIndex as MaskIndex
 
 INSTANCES = [InstanceId(name) for name in ("a", "b", "c", "d")]
@@ -135,8 +136,8 @@ def check(index: PrefixIndex, told: Told, prompts: list[list[BlockKey]], keys: l
     assert len(index) == sum(told.anchored(name, k) for name, parents in told.parents.items() for k in parents)
 
 
-@settings(max_examples=400)
-@given(st.lists(st.one_of(honest_steps()), max_size=40))
+@examples(160)
+@given(st.lists(honest_steps(), min_size=20, max_size=40))
 def test_any_honest_history_gives_the_answers_of_both_twins(history: list[Step]) -> None:
     index, told, masks = PrefixIndex(), Told(), MaskIndex()
     keys = sorted({key for wanted in PROMPTS for key in wanted})
@@ -155,8 +156,11 @@ def test_any_honest_history_gives_the_answers_of_both_twins(history: list[Step])
             assert index.holders(block) == masks.holders(block)
 
 
-@settings(max_examples=600)
-@given(st.lists(any_steps(), max_size=40), st.lists(st.lists(st.integers(1, 12).map(BlockKey), max_size=6), max_size=8))
+@examples(240)
+@given(
+    st.lists(any_steps(), min_size=20, max_size=40),
+    st.lists(st.lists(st.integers(1, 12).map(BlockKey), max_size=6), max_size=8),
+)
 def test_any_history_gives_the_answers_of_what_was_told(history: list[Step], prompts: list[list[BlockKey]]) -> None:
     index, told = PrefixIndex(), Told()
     told_of = ([parent, *keys] if parent else keys for _, _, parent, keys in history)
@@ -190,8 +194,8 @@ def runs_left(index: PrefixIndex) -> int:
     return sum(map(bool, index._runs.content))
 
 
-@settings(max_examples=150)
-@given(st.lists(honest_steps(), max_size=30), st.lists(honest_steps(), max_size=10))
+@examples(100)
+@given(st.lists(honest_steps(), min_size=10, max_size=30), st.lists(honest_steps(), max_size=10))
 def test_a_checkpoint_of_an_earlier_release_gives_the_same_index(before: list[Step], after: list[Step]) -> None:
     index, told, masks = PrefixIndex(), Told(), MaskIndex()
     for step in before:
@@ -209,8 +213,8 @@ def test_a_checkpoint_of_an_earlier_release_gives_the_same_index(before: list[St
         check(restored, told, PROMPTS, sorted({key for wanted in PROMPTS for key in wanted}))
 
 
-@settings(max_examples=150)
-@given(st.lists(any_steps(), max_size=30), st.lists(any_steps(), max_size=10))
+@examples(100)
+@given(st.lists(any_steps(), min_size=10, max_size=30), st.lists(any_steps(), max_size=10))
 def test_an_unpacked_index_goes_on_as_the_packed_one(before: list[Step], after: list[Step]) -> None:
     index, told = PrefixIndex(), Told()
     for step in before:

@@ -4,7 +4,7 @@ from functools import reduce
 from operator import xor
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.contracts.block_keys import pack_keys
@@ -21,6 +21,7 @@ from pointsman.state.checkpoint import decode_state, encode_state, state_digest
 from pointsman.state.slower_tiers import LOAD_SHARES, REFUTED_WALL_SECONDS
 from pointsman.state.state import PoolSettings, State
 from tests.support.events import BLOCK, COST, first_token, joined, reported, route
+from tests.support.examples import examples
 from tests.support.leading import leader_of, place
 
 INSTANCES = ("a", "b")
@@ -162,7 +163,7 @@ acts = st.tuples(
 
 
 @given(st.lists(acts, min_size=10, max_size=40))
-@settings(max_examples=150)
+@examples(150)
 def test_hits_and_loads_are_those_of_plain_sets(history: list[tuple[str, str, Tier, list[BlockKey]]]) -> None:
     world = World()
     for instance in INSTANCES:
@@ -177,7 +178,7 @@ def test_hits_and_loads_are_those_of_plain_sets(history: list[tuple[str, str, Ti
 
 
 @given(st.lists(acts, max_size=25), st.sampled_from(OWN_TIERS))
-@settings(max_examples=60)
+@examples(60)
 def test_a_report_agrees_for_each_tier_until_one_block_differs(
     history: list[tuple[str, str, Tier, list[BlockKey]]], tier: SlowerTier
 ) -> None:

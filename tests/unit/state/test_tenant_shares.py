@@ -1,7 +1,7 @@
 """Who got more of a pool's work than its max-min fair share."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.contracts.reasons import RejectReason
@@ -9,6 +9,7 @@ from pointsman.primitives import InstanceId, RequestId, Tenant
 from pointsman.state.trackers.tenant_shares import COMPARED_AFTER, HALF_LIFE_SECONDS, TenantShares
 from pointsman.state.workload import NO_INSTANCE, Request, Stage
 from tests.support.events import route
+from tests.support.examples import examples
 
 
 def asked(tenant: str, tokens: int, at: float = 0.0) -> Request:
@@ -75,7 +76,7 @@ def test_what_was_placed_elsewhere_again_is_asked_for_once() -> None:
     amounts=st.dictionaries(st.sampled_from("abcdef"), st.tuples(st.integers(1, 10**6), st.floats(0, 1)), min_size=2),
     later=st.floats(0, 1e9),
 )
-@settings(max_examples=200)
+@examples(200)
 def test_excess_is_the_share_above_a_level_found_by_filling_and_does_not_depend_on_the_time(
     amounts: dict[str, tuple[int, float]], later: float
 ) -> None:

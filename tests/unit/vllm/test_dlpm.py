@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from pointsman.primitives import InstanceId, Tenant
@@ -18,6 +17,7 @@ from pointsman.state.trackers.tenant_accounts import Account
 from pointsman_vllm.deficits import CLIENTS_REMEMBERED_MAX, Deficits
 from pointsman_vllm.settings import FairnessSettings, WrongSettingError, fairness_settings
 from pointsman_vllm.waiting_queue import LOOKS_MAX, WaitingQueue, client_of
+from tests.support.examples import examples
 
 QUANTUM, OUTPUT_WEIGHT = 500.0, 2.0
 PROMPT_MAX, OUTPUT_MAX, RUNNING_MAX = 400, 50, 4
@@ -115,7 +115,7 @@ works = st.tuples(
 
 
 @given(st.lists(works, min_size=20, max_size=120))
-@examples(max_examples=80)
+@examples(80)
 def test_clients_that_wait_at_the_same_time_get_alike_and_no_slot_stays_empty(
     arrivals: list[tuple[str, int, float, int, int]],
 ) -> None:

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import example, given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from pointsman_vllm.free_blocks import RandomisedFreeBlocks
 from pointsman_vllm.settings import EvictionSettings, WrongSettingError, eviction_settings
+from tests.support.examples import examples
 
 Hash = tuple[int, ...]
 """Of a block: the path that leads to it."""
@@ -174,7 +174,7 @@ a_held_block_outlives_the_copy_it_was_filled_after = [
 @given(st.lists(deeds, max_size=80), st.integers(0, 99))
 @example(a_copy_after_another_copy_is_held, 0)
 @example(a_held_block_outlives_the_copy_it_was_filled_after, 0)
-@examples(max_examples=150)
+@examples(150)
 def test_no_held_block_and_no_inner_block_is_evicted_and_a_seed_evicts_the_same(
     history: list[tuple[str, Hash | int]], seed: int
 ) -> None:
@@ -187,7 +187,7 @@ def test_no_held_block_and_no_inner_block_is_evicted_and_a_seed_evicts_the_same(
 
 
 @given(st.lists(violent_deeds, max_size=80), st.integers(0, 99))
-@examples(max_examples=150)
+@examples(150)
 def test_every_free_block_can_be_had_whatever_lost_its_hash(history: list[tuple[str, Hash | int]], seed: int) -> None:
     pool = Pool.of(14, seed)
     tables = carried_out(pool, history)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.adapters.kv_events.codec import decode_batch
@@ -21,6 +21,7 @@ from pointsman_worker.engine_blocks import Block
 from pointsman_worker.held_keys import PENDING_KEYS_MAX, Changes, HeldKeys
 from pointsman_worker.orphans import PARKED_BLOCKS_MAX
 from pointsman_worker.translator import BlockTranslator, HeldBlocks
+from tests.support.examples import examples
 
 WIDTH = 2
 """Tokens in an engine block."""
@@ -181,7 +182,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(span=st.sampled_from([1, 2, 4]), history=st.lists(steps, max_size=60))
 def test_held_keys_match_the_reference_model_and_every_change_is_reported_once(span: int, history: list[Any]) -> None:
     translator, reference = BlockTranslator(chain_of(span), WIDTH), ReferenceModel(span)

@@ -5,7 +5,7 @@ from operator import xor
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.adapters.kv_events.codec import decode_batch
@@ -23,6 +23,7 @@ from pointsman_worker import tiers
 from pointsman_worker.event_sequencer import CacheEventSequencer
 from pointsman_worker.tiers import CacheTranslator, HeldTiers
 from tests.support.events import joined
+from tests.support.examples import examples
 
 WIDTH = 4
 """Tokens in an engine block."""
@@ -273,7 +274,7 @@ acts = st.tuples(
 
 
 @given(st.lists(acts, max_size=60))
-@settings(max_examples=150)
+@examples(150)
 def test_the_log_has_what_the_engine_holds_in_each_tier(history: list[tuple[str, Prefix, int]]) -> None:
     """An engine that says the truth, its worker, and the fold of what the worker writes."""
     translator, sequencer, state = new_translator(), CacheEventSequencer(A, 1), State(PoolSettings())  # type: ignore[arg-type]
