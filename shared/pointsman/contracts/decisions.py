@@ -8,8 +8,8 @@ from msgspec import Meta
 
 from pointsman.contracts.cache import SlowerTier
 from pointsman.contracts.envelope import Event
-from pointsman.contracts.reasons import MoveCause, recorded_move_cause
-from pointsman.contracts.requests import RequestCancelled, RequestEvent, RequestFailed, RequestFinished
+from pointsman.contracts.reasons import CancelCause, MoveCause, RejectReason, recorded_move_cause
+from pointsman.contracts.requests import RequestCancelled, RequestEvent, RequestFailed, RequestFinished, is_given_up
 from pointsman.primitives import (
     BLOCK_TOKENS_MAX,
     NO_SECONDS,
@@ -216,6 +216,13 @@ class RequestRejected(RequestEvent, frozen=True, kw_only=True):
 
 
 RequestEnd = RequestFinished | RequestFailed | RequestCancelled | RequestRejected
+
+
+def may_come_again(end: RequestEnd) -> bool:
+    """Whether its ingress may ask again, under another id: its leader gave it up, or no instance was left to take it."""
+    if isinstance(end, RequestRejected):
+        return end.reason == RejectReason.NO_INSTANCE
+    return is_given_up(end) or (isinstance(end, RequestCancelled) and end.cause is CancelCause.GRANT_UNHEARD)
 
 
 class LeaderElected(Event, frozen=True, kw_only=True):

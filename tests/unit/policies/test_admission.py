@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted, RequestPlaced, RequestRejected, Settings
+from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import RequestFinished
 from pointsman.policies.admission import AdmissionPolicy
 from pointsman.policies.admission.predicted_ttft import PredictedTtft
@@ -189,6 +190,26 @@ def test_best_effort_that_waited_longer_than_its_objective_is_served_by_another_
     if isinstance(decided, RequestPlaced):
         assert decided.best_effort
         assert decided.instance != grant.instance
+
+
+@pytest.mark.parametrize("policy", [PredictedTtft, PredictedTtftGlobal, PredictedTtftFair], ids=lambda p: p.name)
+@pytest.mark.parametrize("blocks", [DOCUMENT, 10])
+@pytest.mark.parametrize("version", [FOLD_VERSION, 9])
+def test_a_request_that_its_leader_gave_up_is_not_late_for_that_under_another_id(
+    policy: type[PredictedTtft], blocks: int, version: int
+) -> None:
+    """A document is late even alone and stays best effort. Logs of before refused both; they are replayed so."""
+    dispatcher = pool(policy(), instances=("a", "b"), settings=PoolSettings(fold_version=version))
+    first = ask(dispatcher, "first", 1, blocks)
+    dispatcher.cancel_any(RequestId("first"), CancelCause.GRANT_UNHEARD, 60.0)
+
+    command = route("again", list(range(1, blocks + 1)), instead_of=RequestId("first"))
+    again = next(e for e in dispatcher.route(command, 60.0) if isinstance(e, RequestPlaced | RequestRejected))
+
+    assert isinstance(first, RequestPlaced)
+    assert isinstance(again, RequestPlaced if version == FOLD_VERSION else RequestRejected)
+    if isinstance(again, RequestPlaced):
+        assert again.best_effort == first.best_effort == (blocks == DOCUMENT)
 
 
 def test_the_refusal_tells_when_the_prefill_would_begin_though_nobody_waits() -> None:
