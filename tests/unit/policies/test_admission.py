@@ -90,6 +90,27 @@ def test_a_slow_decode_refuses_only_where_there_is_evidence(policy: AdmissionPol
     assert isinstance(faded, RequestPlaced), "who is refused teaches nothing, so old evidence must not refuse for ever"
 
 
+@pytest.mark.parametrize(("version", "of_two", "of_eight"), [(FOLD_VERSION, "60 ms", "180 ms"), (9, "", "")])
+def test_the_speed_of_several_answers_is_that_of_each_beside_the_others(
+    version: int, of_two: str, of_eight: str
+) -> None:
+    """The engine takes 20 ms a token and 20 ms more for each answer; each has 11 tokens. Logs of before learned 19 ms a
+    token of four answers, as of one; they are replayed so."""
+    dispatcher = pool(PredictedTtft(tpot_check=True), instances=("a",), settings=PoolSettings(fold_version=version))
+    for number in range(20):
+        for answers, seconds in ((1, 0.04), (4, 0.1)):
+            name, tokens = f"taught-{number}-{answers}", 11 * answers
+            ask(dispatcher, name, 10_000 + number, 1, 1.0, answers=answers)
+            dispatcher.state.apply(first_token(name, "a", at=1.0))
+            end = answered(name, "a", at=1.0, tpot=10 * seconds / (tokens - 1))
+            dispatcher.state.apply(msgspec.structs.replace(end, completion_tokens=tokens))
+
+    for answers, told in ((2, of_two), (8, of_eight)):
+        answer = ask(dispatcher, f"r{answers}", 1, 1, 1.0, answers=answers, slo_tpot=0.05)
+        detail = answer.detail if isinstance(answer, RequestRejected) else ""
+        assert detail == (f"predicted time per output token is {told} on a, the objective is 50 ms" if told else "")
+
+
 def test_the_tpot_objective_counts_only_where_it_is_asked_for() -> None:
     dispatcher = pool(PredictedTtft(), instances=("a",))
     teach(dispatcher, "a", answers=40, tpot=9.0, at=1.0)
