@@ -426,6 +426,7 @@ async def test_a_request_that_the_leader_has_ended_goes_on_under_a_new_id(world:
     (end,) = await world.events()
     first, second = world.scheduler.asked
     assert end.request == answer.headers["x-pointsman-request-id"] == second.request != first.request
+    assert (first.instead_of, second.instead_of) == ("", first.request)
 
 
 # Refusals

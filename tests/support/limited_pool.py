@@ -64,7 +64,7 @@ class LimitedPool:
 
     def live(self, steps: int, *, rate: float = 20.0, policies: bool = True) -> "LimitedPool":
         moves = [self._arrive] * 8 + [self._first_token] * 6 + [self._finish] * 5 + [self._break_off, self._repeat]
-        moves += [self._retry, self._take_over] + ([self._set_policies] if policies else [])
+        moves += [self._retry, self._lose, self._take_over] + ([self._set_policies] if policies else [])
         for _ in range(steps):
             self.now += self.chance.expovariate(rate)
             self.chance.choice(moves)()
@@ -132,6 +132,14 @@ class LimitedPool:
         if request := self._one(Stage.PREFILL):
             command = route(request.id, [], attempt=request.attempt + 1, excluded=[request.instance])
             self.decided(self.leader.route(command, self.now))
+
+    def _lose(self) -> None:
+        """Its leader gives a request up, and its ingress asks for it again, now and then as another tenant's."""
+        if request := self._one(*Stage):
+            lost = self.decided(self.leader.cancel_any(request.id, CancelCause.GRANT_UNHEARD, self.now))
+            assert ended(lost, request.id)
+            tenant = request.tenant if self.chance.random() < 0.8 else self.chance.choice(TENANTS)
+            self.arrive(tenant, instead_of=request.id)
 
     def _set_policies(self) -> None:
         if self.chance.random() < 0.3:

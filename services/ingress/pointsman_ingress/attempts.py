@@ -135,7 +135,7 @@ class Attempts:
 
     def _rename(self) -> None:
         self.lifecycle.request = self.call.id = fresh = self.ids.fresh()
-        self._command = msgspec.structs.replace(self._command, request=fresh)
+        self._command = msgspec.structs.replace(self._command, request=fresh, instead_of=self._command.request)
 
     def _may_hold(self) -> bool:
         waited = self.clock.now() - self._command.arrived_at

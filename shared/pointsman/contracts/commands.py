@@ -81,6 +81,8 @@ class RouteRequest(Command, frozen=True, kw_only=True):
     traceparent: Name = ""
     """Of the ingress's span if the request is traced; not in the log."""
     answers: Answers = 1
+    instead_of: RequestId = RequestId("")
+    """The id under which it came before, until its leader ended that."""
 
     def __post_init__(self) -> None:
         check_packed(self.keys)

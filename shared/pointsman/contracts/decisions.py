@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from pointsman.contracts.cache import SlowerTier
 from pointsman.contracts.envelope import Event
-from pointsman.contracts.reasons import MoveCause, recorded_move_cause
+from pointsman.contracts.reasons import CancelCause, MoveCause, RejectReason, recorded_move_cause
 from pointsman.contracts.requests import RequestCancelled, RequestEvent, RequestFailed, RequestFinished, is_given_up
 from pointsman.primitives import (
     BLOCK_TOKENS_MAX,
@@ -227,6 +227,13 @@ def counts_as_end(event: object, earlier: RequestEnd | None) -> TypeGuard[Reques
 def is_final_end(event: object) -> TypeGuard[RequestEnd]:
     """Whether no later end can count instead of this one."""
     return isinstance(event, RequestEnd) and not is_given_up(event)
+
+
+def may_come_again(end: RequestEnd) -> bool:
+    """Whether its ingress may ask again, under another id: its leader gave it up, or no instance was left to take it."""
+    if isinstance(end, RequestRejected):
+        return end.reason == RejectReason.NO_INSTANCE
+    return is_given_up(end) or (isinstance(end, RequestCancelled) and end.cause is CancelCause.GRANT_UNHEARD)
 
 
 class LeaderElected(Event, frozen=True, kw_only=True):

@@ -63,6 +63,8 @@ class RequestArrived(RequestEvent, frozen=True, kw_only=True):
     """What the client sent as `x-request-id`; not unique."""
     answers: Answers = 1
     """Each of at most `max_output_tokens`."""
+    instead_of: RequestId = RequestId("")
+    """The id under which its ingress asked for it before, until its leader ended that; empty: it is new."""
 
     def __post_init__(self) -> None:
         check_packed(self.keys)

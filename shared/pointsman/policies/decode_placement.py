@@ -2,8 +2,7 @@
 (FAST'25), Algorithm 1, section 4.1. Order: least predicted time per output token; within `tie_share` of it the most
 prompt cached, then the most free KV cache; instances without room last. The time per token is what the instance showed
 lately at that load, else the cost model (`DecodeCost`), else unknown and unchecked. Requests in prefill count, so that
-a burst spreads. Bias: free KV cache ignores shared blocks. Limits: transfer time ignores other transfers in flight; what an
-instance showed counts a request of several answers (`n`) once, though room and the cost model count each of them."""
+a burst spreads. Bias: free KV cache ignores shared blocks. Limit: transfer time ignores other transfers in flight."""
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
@@ -146,7 +145,7 @@ def decode_candidate(
 def _predicted_tpot(
     state: State, instance: Instance, request: Request, others: list[Request], now: EngineSeconds
 ) -> EngineSeconds | None:
-    shown = state.decode_load.predicted_tpot(instance.id, now, others=len(others))
+    shown = state.decode_load.predicted_tpot(instance.id, request, now, others=answers_of(state, others))
     return _tpot_by_cost(state, instance, [request, *others]) if shown is None else shown
 
 

@@ -54,4 +54,6 @@ FETCHES_OUTSIDE = 9
 BEST_EFFORT_STAYS = 10
 """A further attempt of a best-effort request is best effort, however long the request has waited."""
 DECODE_ANSWERS = 10
-"""A request that decodes counts once for each of its answers."""
+"""A request that decodes counts once for each of its answers, also in what is learned of its instance's speed."""
+RENAMED_ONCE = 10
+"""A request that comes again under another id is booked once, and stays best effort."""

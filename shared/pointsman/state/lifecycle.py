@@ -14,6 +14,7 @@ from pointsman.contracts.decisions import (
     RequestMigrated,
     RequestPlaced,
     RequestRejected,
+    may_come_again,
 )
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
@@ -77,6 +78,7 @@ TRANSITIONS: dict[tuple[Stage, Trigger], Stage] = {
 def arrive(parts: StateParts, event: RequestArrived) -> None:
     if event.request in parts.workload.requests or parts.workload.end_of(event.request):
         return
+    before = parts.workload.pop_given_up(event.instead_of, event.tenant)
     request = parts.workload.requests[event.request] = Request(
         id=event.request,
         tenant=event.tenant,
@@ -96,14 +98,17 @@ def arrive(parts: StateParts, event: RequestArrived) -> None:
         context_tokens=event.context_tokens,
         answers=event.answers,
     )
-    _take_in(parts, request, event.at, limited=True)
+    if before is not None:
+        request.instead_of = event.instead_of
+        request.charged_tokens, request.best_effort = before.charged_tokens, before.best_effort
+    _take_in(parts, request, event.at, limited=before is None)
 
 
 def _take_in(parts: StateParts, request: Request, at: EngineSeconds, *, limited: bool) -> None:
-    """A request over a limit of its tenant, which the leader rejects, counts nowhere."""
+    """A request over a limit of its tenant, which the leader rejects, counts nowhere; one that comes again has counted."""
     if parts.tenants.policies is not None:
         parts.tenants.take_in(request, at, limited=limited)
-    if request.over_limit is None:
+    if request.over_limit is None and not request.instead_of:
         parts.hotness.arrived(request.keys, len(parts.fleet.ready))
         if parts.fleet.fetches:
             parts.demand.arrived(request.keys, at)
@@ -513,6 +518,9 @@ def end(parts: StateParts, event: RequestEnd) -> None:
         return
     request.refused = isinstance(event, RequestRejected)
     _note_end(parts, request, event)
+    counted = request.over_limit is None
+    if counted and may_come_again(event) and parts.settings.fold_version >= fold_versions.RENAMED_ONCE:
+        parts.workload.give_up(request)
     parts.drop_idle_queue(request.instance)
     parts.drop_idle_queue(request.prefilled_by)
 

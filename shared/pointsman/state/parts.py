@@ -117,6 +117,7 @@ class StateParts:
         )
         self.ttft_intervals = TtftIntervals()
         self.decode_load = DecodeLoad()
+        self.decode_load.fold_version = version
         self.outages = Outages(settings.speed)
         self.outliers = Outliers(settings.speed, known_only=version >= fold_versions.LEFT_FORGOTTEN)
         self.scaling = Scaling()

@@ -139,7 +139,8 @@ class Tenants:
         return account
 
     def take_in(self, request: Request, at: EngineSeconds, *, limited: bool) -> None:
-        """Count an arrival. `limited`: unless it is over a limit, which is noted in it."""
+        """Count an arrival. `limited`: unless it is over a limit, which is noted in it. One that comes again has taken its place
+        in the rate of requests."""
         account = self.account(request, at)
         request.over_limit = None
         if account is None:
@@ -151,7 +152,7 @@ class Tenants:
         if request.tenant in self.unnamed:
             self.unnamed.move_to_end(request.tenant)
         account.in_flight += 1
-        if account.requests is not None:
+        if account.requests is not None and not request.instead_of:
             account.requests.take(1.0, at)
 
     def must_wait_for_kv(self, request: Request, capacity: Tokens) -> bool:

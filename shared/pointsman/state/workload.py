@@ -39,6 +39,7 @@ ENDED_REMEMBERED_MAX = 10_000
 
 
 NO_INSTANCE = InstanceId("")
+NO_REQUEST = RequestId("")
 NO_EPOCH = Epoch(-1)
 
 
@@ -128,6 +129,8 @@ class Request:
     """It ends by a rejection."""
     over_limit: OverLimit | None = None
     answers: int = 1
+    instead_of: RequestId = NO_REQUEST
+    """Taken in under that id, which its leader ended; empty also where the fold knows of none."""
     charged_tokens: float = 0.0
     """Weighted tokens charged to its tenant so far."""
     kv_tokens: Tokens = 0
@@ -370,6 +373,15 @@ class Rejection:
     retry_after: EngineSeconds
 
 
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """Of a request that its leader ended and that its ingress may ask for again, under another id."""
+
+    tenant: Tenant
+    charged_tokens: float
+    best_effort: bool
+
+
 class Workload:
     DERIVED: ClassVar[Derived] = {"changed": set}
 
@@ -381,6 +393,7 @@ class Workload:
         """Whose queues may have changed since somebody (`InstanceColumns`) cleared it."""
         self._ended: OrderedDict[RequestId, str] = OrderedDict()
         self._rejections: dict[RequestId, Rejection] = {}
+        self._given_up: dict[RequestId, GivenUp] = {}
 
     def queue(self, instance: InstanceId) -> InstanceQueue:
         """To change it."""
@@ -417,6 +430,16 @@ class Workload:
     def reject(self, request: RequestId, rejection: Rejection) -> None:
         self._rejections[request] = rejection
 
+    def give_up(self, request: Request) -> None:
+        self._given_up[request.id] = GivenUp(request.tenant, request.charged_tokens, request.best_effort)
+
+    def pop_given_up(self, request: RequestId, tenant: Tenant) -> GivenUp | None:
+        """Of this tenant; a request comes again once."""
+        known = self._given_up.get(request)
+        if known is None or known.tenant != tenant:
+            return None
+        return self._given_up.pop(request)
+
     def end(self, request: RequestId, how: str) -> Request | None:
         """None if it is not in flight. Ends of unknown requests are remembered: a later arrival has no effect."""
         known = self.requests.pop(request, None)
@@ -427,4 +450,5 @@ class Workload:
             if len(self._ended) > ENDED_REMEMBERED_MAX:
                 forgotten, _ = self._ended.popitem(last=False)
                 self._rejections.pop(forgotten, None)
+                self._given_up.pop(forgotten, None)
         return known

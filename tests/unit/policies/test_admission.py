@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted, RequestPlaced, RequestRejected, Settings
+from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import RequestFinished
 from pointsman.policies.admission import AdmissionPolicy
 from pointsman.policies.admission.predicted_ttft import PredictedTtft
@@ -88,6 +89,27 @@ def test_a_slow_decode_refuses_only_where_there_is_evidence(policy: AdmissionPol
     )  # fmt: skip
     assert isinstance(patient, RequestPlaced)
     assert isinstance(faded, RequestPlaced), "who is refused teaches nothing, so old evidence must not refuse for ever"
+
+
+@pytest.mark.parametrize(("version", "of_two", "of_eight"), [(FOLD_VERSION, "60 ms", "180 ms"), (9, "", "")])
+def test_the_speed_of_several_answers_is_that_of_each_beside_the_others(
+    version: int, of_two: str, of_eight: str
+) -> None:
+    """The engine takes 20 ms a token and 20 ms more for each answer; each has 11 tokens. Logs of before learned 19 ms a
+    token of four answers, as of one; they are replayed so."""
+    dispatcher = pool(PredictedTtft(tpot_check=True), instances=("a",), settings=PoolSettings(fold_version=version))
+    for number in range(20):
+        for answers, seconds in ((1, 0.04), (4, 0.1)):
+            name, tokens = f"taught-{number}-{answers}", 11 * answers
+            ask(dispatcher, name, 10_000 + number, 1, 1.0, answers=answers)
+            dispatcher.state.apply(first_token(name, "a", at=1.0))
+            end = answered(name, "a", at=1.0, tpot=10 * seconds / (tokens - 1))
+            dispatcher.state.apply(msgspec.structs.replace(end, completion_tokens=tokens))
+
+    for answers, told in ((2, of_two), (8, of_eight)):
+        answer = ask(dispatcher, f"r{answers}", 1, 1, 1.0, answers=answers, slo_tpot=0.05)
+        detail = answer.detail if isinstance(answer, RequestRejected) else ""
+        assert detail == (f"predicted time per output token is {told} on a, the objective is 50 ms" if told else "")
 
 
 def test_the_tpot_objective_counts_only_where_it_is_asked_for() -> None:
@@ -190,6 +212,26 @@ def test_best_effort_that_waited_longer_than_its_objective_is_served_by_another_
     if isinstance(decided, RequestPlaced):
         assert decided.best_effort
         assert decided.instance != grant.instance
+
+
+@pytest.mark.parametrize("policy", [PredictedTtft, PredictedTtftGlobal, PredictedTtftFair], ids=lambda p: p.name)
+@pytest.mark.parametrize("blocks", [DOCUMENT, 10])
+@pytest.mark.parametrize("version", [FOLD_VERSION, 9])
+def test_a_request_that_its_leader_gave_up_is_not_late_for_that_under_another_id(
+    policy: type[PredictedTtft], blocks: int, version: int
+) -> None:
+    """A document is late even alone and stays best effort. Logs of before refused both; they are replayed so."""
+    dispatcher = pool(policy(), instances=("a", "b"), settings=PoolSettings(fold_version=version))
+    first = ask(dispatcher, "first", 1, blocks)
+    dispatcher.cancel_any(RequestId("first"), CancelCause.GRANT_UNHEARD, 60.0)
+
+    command = route("again", list(range(1, blocks + 1)), instead_of=RequestId("first"))
+    again = next(e for e in dispatcher.route(command, 60.0) if isinstance(e, RequestPlaced | RequestRejected))
+
+    assert isinstance(first, RequestPlaced)
+    assert isinstance(again, RequestPlaced if version == FOLD_VERSION else RequestRejected)
+    if isinstance(again, RequestPlaced):
+        assert again.best_effort == first.best_effort == (blocks == DOCUMENT)
 
 
 def test_the_refusal_tells_when_the_prefill_would_begin_though_nobody_waits() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted, RequestPlaced, RequestRejected
+from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
 from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet, TenantPolicy
 from pointsman.primitives import InstanceId, RequestId, Tenant, Tokens
@@ -30,9 +31,12 @@ def refusals(log: list[LogEvent]) -> list[RequestRejected]:
 def let_in(log: list[LogEvent]) -> dict[str, list[float]]:
     refused = {event.request for event in refusals(log)}
     arrivals: dict[str, list[float]] = defaultdict(list)
+    tenants: dict[str, str] = {}
     for event in log:
         if isinstance(event, RequestArrived) and event.request not in refused:
-            arrivals[event.tenant].append(event.at)
+            tenants[event.request] = event.tenant
+            if tenants.get(event.instead_of) != event.tenant:  # else the same request again
+                arrivals[event.tenant].append(event.at)
     return arrivals
 
 
@@ -244,6 +248,40 @@ def test_each_answer_to_a_request_counts_towards_its_tenants_tokens_and_kv_share
     assert granted == ["r1", "r2"]
     assert account.kv_tokens == 2 * (257 + 32 * 256)
     assert account.used >= 2 * 32 * 256
+
+
+def _given_up(pool: LimitedPool) -> None:
+    """The first request, of tenant `a`, once it is at an engine."""
+    pool.arrive("a", max_output_tokens=50)
+    pool.decided(pool.leader.cancel_any(RequestId("r1"), CancelCause.GRANT_UNHEARD, pool.now))
+
+
+@pytest.mark.parametrize(("version", "prompts"), [(10, 1), (9, 2)])
+def test_a_request_that_comes_again_under_another_id_is_charged_once(version: int, prompts: int) -> None:
+    """Logs of before charged it twice; they are replayed so. A prompt has 257 tokens, 50 of output are expected."""
+    pool = LimitedPool(1, fold_version=version)
+    pool.set_policies(named(a=TenantPolicy(requests_per_second=5.0, tokens_per_day=40_000)))
+    _given_up(pool)
+    pool.arrive("a", max_output_tokens=50, instead_of=RequestId("r1"))
+
+    account = pool.state.tenants.named[Tenant("a")]
+    assert account.used == prompts * 257 + 46  # expected of at most 50 tokens of output
+    assert account.requests is not None
+    assert account.requests.level_at(pool.now) == pytest.approx(3.5 - prompts)
+    assert len(pool.state.hotness._window) == prompts
+    assert account.in_flight == 1
+
+
+def test_only_the_tenant_that_had_asked_comes_again_beyond_its_limits_and_once() -> None:
+    pool = LimitedPool(1)
+    pool.set_policies(TenantPolicies(default=TenantPolicy(requests_per_second=0.1)))
+    _given_up(pool)
+    pool.arrive("b")
+
+    assert refusals(pool.arrive("b", instead_of=RequestId("r1")))
+    assert not refusals(pool.arrive("a", instead_of=RequestId("r1")))
+    assert refusals(pool.arrive("a", instead_of=RequestId("r1")))
+    assert LimitsModel().check(pool.log) == []
 
 
 def test_the_usual_answer_is_learned_from_each_of_several() -> None:

@@ -76,7 +76,7 @@ def excessive_tpot(view: PoolView, candidate: CandidateEstimate) -> EngineSecond
     """Expected seconds per token if they exceed the SLO, else None."""
     if view.request.max_output_tokens <= 1:
         return None
-    tpot = view.tracker(DecodeLoad).predicted_tpot(candidate.instance, view.now)
+    tpot = view.tracker(DecodeLoad).predicted_tpot(candidate.instance, view.request, view.now)
     return tpot if tpot is not None and tpot > view.request.slo_tpot else None
 
 

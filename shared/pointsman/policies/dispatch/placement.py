@@ -93,6 +93,7 @@ def _arrive(turn: Turn, command: RouteRequest) -> None:
             cache_group=command.cache_group,
             priority=command.priority,
             answers=command.answers,
+            instead_of=command.instead_of,
         )
     )
 
@@ -254,7 +255,8 @@ def _lost_seconds(turn: Turn, request: Request, attempt: int, *, arrived_earlier
     if turn.state.settings.fold_version < fold_versions.HOLDING or request.stage is Stage.PENDING:
         return 0.0
     if request.stage is Stage.ARRIVED:
-        return max(0.0, turn.now - request.arrived_at) if arrived_earlier or attempt > 1 else 0.0
+        is_further = arrived_earlier or attempt > 1 or bool(request.instead_of)
+        return max(0.0, turn.now - request.arrived_at) if is_further else 0.0
     return max(0.0, turn.now - request.granted_at)
 
 

@@ -1,14 +1,17 @@
-"""Decode speed of each instance by its number of decoding requests; the basis of TPOT predictions. Each finished answer
-is one point: seconds per token over the mean number of requests decoding at its first and last token. Least squares
-with weights that halve every HALF_LIFE_SECONDS, slope and offset at least 0; no prediction without recent points. Bias:
-contexts and prefills count only as far as they correlate with the number of requests."""
+"""Decode speed of each instance by its number of decoding answers; the basis of TPOT predictions. Each finished request
+is one point: seconds per token of an answer over the mean number of answers decoding at its first and last token. Least
+squares with weights that halve every HALF_LIFE_SECONDS, slope and offset at least 0; no prediction without recent points.
+Bias: contexts and prefills count only as far as they correlate with the number of answers; of several answers to a request
+(`n`) the longest is taken to have their mean length."""
 
 from dataclasses import dataclass
+from math import ceil
 
 from typing_extensions import override
 
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId
+from pointsman.state.fold_versions import DECODE_ANSWERS
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request, Stage
 
@@ -47,25 +50,35 @@ class DecodeFit:
         return mean_seconds + slope * (decoding - mean_count)
 
 
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """A request. `beside`: answers decoding at its first token, its own included."""
+
+    answers: int
+    beside: int
+
+
 class DecodeLoad(Tracker):
     def __init__(self) -> None:
         self._fits: dict[InstanceId, DecodeFit] = {}
-        self._decoding: dict[InstanceId, dict[RequestId, int]] = {}
+        self._decoding: dict[InstanceId, dict[RequestId, Decoding]] = {}
 
     def predicted_tpot(
-        self, instance: InstanceId, now: EngineSeconds, *, others: int | None = None
+        self, instance: InstanceId, request: Request, now: EngineSeconds, *, others: int | None = None
     ) -> EngineSeconds | None:
-        """Seconds per token with one more request; None without evidence. `others`: requests decoding; default: those
-        with a first token."""
+        """Seconds per token with this request in addition; None without evidence. `others`: answers decoding; default:
+        those of requests with a first token."""
         fit = self._fits.get(instance)
         if fit is None or fit.evidence(now) < EVIDENCE_MIN:
             return None
-        return fit.seconds_per_token((len(self._decoding.get(instance, ())) if others is None else others) + 1)
+        beside = self._answers_at(instance) if others is None else others
+        return fit.seconds_per_token(beside + self._answers_of(request))
 
     @override
     def first_token(self, request: Request, at: EngineSeconds) -> None:
-        decoding = self._decoding.setdefault(request.instance, {})
-        decoding[request.id] = len(decoding) + 1
+        answers = self._answers_of(request)
+        beside = self._answers_at(request.instance) + answers
+        self._decoding.setdefault(request.instance, {})[request.id] = Decoding(answers, beside)
 
     @override
     def unplaced(self, request: Request, at: EngineSeconds) -> None:
@@ -74,12 +87,14 @@ class DecodeLoad(Tracker):
 
     @override
     def ended(self, request: Request, at: EngineSeconds, finished: RequestFinished | None) -> None:
-        decoding = self._decoding.get(request.instance, {})
-        last = len(decoding)
-        first = decoding.pop(request.id, None)
-        if first is not None and finished and finished.tpot > 0 and finished.completion_tokens > 1:
+        last = self._answers_at(request.instance)
+        known = self._decoding.get(request.instance, {}).pop(request.id, None)
+        if known is None or finished is None:
+            return
+        tpot = _seconds_per_token(finished, known.answers)
+        if tpot > 0:
             fit = self._fits.setdefault(request.instance, DecodeFit())
-            fit.learn((first + last) / 2, finished.tpot, at)
+            fit.learn((known.beside + last) / 2, tpot, at)
 
     @override
     def joined(self, instance: InstanceId, at: EngineSeconds) -> None:
@@ -89,6 +104,20 @@ class DecodeLoad(Tracker):
     def left(self, instance: InstanceId, at: EngineSeconds) -> None:
         self._fits.pop(instance, None)
         self._decoding.pop(instance, None)
+
+    def _answers_of(self, request: Request) -> int:
+        return request.answers if self.fold_version >= DECODE_ANSWERS else 1
+
+    def _answers_at(self, instance: InstanceId) -> int:
+        return sum(known.answers for known in self._decoding.get(instance, {}).values())
+
+
+def _seconds_per_token(finished: RequestFinished, answers: int) -> EngineSeconds:
+    """Of each of so many answers, which came side by side: `tpot` divides by the tokens of all. 0: unknown."""
+    tokens = finished.completion_tokens
+    if tokens <= answers:
+        return 0.0
+    return finished.tpot if answers == 1 else finished.tpot * (tokens - 1) / (ceil(tokens / answers) - 1)
 
 
 def _fade(seconds: EngineSeconds) -> float:

@@ -16,6 +16,7 @@ from pointsman.contracts.decisions import (
     RequestMigrated,
     RequestPlaced,
     RequestRejected,
+    may_come_again,
 )
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft
 from pointsman.contracts.requests import (
@@ -71,6 +72,8 @@ class LimitsModel:
         self.uses: dict[str, Use] = {}
         self.known: dict[str, Known] = {}
         self.ended: set[str] = set()
+        self.given_up: dict[str, Known] = {}
+        """Ended by their leader; they may come again under another id."""
         self.capacity: dict[str, int] = {}
         self.refused = 0
         self.answers = OutputLengths()
@@ -149,8 +152,15 @@ class LimitsModel:
         if event.request in self.known or event.request in self.ended:
             return
         known = self.known[event.request] = Known(event.tenant, event)
+        before = self.given_up.get(event.instead_of)
+        comes_again = before is not None and before.tenant == event.tenant
+        if before is not None and comes_again:
+            known.charged = self.given_up.pop(event.instead_of).charged
         policy = self.policy(event.tenant)
         if self.policies is None or not _limited(policy):
+            return
+        if comes_again:
+            self._use(event.tenant).running.add(event.request)
             return
         use = self._use(event.tenant)
         use.starts = use.starts or {"requests": (inf, event.at), "tokens": (inf, event.at)}
@@ -253,6 +263,8 @@ class LimitsModel:
     def _end(self, event: RequestEnd) -> None:
         known = self.known.pop(event.request, None)
         self.ended.add(event.request)
+        if known is not None and not known.expected and may_come_again(event):
+            self.given_up[event.request] = known
         if known is not None and isinstance(event, RequestFinished):
             of_each = ceil(event.completion_tokens / known.arrival.answers)
             self.answers.learn(Tenant(known.tenant), of_each, known.arrival.max_output_tokens)

@@ -34,6 +34,8 @@ class PoolFigures:
         self.instances: dict[InstanceId, ModelledInstance] = {}
         self.requests: dict[RequestId, BookedRequest] = {}
         self.ended: set[RequestId] = set()
+        self._given_up: dict[RequestId, str] = {}
+        """The tenants of requests that may come again under another id."""
         self.learned: dict[InstanceId, Learned] = {}
         self.paces: dict[InstanceId, Pace] = {}
         self.health = HealthRecords()

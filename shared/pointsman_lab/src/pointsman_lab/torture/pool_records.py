@@ -43,6 +43,8 @@ class BookedRequest:
     alias: str
     context_tokens: Tokens
     taken_at: EngineSeconds
+    comes_again: bool = False
+    """Under another id, since its leader ended the first."""
     stage: str = ARRIVED
     attempt: int = 1
     excluded: tuple[InstanceId, ...] = ()
@@ -68,7 +70,8 @@ class BookedRequest:
 
     def lost(self, attempt: int, now: EngineSeconds) -> EngineSeconds:
         """Seconds lost since arrival or dispatch: held, or at an instance that failed it."""
-        if self.stage == PENDING or (self.stage == ARRIVED and attempt == 1 and now == self.taken_at):
+        is_first = self.stage == ARRIVED and attempt == 1 and now == self.taken_at and not self.comes_again
+        if self.stage == PENDING or is_first:
             return 0.0
         return max(0.0, now - (self.arrived_at if self.stage == ARRIVED else self.granted_at))
 

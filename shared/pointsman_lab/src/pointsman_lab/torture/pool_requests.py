@@ -9,6 +9,7 @@ from pointsman.contracts.decisions import (
     RequestHandedOver,
     RequestMigrated,
     RequestPlaced,
+    may_come_again,
 )
 from pointsman.contracts.requests import (
     PrefillFinished,
@@ -97,6 +98,7 @@ class PoolRequests(PoolFigures):
                 alias=event.alias,
                 context_tokens=event.context_tokens,
                 taken_at=event.at,
+                comes_again=self._given_up.get(event.instead_of) == event.tenant,
             )
 
     def _extra_time(self, event: RequestArrived) -> EngineSeconds:
@@ -245,6 +247,8 @@ class PoolRequests(PoolFigures):
         request = self.requests.pop(event.request, None)
         if request is None:
             return
+        if may_come_again(event):
+            self._given_up[event.request] = request.tenant
         if isinstance(event, RequestFinished):
             self.answers.finished(request.tenant, event.completion_tokens, request.max_output_tokens)
             self._deliver(request, event)
