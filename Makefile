@@ -37,9 +37,9 @@ lint: setup ## format, lint rules, types and import layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Tests that measure time run first, alone; then the others in three processes, since many wait for a fleet. A part: make test ARGS="-k dualmap".
+# Tests that measure time run first, alone; then the others in three processes, since many wait for a fleet.
 # The hundreds of processes that tests start do not compile our sources again. All are equally nice: on a full machine a
-# fleet whose recorder, rebalancer and scaler are nicer than the rest is ready seconds later.
+# fleet whose recorder, rebalancer and scaler are nicer than the rest is ready seconds later. A part: make test ARGS="-k dualmap".
 NONE_CHOSEN := 5
 QUIET := tests/integration/test_agreement.py tests/integration/test_hostile_bodies.py
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest
