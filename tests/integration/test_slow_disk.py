@@ -113,7 +113,7 @@ async def test_a_slow_disk_costs_neither_a_term_nor_a_decision_and_clients_are_s
     growth = max(resident_bytes(pid) - before[pid] for pid in schedulers)
     print(f"{answered_slowly} answered while the disk was slow, load {highest:.2f}, memory +{growth / 1e6:.0f} MB")
     assert highest > 0.02
-    assert answered_slowly > 5
+    assert answered_slowly > 10
     assert set(clients.answers.values()) == {200}
     assert [
         type(e) for e in events if isinstance(e, WritesLost | InstanceSuspected | InstanceLeft | RequestRejected)
