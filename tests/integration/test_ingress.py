@@ -948,12 +948,14 @@ async def _drain(world: World, body: Any) -> int:
 
 
 async def _events_after(world: World, condition: Callable[[Any], bool]) -> list[Any]:
-    for _ in range(200):
-        found = [event for event in await world.events() if condition(event)]
-        if found:
-            return found
-        await asyncio.sleep(0.01)
-    return []
+    found: list[Any] = []
+
+    async def happened() -> bool:
+        found[:] = [event for event in await world.events() if condition(event)]
+        return bool(found)
+
+    await eventually(happened)
+    return found
 
 
 # The benchmark
