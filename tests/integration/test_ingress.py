@@ -729,7 +729,7 @@ async def test_a_client_that_hangs_up_while_it_waits_is_withdrawn(world: World) 
 
 async def test_a_client_that_does_not_read_is_cut_off_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "LAST_WORDS_WALL_SECONDS", 0.2)
-    async with world_with(request_timeout_seconds=0.5) as world:
+    async with world_with(request_timeout_seconds=2.0) as world:  # by then the client's buffers are full
         world.one.first_piece = b'data: {"choices":[{"text":"t"}]}\n\n' * 1_000_000
         world.one.script.append(Behaviour.HANGS_AFTER_FIRST)
         host, _, port = world.url.removeprefix("http://").partition(":")

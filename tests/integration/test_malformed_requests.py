@@ -22,7 +22,7 @@ import pytest
 from aiohttp import web
 
 from pointsman.runtime.http_protocol import HttpLimits
-from pointsman_ingress import main
+from pointsman_ingress import servers
 from pointsman_ingress.http import call
 from tests.support.ingress_world import CHAT, COMPLETIONS, ONE, TOKENS, TWO, World, world_with
 
@@ -108,7 +108,7 @@ async def test_nothing_that_comes_over_the_wire_is_our_fault(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     short = partial(HttpLimits, head_seconds=0.3, unread_seconds=0.3)
-    monkeypatch.setattr(main, "HttpLimits", short)
+    monkeypatch.setattr(servers, "HttpLimits", short)
     monkeypatch.setattr(call, "BODY_WALL_SECONDS", 0.5)
     statuses: Counter[int] = Counter()
     async with (

@@ -21,6 +21,7 @@ from nats.aio.client import Client
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.primitives import PoolName
 from pointsman.runtime.bus_users import Credentials
+from pointsman_cli.command_client import connected_link
 from pointsman_cli.discovery import FleetFile, find_fleet
 from pointsman_cli.up.command import CREDENTIALS
 from tests.support.up import RunningUp, pointsman_up
@@ -170,6 +171,8 @@ async def test_in_a_flood_each_gets_an_answer_or_a_refusal_and_decisions_go_on(f
 async def test_killed_schedulers_are_warm_within_the_first_second_of_readiness(up: RunningUp, fleet: FleetFile) -> None:
     async with aiohttp.ClientSession() as http:
         before = await overlap(http, fleet)
+        async with connected_link(fleet.settings(), name="test") as link:
+            await eventually(link.checkpoints.labels, seconds=30.0, what="a checkpoint")
         pids = [process.pid for process in fleet.of_role("scheduler")]
         restored = restores(up)
         for pid in pids:
