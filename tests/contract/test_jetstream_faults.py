@@ -670,6 +670,33 @@ async def test_a_server_that_freezes_within_the_tls_handshake_does_not_keep_a_cl
     ends.set()
 
 
+async def test_a_handshake_that_failed_leaves_no_connection_open(tmp_path: Path) -> None:
+    """Without the garbage collector, which would close it some time."""
+    opened = 0
+    left: set[asyncio.StreamWriter] = set()
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal opened
+        opened += 1
+        left.add(writer)
+        writer.write(b"not NATS\r\n")
+        await reader.read()
+        left.discard(writer)
+        writer.close()
+
+    port = free_ports(1)[0]
+    gc.disable()
+    try:
+        async with jetstream.connect(f"nats://127.0.0.1:{port}", POOL, ScaledClock(), name="test") as link:
+            async with embedded_nats(tmp_path / "nats", port):
+                await eventually(lambda: link.commands.connected)
+            async with await asyncio.start_server(refuse, "127.0.0.1", port):
+                await eventually(lambda: opened > 3, seconds=30.0, what="several attempts")
+                await eventually(lambda: len(left) < 2, seconds=1.0, what="the end of earlier attempts")
+    finally:
+        gc.enable()
+
+
 def _tls_of(directory: Path) -> tuple[Identity, str]:
     """Of a client, and of the server's configuration."""
     authority = Authority(directory, "ours")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from nats.aio.client import Client
+from nats.aio.client import Client, Srv
 from nats.aio.subscription import Subscription as ClientSubscription
 from nats.errors import Error as ClientError
 from typing_extensions import override
@@ -282,6 +282,12 @@ class _TolerantClient(Client):
             self._err = error
             self._ending = asyncio.create_task(self.give_up())
 
+    @override
+    async def _connect_to_server(self, s: Srv) -> None:
+        """nats-py forgets the connection of a handshake that failed, open."""
+        self._abort()
+        await super()._connect_to_server(s)
+
     async def give_up(self) -> None:
         """Close without waiting for the server."""
         self._abort()
@@ -291,8 +297,9 @@ class _TolerantClient(Client):
         """nats-py would close in order and wait: under TLS for the server's answer, 30 s or for ever (measured), in the
         clear until unsent bytes have left. A server whose host vanished answers nothing."""
         transport, self._transport = self._transport, None
-        if transport:
-            transport._io_writer.transport.abort()  # type: ignore[attr-defined]  # noqa: SLF001 - there is no public one
+        writer = transport._io_writer if transport else None  # type: ignore[attr-defined]  # noqa: SLF001 - there is no public one
+        if writer:  # TCP was connected
+            writer.transport.abort()
 
     def _deliver(self, number: int, message: WireMessage) -> None:
         on_message = self._listeners.get(number)
