@@ -164,14 +164,13 @@ def _slow_alone(state: State, instance: Instance, request: Request) -> bool:
 
 
 def kv_tokens(state: State, request: Request) -> Tokens:
-    return request.prompt_tokens + answers_of(state, [request]) * min(request.max_output_tokens, OUTPUT_TOKENS_RESERVED)
+    answers = state.decode_load.answers_of(request)
+    return request.prompt_tokens + answers * min(request.max_output_tokens, OUTPUT_TOKENS_RESERVED)
 
 
 def answers_of(state: State, requests: Collection[Request]) -> int:
     """Answers that an instance generates at once for them."""
-    if state.settings.fold_version < fold_versions.DECODE_ANSWERS:
-        return len(requests)
-    return sum(request.answers for request in requests)
+    return sum(map(state.decode_load.answers_of, requests))
 
 
 def _loads(candidates: list[DecodeCandidate]) -> list[float]:

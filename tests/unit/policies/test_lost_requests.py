@@ -1,11 +1,11 @@
 """Requests that nobody will end: whose engine says that nothing runs there. And those that waited for a scheduler."""
 
 import asyncio
-from random import Random
 from typing import Any
 
 import pytest
 
+from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.fleet import InstanceReported
 from pointsman.contracts.requests import RequestArrived
@@ -21,11 +21,10 @@ from pointsman.state.state import PoolSettings, State
 from pointsman_ingress.placement.fleet_view import FleetView
 from pointsman_ingress.placement.in_flight import HEARTBEAT_WALL_SECONDS, InFlightRequests, send_heartbeats
 from pointsman_lab.memory.log import MemoryBroker
-from pointsman_lab.torture.clocks import SkewedClock
-from pointsman_lab.torture.loop import VirtualLoop
 from tests.support.engine_urls import ANY_URL
 from tests.support.events import first_token, route
 from tests.support.leading import leader_of
+from tests.support.virtual_time import in_virtual_time
 
 IDLE = 3.0
 PREFILL = 0.065
@@ -153,26 +152,20 @@ def test_what_was_held_up_moves_the_deadline_in_the_fold() -> None:
     assert state.workload.requests[RequestId("r")].deadline == 18.0
 
 
-def test_an_ingress_that_hears_nothing_names_its_requests_as_often_as_one_that_is_answered() -> None:
-    pool, loop, named = PoolName("default"), VirtualLoop(Random(1)), list[float]()
-    clock = SkewedClock(loop, speed=1.0)
+@in_virtual_time
+async def test_an_ingress_that_hears_nothing_names_its_requests_as_often_as_one_that_is_answered() -> None:
+    pool, clock, named = PoolName("default"), ScaledClock(1.0), list[float]()
     link = MemoryBroker(pool).client(clock, name="ingress")
 
     async def unanswered(_command: AnyCommand, _reply: Reply) -> None:
-        named.append(loop.time())
+        named.append(asyncio.get_running_loop().time())
 
-    async def scenario() -> None:
-        in_flight = InFlightRequests(fleet=FleetView(clock, HealthBoard(), ANY_URL), events=link.log, clock=clock)
-        heartbeats = send_heartbeats(in_flight, link.commands, pool, clock, lambda: Term(0))
-        async with link.commands.serve(follow_subject(pool), unanswered):
-            with in_flight.waiting_for_place(RequestId("r")):
-                beating = asyncio.create_task(heartbeats)
-                await asyncio.sleep(float(10.5 * HEARTBEAT_WALL_SECONDS))
-                beating.cancel()
-
-    try:
-        loop.run_until_complete(scenario())
-    finally:
-        loop.close()
+    in_flight = InFlightRequests(fleet=FleetView(clock, HealthBoard(), ANY_URL), events=link.log, clock=clock)
+    heartbeats = send_heartbeats(in_flight, link.commands, pool, clock, lambda: Term(0))
+    async with link.commands.serve(follow_subject(pool), unanswered):
+        with in_flight.waiting_for_place(RequestId("r")):
+            beating = asyncio.create_task(heartbeats)
+            await asyncio.sleep(float(10.5 * HEARTBEAT_WALL_SECONDS))
+            beating.cancel()
 
     assert len(named) >= 10

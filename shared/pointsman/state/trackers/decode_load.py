@@ -72,11 +72,11 @@ class DecodeLoad(Tracker):
         if fit is None or fit.evidence(now) < EVIDENCE_MIN:
             return None
         beside = self._answers_at(instance) if others is None else others
-        return fit.seconds_per_token(beside + self._answers_of(request))
+        return fit.seconds_per_token(beside + self.answers_of(request))
 
     @override
     def first_token(self, request: Request, at: EngineSeconds) -> None:
-        answers = self._answers_of(request)
+        answers = self.answers_of(request)
         beside = self._answers_at(request.instance) + answers
         self._decoding.setdefault(request.instance, {})[request.id] = Decoding(answers, beside)
 
@@ -105,7 +105,8 @@ class DecodeLoad(Tracker):
         self._fits.pop(instance, None)
         self._decoding.pop(instance, None)
 
-    def _answers_of(self, request: Request) -> int:
+    def answers_of(self, request: Request) -> int:
+        """That an instance generates at once for it, by the version of the log."""
         return request.answers if self.fold_version >= DECODE_ANSWERS else 1
 
     def _answers_at(self, instance: InstanceId) -> int:
