@@ -6,7 +6,7 @@ import json
 import signal
 from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
@@ -695,6 +695,38 @@ async def test_a_handshake_that_failed_leaves_no_connection_open(tmp_path: Path)
                 await eventually(lambda: len(left) < 2, seconds=1.0, what="the end of earlier attempts")
     finally:
         gc.enable()
+
+
+async def test_a_client_that_is_closed_while_it_reconnects_stays_closed() -> None:
+    """At each turn of the event loop that the attempt may have reached: in some of them nats-py does not end."""
+    present: set[asyncio.StreamWriter] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        present.add(writer)
+        writer.write(b'INFO {"version":"2.12.0","max_payload":1000000}\r\n')
+        with suppress(OSError):
+            while line := await reader.readline():
+                if line.startswith(b"PING"):
+                    writer.write(b"PONG\r\n")
+        present.discard(writer)
+        writer.close()
+
+    one, other = [await asyncio.start_server(serve, "127.0.0.1") for _ in range(2)]  # none is asked twice at once
+    async with one, other:
+        url = ",".join(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in (one, other))
+        before = asyncio.all_tasks()
+        for turns in range(60):
+            async with jetstream.connect(url, POOL, ScaledClock(), name="test") as link:
+                await eventually(lambda: link.commands.connected)
+                for writer in present:
+                    writer.transport.abort()
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+
+            await asyncio.sleep(0.02)  # in which it would connect anew
+            left = {task for task in asyncio.all_tasks() - before if "Client" in repr(task.get_coro())}
+            assert not left, f"closed after {turns} turns"
+            assert not present, f"closed after {turns} turns"
 
 
 def _tls_of(directory: Path) -> tuple[Identity, str]:

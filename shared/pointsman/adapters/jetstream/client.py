@@ -238,6 +238,8 @@ class _TolerantClient(Client):
         self._listeners: dict[int, OnMessage] = {}
         self._writes_soon = False
         self._ending: asyncio.Task[None] | None = None
+        self._ended = False
+        """Stays; nats-py's status becomes another once an attempt to reconnect goes on."""
 
     async def listen(self, subject: str, on_message: OnMessage, queue: str) -> ClientSubscription:
         begun = await self.subscribe(subject, queue=queue)
@@ -287,6 +289,22 @@ class _TolerantClient(Client):
         """nats-py forgets the connection of a handshake that failed, open."""
         self._abort()
         await super()._connect_to_server(s)
+
+    @override
+    async def _process_op_err(self, e: Exception) -> None:
+        if not self._ended:
+            await super()._process_op_err(e)
+
+    @override
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        """nats-py cancels an attempt to reconnect once. One that is about to succeed swallows that (Python 3.11), and a
+        closed client would go on connecting for ever."""
+        self._ended = True
+        attempt = self._reconnection_task
+        while attempt is not None and attempt is not asyncio.current_task() and not attempt.done():
+            attempt.cancel()
+            await asyncio.wait([attempt], timeout=RECONNECT_SECONDS)
+        await super()._close(status, do_cbs)
 
     async def give_up(self) -> None:
         """Close without waiting for the server."""
