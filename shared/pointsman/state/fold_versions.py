@@ -57,3 +57,5 @@ DECODE_ANSWERS = 10
 """A request that decodes counts once for each of its answers, also in what is learned of its instance's speed."""
 RENAMED_ONCE = 10
 """A request that comes again under another id is booked once, and stays best effort."""
+PREDICTIONS_KEPT = 10
+"""Within a queue, neither fairness nor a cached prefix makes a request late that was placed to be on time (`fair_edf`)."""

@@ -1,6 +1,7 @@
 """Which of an instance's waiting requests each ordering grants next, and that none waits for ever."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -16,6 +17,9 @@ from pointsman.policies.ordering.longest_prefix_match import LongestPrefixMatch
 from pointsman.policies.ordering.moore_hodgson import MooreHodgson
 from pointsman.policies.ordering.shortest_prefill import ShortestPrefill
 from pointsman.policies.ordering.virtual_token_counter import VirtualTokenCounter
+from pointsman.primitives import InstanceId
+from pointsman.state.fold_versions import FOLD_VERSION
+from pointsman.state.prefill_rate import PrefillRate
 from tests.support.events import stored
 from tests.support.examples import examples
 from tests.support.single_server import SingleServer
@@ -149,6 +153,45 @@ def test_fair_edf_keeps_a_tenant_from_running_ahead_of_another() -> None:
         server.arrive(f"b{number}", blocks=10, tenant="patient", slo_ttft=60.0)
 
     assert server.run(6) == ["a0", "a1", "b0", "a2", "b1", "a3"]
+
+
+def _after_one(*others: tuple[str, int, float], fold_version: int = FOLD_VERSION) -> list[str]:
+    """`hurried` is served 0.9 s of work, and asks for `others` (name, blocks, SLO); `patient` waits with 0.3 s of work."""
+    server = SingleServer(FairDeadlines(lead_tokens_max=100, output_weight=0.0, late_share=0.0), busy=True)
+    server.state.settings = replace(server.state.settings, fold_version=fold_version)
+    server.arrive("served", blocks=14, tenant="hurried", slo_ttft=1.2)
+    for name, blocks, slo_ttft in others:
+        server.arrive(name, blocks=blocks, tenant="hurried", slo_ttft=slo_ttft)
+    server.arrive("patient", blocks=5, tenant="patient", slo_ttft=60.0)
+    assert server.run(1) == ["served"]
+    return server.run()
+
+
+def test_fair_edf_makes_nobody_late_who_was_to_be_on_time_for_a_tenant_that_got_less() -> None:
+    assert _after_one(("tight", 3, 1.35)) == ["tight", "patient"]
+
+
+def test_fair_edf_serves_the_tenant_that_got_less_first_where_others_can_wait() -> None:
+    assert _after_one(("relaxed", 3, 2.0)) == ["patient", "relaxed"]
+
+
+def test_fair_edf_serves_the_tenant_that_got_less_first_where_others_were_placed_to_be_late() -> None:
+    """Though they could be on time if they went first: nobody counted on it."""
+    assert _after_one(("huge", 16, 60.0), ("behind", 3, 1.35))[0] == "patient"
+
+
+def test_fair_edf_of_an_older_log_decides_as_it_did() -> None:
+    assert _after_one(("tight", 3, 1.35), fold_version=9) == ["patient", "tight"]
+
+
+def test_fair_edf_leaves_time_for_what_shares_a_step_with_those_that_are_overtaken() -> None:
+    server = SingleServer(FairDeadlines(tie_seconds=0.25), busy=True)
+    server.state.latency.rates[InstanceId("a")] = PrefillRate(beside_seconds=1.0, beside_tokens=1000)
+    server.arrive("first", blocks=3, slo_ttft=0.6)
+    server.arrive("warm", blocks=3, slo_ttft=0.7)
+    server.state.apply(stored("a", 1, server.keys("warm")[:2]))
+
+    assert server.run() == ["first", "warm"], "half a step of a second does not fit in"
 
 
 @pytest.mark.parametrize("policy", [MooreHodgson(late_share=0.1), FairDeadlines(late_share=0.1)], ids=by_name)
