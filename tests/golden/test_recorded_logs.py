@@ -3,7 +3,8 @@
 `logs/` holds bundles of torture runs (0.1.0 of 2026-11-22, fold version 3, and of 461fb369, version 6): every kind of event,
 several terms, writes of deposed leaders, entries that do not decode. `fold-N.pmlog` are of `tests/support/recorded_log.py` with that
 fold version: tenants with limits, and an engine that takes few prompts at a time; 10 with prompts that are late even alone, at engines
-that fail, requests of several answers under `tpot_check`, and what its leader gives up comes again under another id. `expected.json` is what that version made of them; a
+that fail, requests of several answers under `tpot_check`, and what its leader gives up comes again under another id.
+`fold-10-order.pmlog`: tenants overtake each other in queues of `fair_edf`. `expected.json` is what that version made of them; a
 log that lost its beginning or a decision is in `test_fold.py` only.
 """
 
