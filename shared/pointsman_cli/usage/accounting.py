@@ -18,6 +18,7 @@ from pointsman.contracts.decisions import (
     RequestMigrated,
     RequestRejected,
     counts_as_end,
+    may_come_again,
 )
 from pointsman.contracts.envelope import is_fenced
 from pointsman.contracts.fleet import InstanceJoined
@@ -199,6 +200,10 @@ class UsageAccount:
                 pass
 
     def _arrive(self, event: RequestArrived) -> None:
+        before = self._ended.get(event.instead_of)
+        if before is not None and may_come_again(before.event) and before.request.tenant == event.tenant:
+            self._count(before, -1)  # it is the same request
+            self._ended[event.instead_of] = replace(before, counting=False)
         ended = self._ended.get(event.request)
         if ended is None:
             self._requests.setdefault(event.request, _Request()).arrive(event, event.adapter or self._model)

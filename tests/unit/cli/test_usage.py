@@ -106,6 +106,15 @@ def test_an_end_by_the_ingress_replaces_that_of_a_leader_that_gave_the_request_u
     assert counted(*begun, lost).total.cancelled == 1
 
 
+def test_a_request_that_comes_again_under_another_id_counts_once() -> None:
+    lost: list[LogEvent] = [arrived("r", 1), given_up("r", at=4, instance=ENGINE)]
+    again: list[LogEvent] = [arrived("s", 5, instead_of="r"), granted("s", 6), first_token("s", 7), finished("s", 9)]
+
+    assert counted(*lost, *again).total == counted(*again).total
+    assert counted(*lost, arrived("s", 5, tenant="other", instead_of="r"), finished("s", 9)).total.requests == 2
+    assert counted(arrived("r", 1), finished("r", 4), *again).total.requests == 2, "it had its answer"
+
+
 def test_a_finished_request_counts_the_engines_tokens_and_its_time_on_the_engine() -> None:
     usage = counted(arrived("r", 1), granted("r", 3), first_token("r", 5), finished("r", 9)).total
 
