@@ -38,10 +38,10 @@ class CandidateColumns:
         """`alone`: rows to be computed one by one."""
         self.view, self.known, self.names = view, known, known.names
         prompt_tokens, position = view.request.prompt_tokens, known.position
-        self.hit_blocks: Column = np.zeros(len(self.names))
-        for name, blocks in hits.items():
-            if (row := position.get(name)) is not None:
-                self.hit_blocks[row] = blocks
+        rows = len(self.names)
+        hit_blocks: Column = np.zeros(rows + 1)  # the last one for holders that are no candidates
+        hit_blocks[[position.get(name, rows) for name in hits]] = list(hits.values())
+        self.hit_blocks = hit_blocks[:rows]
         self.cached_tokens: Column = np.minimum(self.hit_blocks * block_tokens, known.cacheable_tokens(prompt_tokens))
         self.uncached_tokens: Column = prompt_tokens - self.cached_tokens
         self.work_seconds = known.prefill_work(prompt_tokens, self.cached_tokens, self.uncached_tokens)
