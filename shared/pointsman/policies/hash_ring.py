@@ -53,7 +53,9 @@ def ring_candidates(instances: tuple[InstanceId, ...], key: BlockKey, count: int
 
 def home_among(instances: Iterable[InstanceId], key: BlockKey) -> InstanceId:
     """Rendezvous hashing: the same key and instances give the same instance."""
-    return max(instances, key=lambda instance: _hash(instance.encode() + key.to_bytes(8, "little")))
+    names, suffix = list(instances), key.to_bytes(8, "little")
+    digests = [_digest(name.encode() + suffix) for name in names]  # of one length: they compare as their numbers do
+    return names[digests.index(max(digests))]
 
 
 def candidate_pair(instances: tuple[InstanceId, ...], key: BlockKey) -> tuple[InstanceId, ...]:
@@ -66,4 +68,8 @@ def candidate_pair(instances: tuple[InstanceId, ...], key: BlockKey) -> tuple[In
 
 
 def _hash(data: bytes) -> int:
-    return int.from_bytes(blake2b(data, digest_size=RING_BITS // 8).digest(), "big")
+    return int.from_bytes(_digest(data), "big")
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=RING_BITS // 8).digest()
