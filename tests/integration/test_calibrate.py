@@ -3,12 +3,15 @@
 import asyncio
 import json
 from pathlib import Path
+from random import Random
 
+import pytest
 from click.testing import CliRunner
 
 from pointsman.adapters.calibration_file import read_calibration
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, prefill_seconds
 from pointsman_cli.calibrate.command import calibrate_command
+from pointsman_cli.calibrate.measuring import SHORTEST, Engine, EngineError
 from tests.support.engine_sim import running_engine
 
 SPEED = 0.5
@@ -60,3 +63,33 @@ async def test_a_model_that_the_engine_does_not_serve_is_not_measured(tmp_path: 
 
     assert result.exit_code == 1
     assert "serves this, not 'other'" in result.output
+
+
+async def test_an_engine_that_was_calibrated_before_is_measured_cold_again(tmp_path: Path) -> None:
+    async with running_engine(speed=5.0) as engine:
+        for name in ("first", "second"):
+            arguments = [engine.url, "--input-tokens-max", "512", "--repeat", "2", "--out", str(tmp_path / name)]
+            result = await asyncio.to_thread(CliRunner().invoke, calibrate_command, arguments)
+            assert result.exit_code == 0, result.output
+
+    first, second = (
+        {(point.total, point.cached): point.repeats for point in read_calibration(tmp_path / name).measurements}
+        for name in ("first", "second")
+    )
+    assert second == first
+    assert first[512, 0] == 2
+
+
+async def test_a_prompt_that_should_be_cold_and_is_cached_ends_the_measurement() -> None:
+    async with running_engine() as engine:
+        for turn in ("cold", "cached"):
+            async with Engine(engine.url, api_key="", chance=Random(0)) as measured:
+                target = await measured.describe("")
+                prompt = measured.fresh_prompt(SHORTEST)
+                if turn == "cold":
+                    await measured.time(target, prompt, expected_cached=0, output=1)
+                    continue
+                with pytest.raises(
+                    EngineError, match=r"48 of the 64 tokens of a new prompt cached.*empty its prefix cache"
+                ):
+                    await measured.time(target, prompt, expected_cached=0, output=1)

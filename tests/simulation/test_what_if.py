@@ -1,8 +1,9 @@
 """A recorded log run again: the same policy gives the record back, a slow engine is slow again, less fleet is worse."""
 
 import json
+import re
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -12,22 +13,31 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from pointsman.analysis import recorded_traffic
+from pointsman.analysis.calibration import profile_of
+from pointsman.analysis.comparison import fidelity
 from pointsman.analysis.recorded_traffic import read_record
 from pointsman.analysis.what_if import ReplayedFleet
+from pointsman.contracts.cache import BlocksStored
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import RequestMigrated, RequestPlaced
-from pointsman.contracts.fleet import InstanceJoined
-from pointsman.contracts.requests import RequestArrived, RequestFinished
+from pointsman.contracts.decisions import RequestMigrated, RequestPlaced, RequestRejected
+from pointsman.contracts.envelope import Event
+from pointsman.contracts.fleet import DecodeCost, InstanceJoined, PrefillCost
+from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished
 from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
-from pointsman.primitives import InstanceId, Tenant
+from pointsman.primitives import InstanceId, RequestId, Tenant
+from pointsman.simulation.metrics import summarise
 from pointsman.simulation.outcome import Outcome
+from pointsman.simulation.simulator import FleetMirror, Scenario
+from pointsman.simulation.step_cost import StepCost
+from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 from pointsman.state.state import PoolSettings
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.sources import Header
 from pointsman_cli.main import main
-from tests.support.events import BLOCK
+from tests.support.events import BLOCK, given_up, joined
 from tests.support.headless import write_headless
 from tests.support.recorded_log import rewritten
 from tests.support.served_log import ServedLog
@@ -197,6 +207,160 @@ def test_simulated_clients_ask_for_as_many_tokens_as_the_recorded_ones(entries: 
     asked = Counter((request.max_output_tokens, request.output_tokens) for request in requests)
     assert asked.keys() == {(900, 20), (2**31, 20), (1, 1)}, "an engine generates one token at least"
     assert min(asked.values()) > 50
+
+
+def test_tpot_objectives_are_those_of_the_record(entries: list[LogEntry]) -> None:
+    """Tokens come every 20 ms."""
+
+    def in_pace(slo: float) -> tuple[float | None, float | None]:
+        told = _changed(entries[: len(entries) // 2], RequestArrived, lambda _: {"slo_tpot": slo})
+        told = _changed(told, RequestFinished, lambda _: {"tbt_p90": 0.02})
+        record = read_record(told, origin="a log", settings=SETTINGS)
+        fleet = ReplayedFleet(record)
+        again = outcome_of(fleet.run(fleet.scenario))
+        assert {row.slo_tpot for row in (*record.outcome.rows, *again.rows)} == {slo}
+        return tuple(summarise(one).effective_capacity_with_tbt for one in (record.outcome, again))  # type: ignore[return-value]
+
+    assert in_pace(0.01) == (0.0, 0.0)
+    assert all((share or 0.0) > 0.5 for share in in_pace(0.2))
+
+
+COSTS = {
+    "fixed, and no floor": PrefillCost(fixed_s=0.02, per_token_s=6e-4, per_token_squared_s=2e-7),
+    "that of a preset": PROFILES[DEFAULT_PROFILE].prefill_cost,
+}
+
+
+@pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
+@pytest.mark.parametrize("seconds", [0.01, 0.03, 0.2])
+def test_simulated_engines_decode_in_the_time_that_was_measured(cost: PrefillCost, seconds: float) -> None:
+    announced = joined("e", prefill=cost, decode=DecodeCost(step_s=seconds))
+    profile, unmeasured = profile_of(announced), profile_of(msgspec.structs.replace(announced, decode=None))
+    mirror = FleetMirror(profile=profile)
+    twice = mirror.profile_of(Scenario(slow_instances={0: 2.0}), 0)
+
+    assert profile.decode_cost.step_s == seconds
+    assert StepCost(profile).step(0, 0, 1, 100) == pytest.approx(seconds, rel=0.05)
+    assert StepCost(profile).decode_steps(1, 100, 10) == pytest.approx(10 * seconds, rel=0.05)
+    assert StepCost(twice).step(0, 0, 1, 100) == pytest.approx(seconds / 2, rel=0.05)
+    for chunk in (16, 2048):
+        assert StepCost(profile).step(chunk, chunk**2, 0, 0) == StepCost(unmeasured).step(chunk, chunk**2, 0, 0)
+        assert StepCost(profile).step(chunk, chunk**2, 1, 100) >= StepCost(unmeasured).step(chunk, chunk**2, 0, 0)
+
+
+def test_an_engine_that_announces_the_cost_of_its_preset_is_that_preset() -> None:
+    preset = PROFILES[DEFAULT_PROFILE]
+    announced = joined("e", prefill=preset.prefill_cost, decode=preset.decode_cost)
+
+    assert profile_of(announced) == replace(preset, kv_capacity_tokens=announced.kv_capacity_tokens)
+
+
+def test_what_decodes_or_hits_otherwise_is_not_reproduced(entries: list[LogEntry]) -> None:
+    report = summarise(read_record(entries, origin="a log", settings=SETTINGS).outcome)
+    assert report.tpot.p50_s
+    assert report.hit_rate
+    slower = replace(report, tpot=replace(report.tpot, p50_s=report.tpot.p50_s * 1.5))
+    colder = replace(report, hit_rate=report.hit_rate - 0.15)
+
+    assert fidelity(report, report)[0]
+    for other, part in ((slower, "TPOT P50 +50%"), (colder, "hit rate -15.0 points")):
+        well, told = fidelity(report, other)
+        assert (well, part in told) == (False, True), told
+
+
+def test_of_several_answers_one_is_simulated(entries: list[LogEntry]) -> None:
+    """Four answers of 18 tokens in all."""
+    told = _changed(entries, RequestArrived, lambda event: {"answers": 4} if event.request == "r-7" else {})
+    told = _changed(told, RequestFinished, lambda event: {"completion_tokens": 18} if event.request == "r-7" else {})
+    record = read_record(told, origin="a log", settings=SETTINGS)
+
+    assert Counter(request.output_tokens for request in record.requests) == {20: 239, 5: 1}
+    assert Counter(row.output_tokens for row in record.outcome.rows) == {20: 239, 5: 1}
+    assert any(note.startswith("1 requests asked for several answers (n)") for note in record.notes)
+
+
+def test_notes_say_where_the_simulated_fleet_is_another(entries: list[LogEntry]) -> None:
+    def notes(told: list[LogEntry]) -> str:
+        return "; ".join(read_record(told, origin="a log", settings=SETTINGS).notes)
+
+    larger = _changed(
+        entries, InstanceJoined, lambda event: {"kv_capacity_tokens": 10**6} if event.instance == "engine-3" else {}
+    )
+    adapted = _changed(entries, RequestArrived, lambda event: {"adapter": "sql"} if event.request == "r-7" else {})
+    tiered = _changed(entries, BlocksStored, lambda _: {"tier": "host"})
+
+    assert notes(entries) == ""
+    assert notes(larger) == "engine-3: another cost model or KV cache than most; simulated as one of them"
+    assert notes(adapted) == "1 requests are for LoRA adapters: every simulated engine has them all"
+    assert (
+        notes(tiered)
+        == "engines load from slower cache tiers: they are not simulated, and what is only there is computed"
+    )
+
+
+@pytest.mark.parametrize("bound", ["requests", "key bytes"])
+def test_a_span_with_more_requests_than_can_be_simulated_is_refused(
+    entries: list[LogEntry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    """Of earlier requests as many warm the caches as fit."""
+    keys = [len(entry.event.keys) for entry in entries if isinstance(entry.event, RequestArrived)]
+    if bound == "requests":
+        monkeypatch.setattr(recorded_traffic, "REQUESTS_MAX", 100)
+    else:
+        monkeypatch.setattr(recorded_traffic, "KEY_BYTES_MAX", sum(keys[-100:]))
+    refused = what_if(entries, tmp_path, "--policy", "min_ttft")
+    record = read_record(entries, origin="a log", settings=SETTINGS, since=lambda entry: entry.event.at > 60)  # type: ignore[union-attr]
+
+    assert refused.exit_code == 2
+    assert re.search(r"more than 20,000 requests.*: give --since", refused.output)
+    assert len(record.requests) == 100
+    assert len(record.requests) - record.warmup == pytest.approx(240 - 59 / 0.4, abs=2)
+    assert any(note.startswith("140 earlier requests are left out") for note in record.notes)
+
+
+@pytest.mark.parametrize("end", ["given up", "no instance", "failed"])
+@pytest.mark.parametrize("tenant", ["t", "other"])
+def test_a_request_that_came_again_under_another_id_is_simulated_once(
+    entries: list[LogEntry], end: str, tenant: str
+) -> None:
+    place, arrival = next(
+        (n, e.event) for n, e in enumerate(entries) if isinstance(e.event, RequestArrived) and e.event.request == "r-7"
+    )
+    lost, at = RequestId("lost"), arrival.at
+    ends: dict[str, LogEvent] = {
+        "given up": given_up("lost", at=at),
+        "no instance": RequestRejected(
+            at=at,
+            request=lost,
+            reason="no_instance",
+            detail="",
+            retry_after=1.0,
+            policy="p",
+            settings={},
+            candidates=[],
+        ),
+        "failed": RequestFailed(at=at, request=lost, reason="engine_failed", status=502),
+    }
+    first = msgspec.structs.replace(arrival, request=lost, tenant=Tenant(tenant))
+    again = msgspec.structs.replace(arrival, instead_of=lost)
+    events = [e.event for e in entries]
+    events[place : place + 1] = [first, ends[end], again]
+    told = [LogEntry(n, "pm.default.x", b"", event) for n, event in enumerate(events, start=1)]
+    record = read_record(told, origin="a log", settings=SETTINGS)
+
+    renamed = end != "failed" and tenant == "t"
+    has_row = not renamed and end != "given up"
+    assert len(record.requests) == len(record.outcome.rows) == 240 + has_row
+    assert any("left out" in note for note in record.notes) == (end == "given up" and not renamed)
+
+
+def _changed(entries: list[LogEntry], kind: type[Event], fields: Callable[[Any], dict[str, Any]]) -> list[LogEntry]:
+    return [
+        msgspec.structs.replace(entry, event=msgspec.structs.replace(entry.event, **fields(entry.event)))
+        if isinstance(entry.event, kind)
+        else entry
+        for entry in entries
+    ]
 
 
 def test_a_pool_that_splits_prefill_and_decode_is_refused(entries: list[LogEntry], tmp_path: Path) -> None:

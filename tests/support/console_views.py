@@ -334,7 +334,8 @@ def run(state: str = "done") -> WhatIfRun:
     made = WhatIfRun(
         id=3, state="done", change=WhatIfChange(policy="least_loaded", instances=8), text="routing least_loaded, 8 engines", started_at=AT,
         took_seconds=6.2, progress="4,200 of 12,877 requests", rows=rows if state == "done" else [], faithful=True,
-        fidelity="the simulator reproduces the record: capacity -0.4 points, TTFT P90 -3% against the record", requests=12_877,
+        fidelity="the simulator reproduces the record: capacity -0.4 points, TTFT P90 -3%, TPOT P50 +1%, hit rate -0.2 points against the record", requests=12_877,
+        notes=["3 requests failed; failures are not simulated"],
         problem="unknown policy" if state == "failed" else "",
     )  # fmt: skip
     return msgspec.structs.replace(made, state=state)

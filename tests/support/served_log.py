@@ -14,7 +14,7 @@ from random import Random
 from pointsman.contracts.cache import BlocksStored
 from pointsman.contracts.codec import LogEvent, decode_event, encode
 from pointsman.contracts.decisions import LeaderElected, RequestGranted
-from pointsman.contracts.fleet import InstanceProbed
+from pointsman.contracts.fleet import DecodeCost, InstanceProbed
 from pointsman.contracts.requests import PrefillFinished, RequestFinished
 from pointsman.contracts.subjects import subject_of
 from pointsman.contracts.tenants import TenantPolicies
@@ -116,7 +116,8 @@ class ServedLog:
     def _join(self, name: InstanceId, end: EngineSeconds) -> None:
         self._cached[name], self._coming[name] = [], set()
         self._sequences[name], self._free_at[name] = 0, 0.0
-        self._write(joined(name, at=self._clock(name, 0.0)), follow=True)
+        decode = DecodeCost(step_s=self._token_seconds)
+        self._write(joined(name, at=self._clock(name, 0.0), decode=decode), follow=True)
         self._write(InstanceProbed(at=0.5, instance=name, epoch=Epoch(1), parity=True), follow=True)
 
         def report(now: EngineSeconds) -> None:

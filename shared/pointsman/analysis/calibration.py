@@ -3,6 +3,7 @@ stalls), in the log and in a simulation at speed 1; the ratio of slopes is the s
 engine. If slopes disagree, the speed comes from TPOT and the pace of other instances, at most 1. A record that the simulation
 gives back as it is (it was simulated itself) needs no fit."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -64,13 +65,23 @@ class Calibration:
 
 def profile_of(join: InstanceJoined) -> EngineProfile:
     preset = next((p for p in PROFILES.values() if p.prefill_cost == join.prefill), None)
-    capacity = join.kv_capacity_tokens
-    if preset is not None:
-        return replace(preset, kv_capacity_tokens=capacity)
-    return _profile_from(join.prefill, capacity)
+    profile = preset or _profile_from(join.prefill)
+    if join.decode is not None and join.decode != profile.decode_cost:
+        profile = replace(
+            profile,
+            decode_step_s=join.decode.step_s + join.decode.per_request_s,
+            kv_bytes_per_token=join.decode.per_context_token_s * profile.memory_bytes_per_s
+            or profile.kv_bytes_per_token,
+        )
+    return replace(profile, kv_capacity_tokens=join.kv_capacity_tokens)
 
 
-def _profile_from(cost: PrefillCost, capacity: int) -> EngineProfile:
+def usual_profile(joins: Iterable[InstanceJoined]) -> EngineProfile:
+    """That of most instances. A simulated fleet has one."""
+    return Counter(map(profile_of, joins)).most_common(1)[0][0]
+
+
+def _profile_from(cost: PrefillCost) -> EngineProfile:
     """One layer of width 1 at one operation per second, so that factors are seconds."""
     usual = PROFILES[DEFAULT_PROFILE]
     return EngineProfile(
@@ -84,7 +95,7 @@ def _profile_from(cost: PrefillCost, capacity: int) -> EngineProfile:
         kv_bytes_per_token=usual.kv_bytes_per_token / usual.memory_bytes_per_s,
         memory_bytes_per_s=1.0,
         step_overhead_s=cost.fixed_s,
-        kv_capacity_tokens=capacity,
+        kv_capacity_tokens=usual.kv_capacity_tokens,
     )
 
 

@@ -15,6 +15,8 @@ from pointsman.simulation.simulator import Scenario
 
 CAPACITY_OFF_MAX = 0.1
 P90_OFF_SHARE_MAX = 0.35
+TPOT_OFF_SHARE_MAX = 0.35
+HIT_RATE_OFF_MAX = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +83,26 @@ def regret(running: Side, changed: Side) -> Regret:
 def fidelity(recorded: Report, again: Report) -> tuple[bool, str]:
     """Whether the simulator reproduces the record, and a sentence about it."""
     capacity = (again.effective_capacity or 0.0) - (recorded.effective_capacity or 0.0)
-    real, simulated = recorded.ttft.p90_s or 0.0, again.ttft.p90_s or 0.0
-    off = (simulated - real) / real if real else 0.0
-    well = abs(capacity) <= CAPACITY_OFF_MAX and abs(off) <= P90_OFF_SHARE_MAX
-    text = f"capacity {capacity * 100:+.1f} points, TTFT P90 {off:+.0%} against the record"
+    hits = (again.hit_rate or 0.0) - (recorded.hit_rate or 0.0)
+    ttft, tpot = _off(recorded.ttft.p90_s, again.ttft.p90_s), _off(recorded.tpot.p50_s, again.tpot.p50_s)
+    well = (
+        abs(capacity) <= CAPACITY_OFF_MAX
+        and abs(ttft) <= P90_OFF_SHARE_MAX
+        and abs(tpot) <= TPOT_OFF_SHARE_MAX
+        and abs(hits) <= HIT_RATE_OFF_MAX
+    )
+    text = (
+        f"capacity {capacity * 100:+.1f} points, TTFT P90 {ttft:+.0%}, TPOT P50 {tpot:+.0%}, hit rate {hits * 100:+.1f} "
+        "points against the record"
+    )
     if well:
         return True, f"the simulator reproduces the record: {text}"
     return False, f"the simulator does not reproduce the record well ({text}): read the change only, and with care"
+
+
+def _off(real: float | None, simulated: float | None) -> float:
+    """Relative; 0 if the record has nothing to compare."""
+    return ((simulated or 0.0) - real) / real if real else 0.0
 
 
 def _less(one: float | None, other: float | None) -> float | None:

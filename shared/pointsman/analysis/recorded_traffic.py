@@ -2,23 +2,27 @@
 are left out; failed ones count as late. Requests before `since`, or before the checkpoint of a truncated log, only warm
 the caches."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from statistics import median_low
 
+from pointsman.analysis.calibration import profile_of, usual_profile
 from pointsman.analysis.restarts import Restarts
 from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.cache import CacheEvent
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
     LeaderElected,
+    RequestEnd,
     RequestGranted,
     RequestMigrated,
     RequestPlaced,
     RequestRejected,
     Settings,
     is_final_end,
+    may_come_again,
 )
 from pointsman.contracts.envelope import is_fenced
 from pointsman.contracts.fleet import InstanceEjected, InstanceJoined
@@ -38,6 +42,9 @@ from pointsman.state.workload import EMPTY_QUEUE
 
 ANSWERS_MIN = 30
 SAMPLE_SECONDS = 1.0
+REQUESTS_MAX = 20_000
+KEY_BYTES_MAX = 64 * 2**20
+TOO_LARGE = f"more than {REQUESTS_MAX:,} requests, or {KEY_BYTES_MAX >> 20} MiB of prefixes"
 
 Passed = Callable[[LogEntry], bool]
 """Whether an entry lies behind a moment."""
@@ -82,7 +89,8 @@ def read_record(
     until: Passed | None = None,
 ) -> Record:
     """Reads the log once. `known`: initial state; a copy is used. Requests from `begins` on are simulated, those from
-    `since` on are counted; None: all. Raises UnusableTrafficError."""
+    `since` on are counted; None: all. Of those that only warm the caches the latest are kept. Raises
+    UnusableTrafficError."""
     state = State(settings) if known is None else copy_state(known.state)
     start = 1 if known is None else known.state.sequence + 1
     reader: TrafficReader | None = None
@@ -95,6 +103,7 @@ def read_record(
             state.apply_entry(entry)
         if reader is not None:
             reader.take(entry)
+            reader.make_room()
     return (reader or TrafficReader(state)).record(origin)
 
 
@@ -110,6 +119,8 @@ class _TracedRequest:
     row: RequestRow
     way: EngineSeconds | None = None
     output_tokens: Tokens = -1
+    """Of one answer."""
+    may_come_again: bool = False
 
 
 class TrafficReader:
@@ -143,7 +154,7 @@ class TrafficReader:
         if state.tenants.policies is not None:
             self._tenant_policies.append((0.0, state.tenants.policies))
         self._restarts = Restarts()
-        self._restarted = self._ejected = 0
+        self._restarted = self._ejected = self._forgotten = 0
         self._split = False
         self._due: EngineSeconds = 0.0
 
@@ -153,6 +164,20 @@ class TrafficReader:
     @property
     def counted(self) -> int:
         return sum(request.counted for request in self._requests.values())
+
+    @property
+    def is_too_large(self) -> bool:
+        return len(self._requests) > REQUESTS_MAX or self.key_bytes > KEY_BYTES_MAX
+
+    def make_room(self) -> None:
+        """Forgets the oldest requests that only warm the caches. Raises UnusableTrafficError."""
+        while self.is_too_large:
+            oldest = next(iter(self._requests))
+            if self._requests[oldest].counted:
+                msg = f"the span has {TOO_LARGE}: give --since or --until for a shorter one"
+                raise UnusableTrafficError(msg)
+            self._forget(oldest)
+            self._forgotten += 1
 
     @property
     def is_complete(self) -> bool:
@@ -175,6 +200,8 @@ class TrafficReader:
             self._sample(event.at)
 
     def _note(self, event: LogEvent) -> None:
+        if isinstance(event, RequestEnd) and event.request in self._open:
+            self._requests[event.request].may_come_again = may_come_again(event)
         match event:
             case LeaderElected():
                 self._term = max(self._term, event.term)
@@ -182,9 +209,7 @@ class TrafficReader:
                     self._policy, self._policy_settings = event.policy, event.settings
             case RequestArrived():
                 if not self._until_passed and event.request not in self._requests:
-                    self._requests[event.request] = _traced_request(event, counted=self._since_passed)
-                    self._open.add(event.request)
-                    self.key_bytes += len(event.keys)
+                    self._arrive(event)
             case TenantPoliciesSet():
                 if not self._until_passed:
                     self._tenant_policies.append((event.at, event.policies))
@@ -198,6 +223,18 @@ class TrafficReader:
                 pass
         if is_final_end(event):
             self._open.discard(event.request)
+
+    def _arrive(self, event: RequestArrived) -> None:
+        before = self._requests.get(event.instead_of)
+        if before is not None and before.may_come_again and before.arrival.tenant == event.tenant:
+            self._forget(event.instead_of)  # it is the same request
+        self._requests[event.request] = _traced_request(event, counted=self._since_passed)
+        self._open.add(event.request)
+        self.key_bytes += len(event.keys)
+
+    def _forget(self, name: RequestId) -> None:
+        self.key_bytes -= len(self._requests.pop(name).arrival.keys)
+        self._open.discard(name)
 
     def _note_fleet(self, event: LogEvent) -> None:
         if isinstance(event, InstanceJoined | CacheEvent):
@@ -257,6 +294,7 @@ class TrafficReader:
         start = requests[0].arrival.arrived_at
         warmup = next(number for number, request in enumerate(requests) if request.counted)
         size = len(self._ready.most_common(1)[0][0])
+        instances = self._usual_instances(size)
         outcome = Outcome(
             [_row(request.row, number, start) for number, request in enumerate(requests)],
             samples=[replace(sample, at=sample.at - start) for sample in self._samples],
@@ -277,9 +315,9 @@ class TrafficReader:
             ],
             outcome=outcome,
             warmup=warmup,
-            instances=self._usual_instances(size),
+            instances=instances,
             joins=self._joins,
-            notes=self._notes(requests),
+            notes=self._notes(requests, instances),
         )
 
     def _usual_instances(self, size: int) -> list[InstanceId]:
@@ -316,13 +354,18 @@ class TrafficReader:
             msg = "no instance took requests in this span, according to the log"
             raise UnusableTrafficError(msg)
 
-    def _notes(self, requests: list[_TracedRequest]) -> list[str]:
+    def _notes(self, requests: list[_TracedRequest], instances: list[InstanceId]) -> list[str]:
         left_out = [request for request in self._requests.values() if request.row.end == "unfinished"]
         restarts = self._restarted + len(self._restarts.open())
         sizes = {len(instances) for instances in self._ready}
         failed = sum(request.row.end == "failed" for request in requests)
         moved = sum(request.row.migrations for request in requests)
         not_streamed = sum(not request.arrival.streaming for request in requests)
+        several = sum(request.arrival.answers > 1 for request in requests)
+        adapted = sum(bool(request.arrival.adapter) for request in requests)
+        joins = [self._joins[name] for name in instances]
+        usual = usual_profile(joins)
+        others = [join.instance for join in joins if profile_of(join) != usual]
         notes = {
             f"{len(left_out):,} requests that were cancelled or have no end are left out": bool(left_out),
             f"{failed:,} requests failed; failures are not simulated": bool(failed),
@@ -332,6 +375,11 @@ class TrafficReader:
             f"{moved:,} times a request was moved to another instance; that is not simulated": bool(moved),
             "budgets of tenants for a day begin with the record; what they had used before is not counted": self._has_budgets(),
             f"{not_streamed:,} requests are not streamed: their first token is only assumed": bool(not_streamed),
+            f"{several:,} requests asked for several answers (n): one of each is simulated, with its mean length": bool(several),
+            f"{', '.join(others)}: another cost model or KV cache than most; simulated as one of them": bool(others),
+            "engines load from slower cache tiers: they are not simulated, and what is only there is computed": bool(self._state.slower),
+            f"{adapted:,} requests are for LoRA adapters: every simulated engine has them all": bool(adapted),
+            f"{self._forgotten:,} earlier requests are left out: the latest, {REQUESTS_MAX:,} or {KEY_BYTES_MAX >> 20} MiB of prefixes, are simulated": bool(self._forgotten),
             f"several policies placed these requests: {', '.join(self._policies)}; compared with the last": len(self._policies) > 1,
             f"before entry {self._first:,} nothing is simulated: the caches begin empty there": self._first > 1,
             f"requests are counted from entry {self._fleet_from:,} on; earlier ones warm the caches": self._fleet_from > 1,
@@ -356,6 +404,7 @@ def _join_of(instance: Instance, settings: PoolSettings) -> InstanceJoined:
         kv_capacity_tokens=instance.kv_capacity_tokens,
         max_model_len=instance.max_model_len,
         prefill=instance.cost,
+        decode=instance.decode,
         speed=settings.speed,
         transfer_tokens_per_s=instance.transfer_tokens_per_s,
         fetches=instance.fetches,
@@ -370,6 +419,7 @@ def _traced_request(event: RequestArrived, *, counted: bool) -> _TracedRequest:
         prompt_tokens=event.prompt_tokens,
         output_tokens=0,
         slo_ttft=event.slo_ttft,
+        slo_tpot=event.slo_tpot,
     )
     return _TracedRequest(event, counted, row)
 
@@ -380,8 +430,9 @@ def _end(request: _TracedRequest, event: RequestFinished | RequestFailed) -> Non
         case RequestFinished():
             row.end, row.ended_at, row.instance = "finished", event.at, event.instance
             row.cached_tokens = event.cached_tokens if event.cached_tokens >= 0 else row.predicted_cached_tokens
-            request.output_tokens = event.completion_tokens
-            row.output_tokens = max(1, event.completion_tokens)
+            request.output_tokens = math.ceil(event.completion_tokens / request.arrival.answers)
+            row.output_tokens = max(1, request.output_tokens)
+            row.tbt_p90 = event.tbt_p90 or None
             if row.first_token_at is None:
                 row.first_token_at = row.arrived_at + event.ttft
         case RequestFailed():
@@ -402,6 +453,7 @@ def _request(
         tenant=arrival.tenant,
         session=arrival.session,
         slo_ttft_s=arrival.slo_ttft,
+        slo_tpot_s=arrival.slo_tpot,
         priority=arrival.priority,
         number=number,
         keys=arrival.keys,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from pointsman.analysis.comparison import Regret, Side, fidelity, regret
-from pointsman.analysis.recorded_traffic import Passed, TrafficReader
+from pointsman.analysis.recorded_traffic import TOO_LARGE, Passed, TrafficReader
 from pointsman.analysis.what_if import Change, Progress, ReplayedFleet, WhatIf
 from pointsman.contracts.codec import LogEvent, short_reason
 from pointsman.contracts.requests import RequestArrived
@@ -27,8 +27,6 @@ WINDOW_WALL_SECONDS_MAX: WallSeconds = WallSeconds(480.0)
 WINDOW_REQUESTS = 1000
 """Windows are as long as so many requests take, within the bounds."""
 SETTLE_WALL_SECONDS: WallSeconds = WallSeconds(120.0)
-REQUESTS_MAX = 20_000
-KEY_BYTES_MAX = 64 * 2**20
 WAITING_MAX = 2
 """Closed windows that wait to be simulated; beyond, the oldest is shed."""
 RESULTS_MAX = 100
@@ -87,10 +85,6 @@ class _Window:
     @property
     def name(self) -> str:
         return f"@{self.since:.0f} to @{self.until:.0f}"
-
-    @property
-    def too_large(self) -> bool:
-        return len(self.reader) > REQUESTS_MAX or self.reader.key_bytes > KEY_BYTES_MAX
 
 
 class ShadowWindows:
@@ -204,7 +198,7 @@ class ShadowWindows:
         return min(self._length_max, max(self._length_min, length))
 
     def _is_over(self, window: _Window) -> bool:
-        if window.too_large:
+        if window.reader.is_too_large:
             return True
         if self._now <= window.until:
             return False
@@ -214,11 +208,9 @@ class ShadowWindows:
         window.closed_at = sequence
         if not window.reader.counted:
             return
-        if window.too_large:
+        if window.reader.is_too_large:
             self.shed += 1
-            self.problem = (
-                f"{window.name}: more than {REQUESTS_MAX:,} requests, or {KEY_BYTES_MAX >> 20} MiB of prefixes"
-            )
+            self.problem = f"{window.name}: {TOO_LARGE}"
         else:
             self._waiting.append(window)
         if len(self._waiting) > self._waiting_max:

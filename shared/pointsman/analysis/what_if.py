@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from typing_extensions import override
 
-from pointsman.analysis.calibration import Calibration, calibrate, profile_of
+from pointsman.analysis.calibration import Calibration, calibrate, usual_profile
 from pointsman.analysis.comparison import Side, side
 from pointsman.analysis.recorded_traffic import Record, RecordedRequest, UnusableTrafficError, recorded_keys
 from pointsman.contracts.codec import short_reason
@@ -160,8 +160,7 @@ class ReplayedFleet:
     def __init__(self, record: Record) -> None:
         """Raises UnknownPolicyError if the recorded policies are unknown here."""
         self.record = record
-        profiles = [profile_of(record.joins[name]) for name in record.instances]
-        self.profile = max(profiles, key=profiles.count)
+        self.profile = usual_profile(record.joins[name] for name in record.instances)
         self.scenario = _scenario_of(record, self.profile)
         self._usual_way = median([request.way_s for request in record.requests if request.way_s is not None] or [0.0])
         self._calibration: Calibration | None = None

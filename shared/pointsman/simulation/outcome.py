@@ -6,6 +6,7 @@ from typing import Literal
 from pointsman.contracts.fleet import Role
 from pointsman.contracts.requests import PrefixCopyEnded, PrefixFetchEnded
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
+from pointsman.simulation.workload.requests import SLO_TPOT
 
 End = Literal["finished", "rejected", "failed", "unfinished"]
 
@@ -20,7 +21,7 @@ class RequestRow:
     prompt_tokens: Tokens
     output_tokens: Tokens
     slo_ttft: EngineSeconds
-    slo_tpot: EngineSeconds = 0.1
+    slo_tpot: EngineSeconds = SLO_TPOT
     end: End = "unfinished"
     reason: str = ""
     instance: InstanceId | None = None

@@ -98,6 +98,7 @@ class Scenario:
             prompt_tokens=request.input_length,
             output_tokens=1 if self.prefill_only else max(1, request.output_tokens),
             slo_ttft=self.slo_ttft(request),
+            slo_tpot=request.slo_tpot_s,
         )
 
     def max_output_tokens(self, request: WorkloadRequest) -> Tokens:
@@ -149,6 +150,7 @@ class FleetMirror:
             flops_per_s=profile.flops_per_s * speed,
             memory_bytes_per_s=profile.memory_bytes_per_s * speed,
             step_overhead_s=profile.step_overhead_s / speed,
+            decode_step_s=None if profile.decode_step_s is None else profile.decode_step_s / speed,
         )
 
 

@@ -164,7 +164,7 @@ class Simulation:
             prompt_tokens=request.input_length,
             max_output_tokens=scenario.max_output_tokens(request),
             slo_ttft=scenario.slo_ttft(request),
-            slo_tpot=self.outcome.rows[number].slo_tpot,
+            slo_tpot=request.slo_tpot_s,
             priority=request.priority,
         )
         self._route(command, now)

@@ -23,6 +23,8 @@ class EngineProfile:
     memory_bytes_per_s: float
     step_overhead_s: EngineSeconds
     kv_capacity_tokens: Tokens
+    decode_step_s: EngineSeconds | None = None
+    """A measured decode step, without reading the KV cache; None: overhead and weights."""
 
     @property
     def prefill_cost(self) -> PrefillCost:
@@ -36,7 +38,9 @@ class EngineProfile:
     @property
     def decode_cost(self) -> DecodeCost:
         return DecodeCost(
-            step_s=self.step_overhead_s + self.weight_bytes / self.memory_bytes_per_s,
+            step_s=self.step_overhead_s + self.weight_bytes / self.memory_bytes_per_s
+            if self.decode_step_s is None
+            else self.decode_step_s,
             per_context_token_s=self.kv_bytes_per_token / self.memory_bytes_per_s,
         )
 

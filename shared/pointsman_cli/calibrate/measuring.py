@@ -1,5 +1,6 @@
 """Times the first tokens of prompts (token ids) on one engine, one at a time, cold and partly cached."""
 
+import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -80,10 +81,11 @@ def rounds(longest: Tokens, block_tokens: Tokens) -> Iterator[list[Plan]]:
 
 
 class Engine:
-    def __init__(self, url: str, *, api_key: str) -> None:
+    def __init__(self, url: str, *, api_key: str, chance: Random | None = None) -> None:
+        """`chance` makes the prompts; None: other ones in each run, because engines keep those of earlier runs cached."""
         self._url = url.rstrip("/")
         self._api_key = api_key
-        self._chance = Random(0)
+        self._chance = chance or Random(secrets.randbits(64))
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = aiohttp.ClientTimeout(total=ANSWER_WALL_SECONDS_MAX)
         self._session = aiohttp.ClientSession(headers=headers, timeout=timeout)
@@ -157,6 +159,12 @@ class Engine:
             raise EngineError(msg) from error
         if not first:
             msg = f"{self._url} gave no token"
+            raise EngineError(msg)
+        if cached and not expected_cached:
+            msg = (
+                f"{self._url} has {cached:,} of the {len(prompt):,} tokens of a new prompt cached, so its times say nothing of "
+                "cold prompts: empty its prefix cache (restart it) and calibrate again"
+            )
             raise EngineError(msg)
         between = (last - first) / (output - 1) if output > 1 else 0.0
         return Timing(len(prompt), cached, first - begun, between)

@@ -29,7 +29,7 @@ from pointsman_cli.doctor.slow_engines import SlowEngines
 from pointsman_cli.doctor.verdict import verdict
 from pointsman_cli.formatting import plural
 from pointsman_cli.history.progress import shown
-from pointsman_cli.history.sources import open_history
+from pointsman_cli.history.sources import History, open_history
 from pointsman_cli.history.start_point import beginning_of
 from pointsman_cli.options import CONTEXT, from_options, json_switch
 from pointsman_cli.output_file import print_json
@@ -76,9 +76,7 @@ def doctor_command(place: str | None, pool: str | None, as_json: bool) -> None:
         settings = history.settings
         beginning = beginning_of(history)
         entries = shown(history, "examining", beginning.start)
-        examiners = [examiner(settings) for examiner in EXAMINERS]
-        if history.extent is not None:
-            examiners.append(LogSpace(settings, history.extent))
+        examiners = examiners_of(history)
         if history.fleet is not None:
             examiners.insert(0, LiveFleet(settings, history.fleet))
         diagnosis = examine(entries, settings, examiners, beginning)
@@ -93,6 +91,14 @@ def doctor_command(place: str | None, pool: str | None, as_json: bool) -> None:
             _show(console, diagnosis, settings)
     serious = any(finding.severity is Severity.SERIOUS for finding in diagnosis.findings)
     sys.exit(SERIOUS_EXIT_CODE if serious else 0)
+
+
+def examiners_of(history: History) -> list[Examiner]:
+    settings = history.settings
+    examiners = [examiner(settings) for examiner in EXAMINERS]
+    if history.extent is not None:
+        examiners.append(LogSpace(settings, history.extent))
+    return examiners
 
 
 def _show(console: Console, diagnosis: Diagnosis, settings: PoolSettings) -> None:

@@ -2,7 +2,7 @@
 their tenant's limits and those that engines refused for what the client asked are left out. So are those whose arrival,
 with the SLO, is not in the log; the summary counts them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -194,7 +194,14 @@ class Service(Examiner):
             [self._period_line(stretch) for stretch in stretches[:STRETCHES_SHOWN]]
             + turned_away
             + (self._worst_of(self._instances.items()) if overall else []),
-            f"`pointsman explain{as_given()} --slowest 10` finds the latest; `pointsman what-if{as_given()}` tries another policy or fleet.",
+            f"`pointsman explain{as_given()} --slowest 10` finds the latest; `pointsman what-if{as_given()}{self._span(stretches)}` tries another policy or fleet.",
+        )
+
+    def _span(self, stretches: Sequence[Stretch]) -> str:
+        """The worst of them, as options: what-if simulates no large log as a whole."""
+        moments = (wall_time(at, self.settings.speed) for one in stretches[:1] for at in (one.begun, one.ended))
+        return "".join(
+            f" {option} {at:%Y-%m-%dT%H:%M:%S}" for option, at in zip(("--since", "--until"), moments, strict=False)
         )
 
     def _period_line(self, stretch: Stretch) -> str:

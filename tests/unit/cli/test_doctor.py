@@ -131,6 +131,9 @@ def test_commands_that_findings_advise_read_the_log_that_was_examined(
     advised = re.findall(r"`pointsman (explain|what-if|tap)( --from 'a log' --pool default)?", told)
 
     assert {name for name, _ in advised} == {"explain", "what-if", "tap"}
+    assert re.search(r"what-if [^`]* --since [\dT:-]+ --until [\dT:-]+` tries another policy", told), (
+        "the worst minutes"
+    )
     assert all(bool(given) == (name != "tap") for name, given in advised), "a log that is over has no fleet to tap"
 
 

@@ -8,13 +8,17 @@ import pytest
 
 from pointsman.contracts.requests import RequestFinished
 from pointsman.policies.policy_set import policy_set
+from pointsman.ports import LogExtent
 from pointsman_cli.console.jobs import jobs as jobs_module
 from pointsman_cli.console.jobs import process
+from pointsman_cli.console.jobs.examinations import examination_of
 from pointsman_cli.console.jobs.jobs import SEARCHES_WAITING_MAX, Jobs
 from pointsman_cli.console.jobs.process import Task
 from pointsman_cli.console.jobs.views import DoctorView, TimelineView, WhatIfChange, WhatIfRun
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.entries import Header
+from pointsman_cli.history.sources import open_history
+from tests.support.console_views import run
 from tests.support.recorded_log import RecordedFleet
 from tests.support.served_log import ServedLog
 
@@ -41,10 +45,10 @@ async def test_a_process_that_fails_ends_its_job_so_that_the_next_may_begin() ->
         while jobs.busy or timeline.state != "failed" or jobs.examination().state != "failed":  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
-    run = jobs.run(number)
-    assert run is not None
-    assert run.state == "failed"
-    assert run.problem.startswith("its process failed: ")
+    failed = jobs.run(number)
+    assert failed is not None
+    assert failed.state == "failed"
+    assert failed.problem.startswith("its process failed: ")
     await jobs.close()
 
 
@@ -87,6 +91,43 @@ async def test_a_what_if_run_has_the_requests_up_to_where_the_console_ends(tmp_p
     assert isinstance(asked, WhatIfRun)
     assert 0 <= asked.requests - ended.requests < 5  # requests in flight there
     assert ended.requests < 80
+
+
+async def test_a_run_keeps_the_figures_and_notes_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run()
+
+    async def work(*_task: object, **_named: object) -> WhatIfRun:
+        return done
+
+    monkeypatch.setattr(jobs_module, "work", work)
+    jobs = Jobs("log.pmlog", None, recorded=True, wall=lambda: 0.0)
+    number = jobs.start(WhatIfChange(policy="random"), "random")
+    assert number is not None
+    async with asyncio.timeout(20):
+        while jobs.busy:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await jobs.close()
+    kept = jobs.run(number)
+
+    assert kept is not None
+    assert (kept.rows, kept.notes, kept.fidelity, kept.requests) == (
+        done.rows,
+        done.notes,
+        done.fidelity,
+        done.requests,
+    )
+    assert kept.notes
+
+
+def test_a_log_that_is_full_is_told_by_the_console_too(tmp_path: Path) -> None:
+    entries = ServedLog(requests=60).entries
+    file, last = tmp_path / "log.pmlog", entries[-1].sequence
+    write_bundle(file, Header(pool="default", last=last), entries)
+    with open_history(str(file)) as history:
+        history.extent = LogExtent("a", 1, last, bytes=99, bytes_max=100)
+        found = examination_of(history).findings
+
+    assert any(finding.what.startswith("the log is full and keeps") for finding in found)
 
 
 @pytest.mark.usefixtures("failing")

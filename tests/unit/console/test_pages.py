@@ -125,6 +125,10 @@ def test_labels_and_links_point_to_something(page: str, view: Any) -> None:
             assert (attributes["href"] or "")[1:] in found.ids
 
 
+def test_a_what_if_run_shows_what_its_simulation_leaves_out() -> None:
+    assert "3 requests failed; failures are not simulated" in PAGES.render("what_if_run", run(), status=status())
+
+
 def hostile(view: Any) -> Any:
     """The same view; every text in it that the log can hold is replaced."""
     kept = {"state", "health", "severity", "kind", "lateness", "rung", "cause", "sequence"}

@@ -448,6 +448,7 @@ def test_a_run_has_the_figures_of_the_command(bundle: Path) -> None:
 
     assert run.requests == told["requests"]
     assert run.fidelity == told["fidelity"]
+    assert run.notes == told["notes"] != []
     assert shown["TTFT P90"].changed == f"{told['changed']['report']['ttft']['p90_s']:.2f} s"
     assert shown["hit rate"].again == f"{told['resimulated']['report']['hit_rate']:.1%}"
     assert steps[0] == "reading the record"

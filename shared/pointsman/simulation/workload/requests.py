@@ -8,6 +8,7 @@ from pointsman.contracts.tenants import Priority
 from pointsman.primitives import EngineSeconds, SessionId, Tenant, Tokens
 
 TRACE_BLOCK_TOKENS: Tokens = 512
+SLO_TPOT: EngineSeconds = 0.1
 
 NO_TENANT = Tenant("")
 NO_SESSION = SessionId("")
@@ -24,6 +25,7 @@ class WorkloadRequest:
     session: SessionId = NO_SESSION
     slo_ttft_s: EngineSeconds | None = None
     """None: that of the whole run."""
+    slo_tpot_s: EngineSeconds = SLO_TPOT
     priority: Priority = "standard"
     max_output_tokens: Tokens = OUTPUT_UNBOUNDED
     """What the client asks for at most, which the scheduler knows."""

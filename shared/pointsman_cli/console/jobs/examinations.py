@@ -3,7 +3,7 @@
 import time
 
 from pointsman_cli.console.jobs.views import DoctorView, FindingView
-from pointsman_cli.doctor.command import EXAMINERS
+from pointsman_cli.doctor.command import examiners_of
 from pointsman_cli.doctor.examination import examine
 from pointsman_cli.doctor.verdict import verdict
 from pointsman_cli.history.sources import History
@@ -19,7 +19,7 @@ def examination_of(history: History) -> DoctorView:
     started = time.monotonic()
     settings, beginning = history.settings, _beginning(history)
     entries = history.entries(beginning.start)
-    diagnosis = examine(entries, settings, [examiner(settings) for examiner in EXAMINERS], beginning)
+    diagnosis = examine(entries, settings, examiners_of(history), beginning)
     first, last = (wall_time(at, settings.speed).timestamp() for at in (diagnosis.first_at, diagnosis.last_at))
     return DoctorView(
         state="done",

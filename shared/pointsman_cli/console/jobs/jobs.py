@@ -181,6 +181,7 @@ class Jobs:
                 rows=done.rows,
                 faithful=done.faithful,
                 fidelity=done.fidelity,
+                notes=done.notes,
                 requests=done.requests,
             )
         except JobError as error:

@@ -60,6 +60,7 @@ def run_of(history: History, wanted: WhatIfChange, step: Callable[[str], None]) 
         rows=[_row(row) for row in compared(*sides)],
         faithful=well,
         fidelity=text,
+        notes=record.notes,
         requests=run.recorded.report.requests,
     )
 

@@ -132,6 +132,8 @@ class WhatIfRun(View, frozen=True, kw_only=True):
     rows: list[WhatIfRow] = []
     faithful: bool | None = None
     fidelity: str = ""
+    notes: list[str] = []
+    """What the simulation leaves out of this record."""
     problem: str = ""
     requests: int = 0
 
