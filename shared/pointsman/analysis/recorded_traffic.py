@@ -3,10 +3,11 @@ are left out; failed ones count as late. Requests before `since`, or before the 
 the caches."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median_low
 
+from pointsman.analysis.log_time import Passed
 from pointsman.analysis.restarts import Restarts
 from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.cache import CacheEvent
@@ -38,9 +39,6 @@ from pointsman.state.workload import EMPTY_QUEUE
 
 ANSWERS_MIN = 30
 SAMPLE_SECONDS = 1.0
-
-Passed = Callable[[LogEntry], bool]
-"""Whether an entry lies behind a moment."""
 
 
 class UnusableTrafficError(ValueError):

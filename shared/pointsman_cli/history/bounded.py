@@ -50,4 +50,4 @@ class BoundedHistory(History):
             yield from UpTo(entries, self._until)
 
     def _unless_behind(self, known: BaseState | None) -> BaseState | None:
-        return None if known is not None and self._until.is_behind(known.state) else known
+        return None if known is not None and self._until.is_behind(known.state, self._history) else known

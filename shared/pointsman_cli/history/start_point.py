@@ -45,7 +45,7 @@ def beginning_of(history: History, moment: Moment | None = None) -> StartPoint:
             f"{gone}, and there is no checkpoint that this version can begin with: what was known before is missing",
         )
     as_of = known.state.sequence
-    if moment is not None and moment.is_behind(known.state):
+    if moment is not None and moment.is_behind(known.state, history):
         return StartPoint(
             None, f"{gone}, and its oldest checkpoint is of entry {as_of:,}: what was known before is missing"
         )

@@ -168,9 +168,9 @@ class UsageAccount:
 
     def read(self, entries: Iterable[LogEntry], *, since: Moment = Moment()) -> None:  # noqa: B008 - immutable
         """Counts requests that ended at `since` or later. Raises TooManyGroupsError."""
-        counting = since == Moment()
+        counting, reached = since == Moment(), since.reached()
         for entry in entries:
-            counting = counting or since.is_reached_by(entry)
+            counting = counting or reached(entry)
             if entry.event is not None and not is_fenced(entry.event.stamp, self._term):
                 self._apply(entry.event, counting=counting)
 
