@@ -40,6 +40,11 @@ class BoundedHistory(History):
     def settings(self) -> PoolSettings:
         return self._history.settings
 
+    @cached_property
+    @override
+    def guesses_settings(self) -> bool:
+        return self._history.guesses_settings
+
     @override
     def known_before(self, sequence: Sequence) -> BaseState | None:
         return self._unless_behind(self._history.known_before(sequence))

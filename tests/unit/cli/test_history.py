@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result, _NamedTextIOWrapper
 from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent, encode
-from pointsman.contracts.decisions import RequestPlaced
+from pointsman.contracts.decisions import LeaderElected, RequestPlaced
 from pointsman.contracts.subjects import subject_of
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
@@ -258,6 +258,25 @@ def test_a_checkpoint_that_an_event_with_a_wrong_clock_was_folded_into_is_not_be
 def _with_event(entries: list[LogEntry], event: LogEvent, place: int) -> list[LogEntry]:
     planted = LogEntry.read(1, subject_of(PoolName("default"), event), encode(event))
     return renumbered([*entries[:place], planted, *entries[place:]])
+
+
+def test_a_log_that_has_lost_every_election_says_that_its_settings_are_guessed(
+    entries: list[LogEntry], tmp_path: Path
+) -> None:
+    elections = [number for number, entry in enumerate(entries) if isinstance(entry.event, LeaderElected)]
+    places = {
+        guessed: archived(tmp_path / f"{guessed}.sqlite", ("2026", 1, entries[elections[-1] + guessed :], ""))
+        for guessed in (False, True)
+    }
+    request = next(e.event.request for e in reversed(entries) if isinstance(e.event, RequestPlaced))
+
+    for guessed, place in places.items():
+        bundle = str(tmp_path / f"{guessed}.pmlog")
+        for command in (["export", bundle], ["state"], ["hit-rate"], ["explain", request], ["usage"]):
+            result = CliRunner().invoke(main, [*command, "--from", place])
+            assert ("settings are guessed" in " ".join(result.output.split())) == guessed, (command, result.output)
+        read = run("state", "--from", bundle)
+        assert ("settings are guessed" in " ".join(read.output.split())) == guessed
 
 
 # --- Commands ---
