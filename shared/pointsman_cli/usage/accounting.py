@@ -167,7 +167,7 @@ class UsageAccount:
                 arrived=True,
                 granted_at=known.granted_at or None,
                 granted=bool(known.granted_at),
-                first_token_at=_first_token_at(known, state),
+                first_token_at=_first_token_at(known),
             )
 
     def read(self, entries: Iterable[LogEntry], *, since: Moment = Moment()) -> None:  # noqa: B008 - immutable
@@ -290,7 +290,7 @@ class UsageAccount:
         )
 
 
-def _first_token_at(known: Request, state: State) -> EngineSeconds | None:
+def _first_token_at(known: Request) -> EngineSeconds | None:
     """Of a request that has it already; when it came, only its prediction tells."""
     if known.stage not in (Stage.HANDED_OVER, Stage.DECODING):
         return None
