@@ -24,7 +24,7 @@ NOT_NEGATIVE = Finite(bounds.NOT_NEGATIVE)
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
 FLEET_HELP = "A data directory or nats://HOST:PORT. Default: the fleet running here."
-MOMENT_HELP = "a sequence (4711), a time of day (07:31:05.250), a date and time (2026-11-21T07:31:05), engine time (@1767225600.5), or now"
+MOMENT_HELP = "a sequence (4711), a time of day (07:31:05.250), a date and time (2026-11-21T07:31:05; UTC with Z behind it), engine time (@1767225600.5), or now"
 
 Command = TypeVar("Command", bound=Callable[..., object])
 

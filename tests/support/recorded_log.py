@@ -411,3 +411,8 @@ def rewritten(entries: list[LogEntry], sequence: int, event: LogEvent) -> list[L
     """The same log with another event in one place, as somebody who tampers would leave it."""
     forged = LogEntry(sequence, subject_of(POOL, event), encode(event), event)
     return [forged if entry.sequence == sequence else entry for entry in entries]
+
+
+def renumbered(entries: list[LogEntry]) -> list[LogEntry]:
+    """A log of these entries, in this order."""
+    return [LogEntry(n, e.subject, e.payload, e.event, e.problem) for n, e in enumerate(entries, start=1)]

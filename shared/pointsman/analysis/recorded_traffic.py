@@ -4,11 +4,12 @@ the caches."""
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median_low
 
 from pointsman.analysis.calibration import profile_of, usual_profile
+from pointsman.analysis.log_time import Passed
 from pointsman.analysis.restarts import Restarts
 from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.cache import CacheEvent
@@ -45,9 +46,6 @@ SAMPLE_SECONDS = 1.0
 REQUESTS_MAX = 20_000
 KEY_BYTES_MAX = 64 * 2**20
 TOO_LARGE = f"more than {REQUESTS_MAX:,} requests, or {KEY_BYTES_MAX >> 20} MiB of prefixes"
-
-Passed = Callable[[LogEntry], bool]
-"""Whether an entry lies behind a moment."""
 
 
 class UnusableTrafficError(ValueError):

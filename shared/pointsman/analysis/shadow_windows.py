@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import msgspec
 
 from pointsman.analysis.comparison import Regret, Side, fidelity, regret
-from pointsman.analysis.recorded_traffic import TOO_LARGE, Passed, TrafficReader
+from pointsman.analysis.log_time import LogTime, Passed
+from pointsman.analysis.recorded_traffic import TOO_LARGE, TrafficReader
 from pointsman.analysis.what_if import Change, Progress, ReplayedFleet, WhatIf
 from pointsman.contracts.codec import LogEvent, short_reason
 from pointsman.contracts.requests import RequestArrived
@@ -113,11 +114,11 @@ class ShadowWindows:
         """Results are kept; windows that are not closed are given up."""
         self._state, self._running = state, running
         self._open: deque[_Window] = deque()
-        self._now: EngineSeconds = 0.0
         self._arrivals, self._counted_from = 0, 0.0
         self._cold = bool(state.sequence)
         """Nothing is known of what arrived before: the first window needs its whole warm-up."""
         speed = state.settings.speed
+        self._time = LogTime(speed)
         self._length_min = engine_seconds(self._fixed or WINDOW_WALL_SECONDS_MIN, speed)
         self._length_max = engine_seconds(self._fixed or WINDOW_WALL_SECONDS_MAX, speed)
         self._settle = engine_seconds(SETTLE_WALL_SECONDS, speed)
@@ -160,25 +161,24 @@ class ShadowWindows:
         return True
 
     def _tells_time(self, event: LogEvent) -> bool:
-        """The leader's clock is believed; what another tells as far ahead is left out."""
-        ahead = event.at - self._now
-        if event.stamp is not None and ahead < -self._settle:
-            self._now, self._next = 0.0, None
-            self._open.clear()
-        if event.stamp is None and self._now and ahead > self._settle:
+        """Windows begin again where the time went back."""
+        before = self._time.now
+        if not self._time.tells(event):
             return False
-        self._now = max(self._now, event.at)
+        if self._time.now < before:
+            self._next = None
+            self._open.clear()
         return True
 
     def _begin_window(self) -> None:
         """The next one, as soon as its warm-up begins; also plans the one after it."""
         if self._next is None:
-            self._counted_from = self._now
-            self._next = self._now // self._length * self._length + (2 * self._length if self._cold else 0.0)
-        if self._now <= self._next - self._warmup:
+            self._counted_from = self._time.now
+            self._next = self._time.now // self._length * self._length + (2 * self._length if self._cold else 0.0)
+        if self._time.now <= self._next - self._warmup:
             return
-        if self._now > self._next + self._length:  # the log was silent
-            self._next = self._now // self._length * self._length
+        if self._time.now > self._next + self._length:  # the log was silent
+            self._next = self._time.now // self._length * self._length
         until = self._next + self._length
         self._open.append(_Window(self._state, self._running, self._next, until, self._warmup))
         self._next = until
@@ -187,9 +187,9 @@ class ShadowWindows:
 
     def _length_for_rate(self) -> EngineSeconds:
         """Doubled or halved at most, so that windows begin at multiples of their length."""
-        seconds = self._now - self._counted_from
+        seconds = self._time.now - self._counted_from
         wanted = WINDOW_REQUESTS * seconds / self._arrivals if self._arrivals and seconds else self._length
-        self._arrivals, self._counted_from = 0, self._now
+        self._arrivals, self._counted_from = 0, self._time.now
         length = self._length
         if wanted >= 2 * length and self._next is not None and not self._next % (2 * length):
             length *= 2
@@ -200,9 +200,9 @@ class ShadowWindows:
     def _is_over(self, window: _Window) -> bool:
         if window.reader.is_too_large:
             return True
-        if self._now <= window.until:
+        if self._time.now <= window.until:
             return False
-        return window.reader.is_complete or self._now > window.until + self._settle
+        return window.reader.is_complete or self._time.now > window.until + self._settle
 
     def _close(self, window: _Window, sequence: LogSequence) -> None:
         window.closed_at = sequence

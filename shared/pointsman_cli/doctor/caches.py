@@ -46,11 +46,11 @@ class Caches(Examiner):
     def begin(self, state: State, *, blind: bool) -> None:
         for instance in state.fleet.instances:
             if instance.cache == "unknown":
-                self._lose(instance.id, state.last_at, instance.knowledge_reason)
+                self._lose(instance.id, self.time.now, instance.knowledge_reason)
             if instance.parity is False:
                 self._disparity[instance.id] = "a probe before this log's beginning failed"
             if instance.doubt:
-                self._watch_doubt(instance.id, state.last_at, state)
+                self._watch_doubt(instance.id, self.time.now, state)
 
     @override
     def after(self, event: LogEvent, state: State) -> None:
@@ -139,9 +139,9 @@ class Caches(Examiner):
 
     def _unhealed(self, state: State) -> Iterator[Finding]:
         lasting = {
-            name: (self.wall(state.last_at - at), doubt)
+            name: (self.wall(self.time.now - at), doubt)
             for name, (at, doubt) in self._doubted_since.items()
-            if self.wall(state.last_at - at) > HEALED_WALL_SECONDS and name in state.fleet
+            if self.wall(self.time.now - at) > HEALED_WALL_SECONDS and name in state.fleet
         }
         if lasting:
             yield self.serious(
@@ -183,19 +183,19 @@ class Caches(Examiner):
         yield self.finding(
             Severity.WARNING if lost or contradicted else Severity.NOTE,
             f"the caches of {', '.join(instance.id for instance in uncertain)} are not known exactly",
-            [self._why(instance, state) for instance in uncertain],
+            [self._why(instance) for instance in uncertain],
             "KV events need --kv-events-config at the engine, with a replay endpoint (docs/cache-path.md).",
         )
 
-    def _why(self, instance: Instance, state: State) -> str:
-        since = self.wall(state.last_at - instance.known_since)
+    def _why(self, instance: Instance) -> str:
+        since = self.wall(self.time.now - instance.known_since)
         text = f"{instance.id}: {instance.knowledge} for {since:.1f} s: {instance.knowledge_reason}"
         loss = self._lost.get(instance.id)
         if loss is None or instance.knowledge is Knowledge.BLIND:
             return text
         if not instance.certain:
             return f"{text}; every block is given up that nothing confirms for 45 s"
-        if self.wall(state.last_at - loss.at) > DECAYED_WALL_SECONDS:
+        if self.wall(self.time.now - loss.at) > DECAYED_WALL_SECONDS:
             return f"{text}; {_described(loss)}: what was believed before is confirmed or given up, the engine may hold more"
         return f"{text}; {_described(loss)}: not healed yet"
 

@@ -36,7 +36,6 @@ class Clocks(Examiner):
         self._leader_at: EngineSeconds | None = None
         self._open: dict[str, EngineSeconds] = {}
         self._skews: dict[str, Sample[EngineSeconds]] = {}
-        self._newest: EngineSeconds = 0.0
         self._late: Counter[str] = Counter()
         self._latest: dict[str, EngineSeconds] = {}
         self._events: Counter[str] = Counter()
@@ -55,13 +54,12 @@ class Clocks(Examiner):
 
     def _note_lateness(self, event: LogEvent, writer: str) -> None:
         name = f"{type(event).__name__} of {writer}"
-        lateness = self.wall(self._newest - event.at)
+        lateness = self.wall(self.time.now - event.at) if self.time.is_led else 0.0
         if len(self._events) < 8 * WRITERS_MAX or name in self._events:
             self._events[name] += 1
             if lateness > LATE_WALL_SECONDS:
                 self._late[name] += 1
                 self._latest[name] = max(lateness, self._latest.get(name, 0.0))
-        self._newest = max(self._newest, event.at)
 
     def _close_brackets(self, now: EngineSeconds) -> None:
         before, self._open, found = self._leader_at, {}, self._open

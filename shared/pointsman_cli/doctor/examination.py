@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from pointsman.analysis.log_time import LogTime
 from pointsman.contracts.codec import LogEvent, short_reason
 from pointsman.contracts.decisions import RequestEnd
 from pointsman.contracts.envelope import is_fenced
@@ -29,6 +30,8 @@ class Examiner(ABC):
         self.settings = settings
         self.hangs = IngressHangs(settings.speed)
         """Shared by the examiners of a log; has noted the event that an examiner gets."""
+        self.time = LogTime(settings.speed)
+        """Shared too; has noted an event once it is applied."""
 
     def wall(self, seconds: EngineSeconds) -> EngineSeconds:
         return seconds / self.settings.speed
@@ -105,8 +108,10 @@ def examine(
 ) -> Diagnosis:
     state = State(settings) if beginning.state is None else copy_state(beginning.state)
     runner, ends, hangs = _ExaminerRunner(examiners), RequestEnds(), IngressHangs(settings.speed)
+    time = LogTime(settings.speed)
+    time.now = state.last_at
     for examiner in examiners:
-        examiner.hangs = hangs
+        examiner.hangs, examiner.time = hangs, time
     runner.each(lambda examiner: examiner.begin(state, blind=beginning.is_blind), state)
     count, first_at = 0, 0.0
     for entry in entries:
@@ -124,6 +129,7 @@ def examine(
         elif isinstance(event, RequestEnd):
             runner.end(event, ends, state)
         state.apply_entry(entry)
+        time.tells(event)
         runner.each(lambda examiner: examiner.after(event, state), state)  # noqa: B023
     runner.ended(ends.held_back(), state)
     found: list[Finding] = []
@@ -131,7 +137,7 @@ def examine(
     runner.each(lambda examiner: found.extend(examiner.findings(state)), state)
     runner.each(lambda examiner: summary.extend(examiner.summary()), state)
     found += runner.stopped
-    return Diagnosis(entries=count, first_at=first_at, last_at=state.last_at, summary=summary, findings=in_order(found))
+    return Diagnosis(entries=count, first_at=first_at, last_at=time.now, summary=summary, findings=in_order(found))
 
 
 class _ExaminerRunner:

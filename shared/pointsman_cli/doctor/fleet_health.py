@@ -109,7 +109,7 @@ class FleetHealth(Examiner):
     def findings(self, state: State) -> Iterator[Finding]:
         for joined in self._restarts.open():
             self._note_restart(joined)
-        yield from self._flapping(state)
+        yield from self._flapping()
         if self._unschedulable:
             yield self.serious(
                 f"{', '.join(self._unschedulable)} took no requests: another model than the pool's",
@@ -125,8 +125,8 @@ class FleetHealth(Examiner):
                 "A leader asks it to join again. If that goes on, restart its worker.",
             )
 
-    def _flapping(self, state: State) -> Iterator[Finding]:
-        recent = [name for name, at in self._flapped_at.items() if self.wall(state.last_at - at) < RECENT_WALL_SECONDS]
+    def _flapping(self) -> Iterator[Finding]:
+        recent = [name for name, at in self._flapped_at.items() if self.wall(self.time.now - at) < RECENT_WALL_SECONDS]
         if recent:
             yield self.serious(
                 f"{', '.join(recent)} went away and came back again and again",

@@ -187,7 +187,7 @@ class LogHealth(Examiner):
             )
         if self._changes:
             slow = [(term, gap) for term, gap in self._leaderless if gap > LEADERLESS_WALL_SECONDS]
-            hours = max(1.0, self.wall(state.last_at - self._leaders[0].at) / 3600)
+            hours = max(1.0, self.wall(self.time.now - self._leaders[0].at) / 3600)
             often = self._changes > TERMS_A_HOUR_MAX * hours
             yield self.finding(
                 Severity.WARNING if slow or often else Severity.NOTE,

@@ -141,22 +141,22 @@ class Requests(Examiner):
 
     def _orphans(self, state: State) -> Iterator[Finding]:
         bound = max(OVERDUE_WALL_SECONDS * self.settings.speed, LONGEST_FACTOR * self._longest)
-        overdue = [r for r in state.workload.requests.values() if state.last_at - r.arrived_at > bound]
+        overdue = [r for r in state.workload.requests.values() if self.time.now - r.arrived_at > bound]
         if not overdue:
             return
         overdue.sort(key=lambda request: request.arrived_at)
-        oldest = self.wall(state.last_at - overdue[0].arrived_at)
+        oldest = self.wall(self.time.now - overdue[0].arrived_at)
         granted = sum(r.stage in (Stage.PREFILL, Stage.DECODING) for r in overdue)
         yield self.finding(
             Severity.SERIOUS if oldest > ORPHAN_WALL_SECONDS else Severity.WARNING,
             f"{len(overdue):,} requests have no end, {granted:,} of them were granted; the oldest is {oldest:.0f} s old",
-            [self._orphan(request, state) for request in overdue[:SHOWN_MAX]],
+            [self._orphan(request) for request in overdue[:SHOWN_MAX]],
             "Their ingress died, or the end was lost. A leader gives them up after 3 s, as soon as one leads.",
         )
 
-    def _orphan(self, request: Request, state: State) -> str:
+    def _orphan(self, request: Request) -> str:
         where = f" on {request.instance}" if request.instance else ""
-        return f"{request.id}: {request.stage}{where} for {self.wall(state.last_at - request.arrived_at):.0f} s"
+        return f"{request.id}: {request.stage}{where} for {self.wall(self.time.now - request.arrived_at):.0f} s"
 
     def _limit(self, request: Request | None) -> None:
         tenant = request.tenant if request and request.tenant else "tenants without a name"

@@ -40,6 +40,11 @@ class BoundedHistory(History):
     def settings(self) -> PoolSettings:
         return self._history.settings
 
+    @cached_property
+    @override
+    def guesses_settings(self) -> bool:
+        return self._history.guesses_settings
+
     @override
     def known_before(self, sequence: Sequence) -> BaseState | None:
         return self._unless_behind(self._history.known_before(sequence))
@@ -50,4 +55,4 @@ class BoundedHistory(History):
             yield from UpTo(entries, self._until)
 
     def _unless_behind(self, known: BaseState | None) -> BaseState | None:
-        return None if known is not None and self._until.is_behind(known.state) else known
+        return None if known is not None and self._until.is_behind(known.state, self._history) else known

@@ -104,6 +104,11 @@ class BundleHistory(History):
             raise HistoryError(msg) from error
 
     @override
+    @cached_property
+    def guesses_settings(self) -> bool:
+        return not self.header.pool_settings and super().guesses_settings
+
+    @override
     def entries(self, start: Sequence = 1) -> Generator[LogEntry, None, None]:
         with self._opened() as stream:
             if not self._bare:

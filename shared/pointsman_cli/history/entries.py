@@ -11,7 +11,8 @@ from pointsman.contracts.commands import FleetDescribed
 from pointsman.contracts.decisions import Settings
 from pointsman.ports import LogEntry, LogExtent
 from pointsman.primitives import Name, Sequence
-from pointsman.simulation.replay import BaseState, pool_settings
+from pointsman.simulation.replay import BaseState
+from pointsman.simulation.replay.folding import FoundSettings, found_pool_settings
 from pointsman.state.state import PoolSettings
 from pointsman_cli.terminal import one_line
 
@@ -62,7 +63,16 @@ class History(ABC):
 
     @cached_property
     def settings(self) -> PoolSettings:
-        return self.known.state.settings if self.known is not None else pool_settings(self)
+        return self.known.state.settings if self.known is not None else self._found.settings
+
+    @cached_property
+    def guesses_settings(self) -> bool:
+        """Whether `settings` are a guess: no entry that is left names them."""
+        return self.known is None and self._found.guessed
+
+    @cached_property
+    def _found(self) -> FoundSettings:
+        return found_pool_settings(self)
 
     @cached_property
     def fleet(self) -> FleetDescribed | None:

@@ -99,7 +99,8 @@ def _check(file: Path, *, force: bool, as_json: bool) -> None:
 
 def _header(history: History, first: LogEntry | None, *, whole: bool) -> Header:
     """A live log may have lost its head since it was opened."""
-    header = msgspec.structs.replace(history.header, pool_settings=asdict(history.settings))
+    named = {} if history.guesses_settings else asdict(history.settings)
+    header = msgspec.structs.replace(history.header, pool_settings=named)
     if first is not None:
         pool = header.pool or (first.subject.split(".")[1] if first.subject.count(".") else "")
         left = header.entries and header.last - first.sequence + 1

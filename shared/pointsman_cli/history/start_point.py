@@ -42,11 +42,22 @@ def beginning_of(history: History, moment: Moment | None = None) -> StartPoint:
     if known is None:
         return StartPoint(
             None,
-            f"{gone}, and there is no checkpoint that this version can begin with: what was known before is missing",
+            f"{gone}, and there is no checkpoint that this version can begin with: what was known before is missing"
+            + _guess(history),
         )
     as_of = known.state.sequence
-    if moment is not None and moment.is_behind(known.state):
+    if moment is not None and moment.is_behind(known.state, history):
         return StartPoint(
             None, f"{gone}, and its oldest checkpoint is of entry {as_of:,}: what was known before is missing"
         )
     return StartPoint(known, f"{gone}; this begins behind entry {as_of:,}, with a checkpoint of what was known then")
+
+
+def _guess(history: History) -> str:
+    if not history.guesses_settings:
+        return ""
+    settings = history.settings
+    return (
+        "; no election of a leader is left, so the pool's settings are guessed "
+        f"({settings.block_tokens} tokens in a block, speed {settings.speed:g})"
+    )

@@ -41,7 +41,7 @@ def state_command(place: str | None, pool: str | None, until: str | None, as_jso
         moment = moment_in(history, until)
         beginning = beginning_of(history, moment)
         entries = shown(history, "folding", beginning.start)
-        state = fold(entries, settings=history.settings, until=moment.is_before, known=beginning.state)
+        state = fold(entries, settings=history.settings, until=moment.passed(), known=beginning.state)
         described = describe(state, now=moment.at)
         if as_json:
             print_json({"origin": history.origin, "beginning": beginning.note, **described})

@@ -1,13 +1,16 @@
-"""Moments of `--since` and `--until`. A time of day is local, within a day of the log's beginning."""
+"""Moments of `--since` and `--until`. A time of day is local, within a day of the log's beginning. A time is reached where
+`LogTime` reaches it: an event with a wrong clock does not count."""
 
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 import click
 
+from pointsman.analysis.log_time import LogTime, Passed, leader_time
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, Sequence, engine_time_of
 from pointsman.state.state import State
@@ -23,24 +26,40 @@ TIME_OF_DAY = re.compile(r"\d{1,2}:\d{2}(:\d{2}(\.\d{1,6})?)?")
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """After entry `sequence`, or at engine time `at`; with neither, the end of the log."""
+    """After entry `sequence`, or at engine time `at`; with neither, the end of the log. `leader_at`: what its leader's
+    clock showed near the log's beginning, if known."""
 
     sequence: Sequence | None = None
     at: EngineSeconds | None = None
+    speed: float = field(default=1.0, compare=False)
+    leader_at: EngineSeconds | None = field(default=None, compare=False)
 
-    def is_before(self, entry: LogEntry) -> bool:
-        if self.sequence is not None:
-            return entry.sequence > self.sequence
-        return self.at is not None and entry.event is not None and entry.event.at > self.at
+    def passed(self) -> Passed:
+        """Whether an entry is behind this moment. Each call is for one reading, which passes every entry, in order."""
+        sequence, at = self.sequence, self.at
+        if sequence is not None:
+            return lambda entry: entry.sequence > sequence
+        if at is None:
+            return lambda _entry: False
+        time = LogTime(self.speed, leader_at=self.leader_at)
+        return lambda entry: entry.event is not None and time.tells(entry.event) and entry.event.at > at
 
-    def is_reached_by(self, entry: LogEntry) -> bool:
-        """Whether what `--since` selects begins with this entry or before it."""
-        return self.is_before(entry) or entry.sequence == self.sequence
+    def reached(self) -> Passed:
+        """As `passed`, but true also of entry `sequence` itself, with which `--since` begins."""
+        passed = self.passed()
+        return lambda entry: passed(entry) or entry.sequence == self.sequence
 
-    def is_behind(self, state: State) -> bool:
+    def is_behind(self, state: State, history: History) -> bool:
+        """`state`: of a checkpoint of this log."""
         if self.sequence is not None:
             return state.sequence > self.sequence
-        return self.at is not None and state.last_at > self.at
+        return self.at is not None and state.last_at > self.at and self._last_at(state, history) > self.at
+
+    def _last_at(self, state: State, history: History) -> EngineSeconds:
+        """One event with a wrong clock may have set that of the state."""
+        with closing(history.entries(state.sequence)) as entries:
+            time = LogTime(self.speed, leader_at=leader_time(entries))
+        return state.last_at if time.believes(state.last_at) else time.now
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +70,8 @@ class UpTo:
     def __iter__(self) -> Iterator[LogEntry]:
         if self.moment == Moment():
             return iter(self.entries)
-        return itertools.takewhile(lambda entry: not self.moment.is_before(entry), self.entries)
+        passed = self.moment.passed()
+        return itertools.takewhile(lambda entry: not passed(entry), self.entries)
 
 
 def moment_in(history: History, text: str | None) -> Moment:
@@ -60,11 +80,14 @@ def moment_in(history: History, text: str | None) -> Moment:
         return Moment()
     if SEQUENCE.fullmatch(text):
         return Moment(sequence=_sequence_in(history, int(text)))
-    if found := ENGINE_TIME.fullmatch(text):
-        return Moment(at=float(found[1]))
     speed = history.settings.speed
-    wall = _wall_time(text, _beginning(history, speed))
-    return Moment(at=engine_time_of(wall, speed))
+    with closing(history.entries()) as entries:
+        leader_at = leader_time(entries)
+    if found := ENGINE_TIME.fullmatch(text):
+        at = float(found[1])
+    else:
+        at = engine_time_of(_wall_time(text, _beginning(history, speed, leader_at)), speed)
+    return Moment(at=at, speed=speed, leader_at=leader_at)
 
 
 def _sequence_in(history: History, sequence: Sequence) -> Sequence:
@@ -76,8 +99,10 @@ def _sequence_in(history: History, sequence: Sequence) -> Sequence:
     return sequence
 
 
-def _beginning(history: History, speed: float) -> datetime:
-    first = next((entry.event for entry in history if entry.event is not None), None)
+def _beginning(history: History, speed: float, leader_at: EngineSeconds | None) -> datetime:
+    time = LogTime(speed, leader_at=leader_at)
+    with closing(history.entries()) as entries:
+        first = next((entry.event for entry in entries if entry.event is not None and time.tells(entry.event)), None)
     return wall_time(first.at if first else 0.0, speed)
 
 

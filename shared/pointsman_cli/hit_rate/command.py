@@ -61,10 +61,10 @@ def climbed(history: History, beginning: StartPoint, since: Moment, until: Momen
     state = State(history.settings) if beginning.state is None else copy_state(beginning.state)
     ladder = HitRateLadder(history.settings)
     ladder.begin(state)
-    counting = since == Moment()
+    counting, reached = since == Moment(), since.reached()
     for entry in UpTo(shown(history, "counting", beginning.start), until):
         if not counting:
-            counting = since.is_reached_by(entry)
+            counting = reached(entry)
             ladder.counts_from = entry.sequence if counting else entry.sequence + 1
         state.apply_entry(entry)
         if entry.event is not None:

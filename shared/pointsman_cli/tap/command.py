@@ -103,15 +103,18 @@ async def follow_log(log: EventLog, printer: Printer, *, since: Moment | None, u
     if until is not None and until.sequence is not None and first > until.sequence:
         _say_nothing_there(extent)
         return
+    begun = since is None or since.at is None
+    since_passed, until_passed = (since or Moment()).passed(), (until or Moment()).passed()
     any_there = False
     # To notice the end, every entry must be read: the server then filters nothing.
     async for entry in log.read(first, kinds=printer.wanted.kinds if until is None else ()):
         if isinstance(entry, LogReset):
             printer.show(entry)
             continue
-        if until is not None and until.is_before(entry):
+        if until_passed(entry):
             break
-        if since is None or since.at is None or since.is_before(entry):
+        begun = begun or since_passed(entry)
+        if begun:
             any_there = True
             printer.show(entry)
         if until is not None and until.sequence == entry.sequence:

@@ -34,6 +34,7 @@ from pointsman.contracts.requests import (
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, RequestId, Tenant, Term, Tokens, wall_time_of
 from pointsman.state.state import State
+from pointsman.state.workload import Request, Stage
 from pointsman_cli.history.time_options import Moment
 
 Dimension = Literal["tenant", "model", "day"]
@@ -92,6 +93,8 @@ class _Request:
     first_token_at: EngineSeconds | None = None
     prefill_seconds: EngineSeconds = 0.0
     decode_seconds: EngineSeconds = 0.0
+    counted_before: bool = False
+    """It ended before what counts, and its ingress asked again under this id."""
 
     def arrive(self, event: RequestArrived, model: str) -> None:
         self.tenant, self.model, self.arrived = event.tenant, model, True
@@ -164,13 +167,15 @@ class UsageAccount:
                 arrived=True,
                 granted_at=known.granted_at or None,
                 granted=bool(known.granted_at),
+                first_token_at=_first_token_at(known),
             )
 
     def read(self, entries: Iterable[LogEntry], *, since: Moment = Moment()) -> None:  # noqa: B008 - immutable
-        """Counts requests that ended at `since` or later. Raises TooManyGroupsError."""
-        counting = since == Moment()
+        """Counts requests whose first end is at `since` or later: the sum over consecutive spans counts each once. Raises
+        TooManyGroupsError."""
+        counting, reached = since == Moment(), since.reached()
         for entry in entries:
-            counting = counting or since.is_reached_by(entry)
+            counting = counting or reached(entry)
             if entry.event is not None and not is_fenced(entry.event.stamp, self._term):
                 self._apply(entry.event, counting=counting)
 
@@ -201,12 +206,16 @@ class UsageAccount:
 
     def _arrive(self, event: RequestArrived) -> None:
         before = self._ended.get(event.instead_of)
-        if before is not None and may_come_again(before.event) and before.request.tenant == event.tenant:
+        if before is not None and not (may_come_again(before.event) and before.request.tenant == event.tenant):
+            before = None
+        if before is not None:
             self._count(before, -1)  # it is the same request
             self._ended[event.instead_of] = replace(before, counting=False)
         ended = self._ended.get(event.request)
         if ended is None:
-            self._requests.setdefault(event.request, _Request()).arrive(event, event.adapter or self._model)
+            request = self._requests.setdefault(event.request, _Request())
+            request.counted_before |= before is not None and not before.counting and not request.arrived
+            request.arrive(event, event.adapter or self._model)
         elif not ended.request.arrived:
             self._count(ended, -1)
             ended.request.arrive(event, event.adapter or self._model)
@@ -246,7 +255,9 @@ class UsageAccount:
             return
         if earlier is not None:
             self._count(earlier, -1)
+            counting = earlier.counting  # an earlier span has counted it
         request = self._in_flight(event.request) or _Request(model=self._model)
+        counting = counting and not request.counted_before
         self._requests.pop(event.request, None)
         in_flight = replace(request) if is_given_up(event) else None
         request.leave_engine(event.at)
@@ -277,6 +288,13 @@ class UsageAccount:
             model=ended.request.model if "model" in self.by else None,
             day=datetime.fromtimestamp(seconds, UTC).date() if "day" in self.by else None,
         )
+
+
+def _first_token_at(known: Request) -> EngineSeconds | None:
+    """Of a request that has it already; when it came, only its prediction tells."""
+    if known.stage not in (Stage.HANDED_OVER, Stage.DECODING):
+        return None
+    return known.granted_at + known.engine_seconds + known.load_seconds
 
 
 def _usage_of(event: RequestEnd, request: _Request) -> Usage:

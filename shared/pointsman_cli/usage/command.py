@@ -60,9 +60,9 @@ def usage_command(
     \b
       pointsman usage                                              the running fleet's log, up to now
       pointsman usage --from .pointsman/archive.sqlite --by tenant
-      pointsman usage --from incident.pmlog --since 2026-11-01T00:00 --until 2026-12-01T00:00 --csv
+      pointsman usage --from incident.pmlog --since 2026-11-01T00:00Z --until 2026-12-01T00:00Z --csv
 
-    Requests count where they ended, on the UTC day of their end. Tokens are those that engines reported for finished
+    Requests count where they ended, on the UTC day of their end; a time without Z is local. Tokens are those that engines reported for finished
     requests: computed (prompt tokens that no cache had), cached, output. Engine seconds are those that requests spent on
     engines, in engine time, also if they failed or were cancelled. docs/data.md defines each number.
     """

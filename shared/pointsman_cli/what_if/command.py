@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +148,9 @@ def _read(history: History, since: str | None, until: str | None, warmup: float 
             origin=history.origin,
             settings=history.settings,
             known=beginning_of(history, end).known,
-            begins=None if warmup is None or first.at is None else Moment(at=first.at - warmup).is_before,
-            since=None if first == Moment() else first.is_before,
-            until=end.is_before,
+            begins=None if warmup is None or first.at is None else replace(first, at=first.at - warmup).passed(),
+            since=None if first == Moment() else first.passed(),
+            until=end.passed(),
         )
     except UnusableTrafficError as error:
         raise HistoryError(str(error)) from error

@@ -57,7 +57,7 @@ from tests.support.failing_pool import FailingPool
 from tests.support.failing_pool import policies as failing_policies
 from tests.support.headless import write_headless
 from tests.support.hung_ingress import with_hung_ingress
-from tests.support.recorded_log import rewritten
+from tests.support.recorded_log import renumbered, rewritten
 from tests.support.served_log import ServedLog
 
 Entries = list[LogEntry]
@@ -73,10 +73,6 @@ def diagnosed(entries: Entries, directory: Path) -> tuple[int, list[dict[str, An
     write_bundle(directory / "log.pmlog", Header(pool="default", last=entries[-1].sequence), entries)
     result = CliRunner().invoke(main, ["doctor", "--from", str(directory / "log.pmlog"), "--json"])
     return result.exit_code, json.loads(result.stdout)["findings"]
-
-
-def renumbered(entries: Entries) -> Entries:
-    return [LogEntry(n, e.subject, e.payload, e.event) for n, e in enumerate(entries, start=1)]
 
 
 def test_a_healthy_log_gives_nothing_to_complain_about(healthy: Entries, tmp_path: Path) -> None:
@@ -168,13 +164,9 @@ def _without_ends(entries: Entries) -> Entries:
     late = [e for e in entries if isinstance(e.event, RequestFinished) and e.event.request in ("r-3", "r-4")]
     last = entries[-1].event
     assert last is not None
-    probe = InstanceProbed(at=last.at + 700.0, instance=InstanceId("engine-1"), epoch=_epoch(last), parity=True)
-    entry = LogEntry(0, subject_of(PoolName("default"), probe), encode(probe), probe)
-    return renumbered([*(e for e in entries if e not in late), entry])
-
-
-def _epoch(event: object) -> Any:
-    return getattr(event, "epoch", 1)
+    reports = [reported("engine-1", 0, [], at=last.at + 100.0 * number) for number in range(1, 8)]
+    later = [LogEntry(0, subject_of(PoolName("default"), event), encode(event), event) for event in reports]
+    return renumbered([*(e for e in entries if e not in late), *later])
 
 
 def _with_second_end(entries: Entries) -> Entries:
@@ -273,7 +265,7 @@ def _without_cache_events(entries: Entries) -> Entries:
 
 
 def _with_failed_probe(entries: Entries) -> Entries:
-    probe = InstanceProbed(at=3.0, instance=InstanceId("engine-1"), epoch=_epoch(None), parity=False, detail="tokens")
+    probe = InstanceProbed(at=3.0, instance=InstanceId("engine-1"), epoch=Epoch(1), parity=False, detail="tokens")
     entry = LogEntry(0, subject_of(PoolName("default"), probe), encode(probe), probe)
     return renumbered([*entries[:20], entry, *entries[20:]])
 
@@ -390,6 +382,20 @@ def test_a_clock_that_is_ahead_is_found_and_measured(tmp_path: Path) -> None:
     assert skewed["severity"] == "serious"
     assert len(skewed["evidence"]) == 1
     assert re.fullmatch(r"worker engine-2 is 2\.[3-7] s ahead", skewed["evidence"][0])
+
+
+@pytest.mark.parametrize("place", [0, 300])
+def test_an_event_with_a_wrong_clock_makes_no_request_overdue_and_no_other_event_late(
+    healthy: Entries, tmp_path: Path, place: int
+) -> None:
+    end = next(e for e in reversed(healthy) if isinstance(e.event, RequestFinished))
+    in_flight = [entry for entry in healthy if entry is not end]
+    wrong = reported("engine-1", 0, [], at=1e12)
+    planted = LogEntry(0, subject_of(PoolName("default"), wrong), encode(wrong), wrong)
+    _, findings = diagnosed(renumbered([*in_flight[:place], planted, *in_flight[place:]]), tmp_path)
+
+    told = [finding["what"] for finding in findings]
+    assert not [what for what in told if "have no end" in what or "after later ones" in what], told
 
 
 def test_a_slow_engine_is_found_although_nobody_was_late(tmp_path: Path) -> None:
@@ -711,7 +717,8 @@ def test_an_instance_flaps_by_absences_close_together_and_is_to_be_taken_out_onl
     events: list[LogEvent] = [joined("engine-1", at=50.0)]
     for epoch, at in enumerate(restarts, 2):
         events += restart(at, epoch)
-    events.append(reported("engine-1", 1, [1], epoch=len(restarts) + 1, at=end))
+    for reported_at in [*range(int(restarts[-1]) + 100, int(end), 100), end]:
+        events.append(reported("engine-1", 1, [1], epoch=len(restarts) + 1, at=reported_at))
     told = [f for f in examined(events, FleetHealth).findings if "again and again" in f.what]
 
     assert [finding.severity for finding in told] == ([severity] if severity else [])

@@ -12,20 +12,23 @@ import pytest
 from click.testing import CliRunner, Result, _NamedTextIOWrapper
 from typing_extensions import override
 
-from pointsman.contracts.decisions import RequestPlaced
+from pointsman.contracts.codec import LogEvent, encode
+from pointsman.contracts.decisions import LeaderElected, RequestPlaced
+from pointsman.contracts.subjects import subject_of
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
-from pointsman.primitives import wall_time_of
+from pointsman.primitives import PoolName, wall_time_of
 from pointsman.simulation.replay import fold, verify
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.snapshot import describe
 from pointsman_cli.history.sources import Header, History, HistoryError, open_history
-from pointsman_cli.history.time_options import Moment, moment_in
+from pointsman_cli.history.time_options import Moment, UpTo, moment_in
 from pointsman_cli.main import main
 from pointsman_cli.tap.command import Printer
 from pointsman_cli.tap.filters import Filter
 from pointsman_recorder.archive import Batch, open_archive
-from tests.support.recorded_log import RecordedFleet, rewritten
+from tests.support.events import reported
+from tests.support.recorded_log import RecordedFleet, renumbered, rewritten
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +179,7 @@ class Kept(History):
 
     @override
     def entries(self, start: int = 1) -> Any:
-        return iter(self._entries[start - 1 :])
+        yield from self._entries[start - 1 :]
 
 
 def test_a_moment_is_a_sequence_a_time_of_day_a_date_or_engine_time(entries: list[LogEntry]) -> None:
@@ -218,10 +221,62 @@ def test_a_time_of_day_is_on_the_day_that_the_log_began_or_on_the_next(entries: 
 
 def test_a_moment_ends_before_the_first_entry_behind_it(entries: list[LogEntry]) -> None:
     at = entries[200].event.at  # type: ignore[union-attr]
-    state = fold(entries, until=Moment(at=at).is_before)
+    state = fold(entries, until=Moment(at=at).passed())
 
     assert state.last_at <= at
-    assert fold(entries, until=Moment(sequence=77).is_before).sequence == 77
+    assert fold(entries, until=Moment(sequence=77).passed()).sequence == 77
+
+
+@pytest.mark.parametrize("place", [0, 1, 199, 320])
+def test_an_event_with_a_wrong_clock_moves_no_moment(entries: list[LogEntry], place: int) -> None:
+    at = entries[300].event.at  # type: ignore[union-attr]
+    whole = [entry.event for entry in UpTo(entries, Moment(at=at))]
+    wrong = reported("engine-1", 0, [], at=at + 10 * 365 * 24 * 3600.0)
+    history = Kept(_with_event(entries, wrong, place))
+    moment = moment_in(history, f"@{at}")
+
+    found = [entry.event for entry in UpTo(history, moment) if entry.event != wrong]
+    begins = next(entry.event for entry in filter(moment.reached(), history))
+
+    assert len(whole) > 200
+    assert found == whole
+    assert begins == entries[len(whole)].event
+    assert moment_in(history, "23:59:59").at == moment_in(Kept(entries), "23:59:59").at
+
+
+def test_a_checkpoint_that_an_event_with_a_wrong_clock_was_folded_into_is_not_behind_every_moment(
+    entries: list[LogEntry],
+) -> None:
+    at = entries[300].event.at  # type: ignore[union-attr]
+    history = Kept(_with_event(entries, reported("engine-1", 0, [], at=at + 1e9), 50))
+    state = fold(history, until=Moment(sequence=100).passed())
+
+    assert not moment_in(history, f"@{at}").is_behind(state, history)
+    assert moment_in(history, f"@{entries[20].event.at}").is_behind(state, history)  # type: ignore[union-attr]
+
+
+def _with_event(entries: list[LogEntry], event: LogEvent, place: int) -> list[LogEntry]:
+    planted = LogEntry.read(1, subject_of(PoolName("default"), event), encode(event))
+    return renumbered([*entries[:place], planted, *entries[place:]])
+
+
+def test_a_log_that_has_lost_every_election_says_that_its_settings_are_guessed(
+    entries: list[LogEntry], tmp_path: Path
+) -> None:
+    elections = [number for number, entry in enumerate(entries) if isinstance(entry.event, LeaderElected)]
+    places = {
+        guessed: archived(tmp_path / f"{guessed}.sqlite", ("2026", 1, entries[elections[-1] + guessed :], ""))
+        for guessed in (False, True)
+    }
+    request = next(e.event.request for e in reversed(entries) if isinstance(e.event, RequestPlaced))
+
+    for guessed, place in places.items():
+        bundle = str(tmp_path / f"{guessed}.pmlog")
+        for command in (["export", bundle], ["state"], ["hit-rate"], ["explain", request], ["usage"]):
+            result = CliRunner().invoke(main, [*command, "--from", place])
+            assert ("settings are guessed" in " ".join(result.output.split())) == guessed, (command, result.output)
+        read = run("state", "--from", bundle)
+        assert ("settings are guessed" in " ".join(read.output.split())) == guessed
 
 
 # --- Commands ---

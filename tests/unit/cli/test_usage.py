@@ -33,8 +33,11 @@ from pointsman.contracts.subjects import subject_of
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import ANCHOR_UNIX_SECONDS, EngineSeconds, InstanceId, PoolName, RequestId, Tenant, Term
+from pointsman.simulation.replay import fold
+from pointsman.state.workload import Stage
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.sources import Header
+from pointsman_cli.history.time_options import Moment
 from pointsman_cli.main import main
 from pointsman_cli.usage import accounting
 from pointsman_cli.usage.accounting import Group, TooManyGroupsError, Usage, UsageAccount
@@ -113,6 +116,39 @@ def test_a_request_that_comes_again_under_another_id_counts_once() -> None:
     assert counted(*lost, *again).total == counted(*again).total
     assert counted(*lost, arrived("s", 5, tenant="other", instead_of="r"), finished("s", 9)).total.requests == 2
     assert counted(arrived("r", 1), finished("r", 4), *again).total.requests == 2, "it had its answer"
+
+
+@pytest.mark.parametrize("asked_again", [False, True])
+def test_a_request_that_was_given_up_in_one_span_and_ended_in_the_next_counts_in_the_first(asked_again: bool) -> None:
+    lost: list[LogEvent] = [arrived("r", 1), granted("r", 3), given_up("r", at=4, instance=ENGINE)]
+    again: list[LogEvent] = [arrived("s", 5, instead_of="r"), granted("s", 6), finished("s", 9)]
+    later: list[LogEvent] = [arrived("t", 5), finished("t", 9)]
+    events = log_of(*lost, *(again if asked_again else [finished("r", 9)]), *later)
+    first, second, whole = (UsageAccount(1.0, ()) for _ in range(3))
+
+    first.read(events[: len(lost)])
+    second.read(events, since=Moment(sequence=len(lost) + 1))
+    whole.read(events)
+
+    assert (first.total.requests, second.total.requests, whole.total.requests) == (1, 1, 2)
+    assert second.total == counted(*later).total
+
+
+def test_a_request_that_decodes_at_the_checkpoint_has_prefilled_before(tmp_path: Path) -> None:
+    served = ServedLog(requests=20)
+    events = [entry.event for entry in served.entries]
+    gone = next(n for n, event in enumerate(events, 1) if n > len(events) // 2 and isinstance(event, PrefillFinished))
+    state = fold(served.entries[:gone], settings=served.state.settings)
+    decoding = [request.id for request in state.workload.requests.values() if request.stage is Stage.DECODING]
+    account = UsageAccount(1.0, ())
+    account.begin(state)
+
+    account.read([e for e in served.entries[gone:] if getattr(e.event, "request", None) in decoding])
+
+    first = {event.request: event.at for event in events if isinstance(event, PrefillFinished)}
+    ends = {event.request: event.at for event in events if isinstance(event, RequestFinished)}
+    assert decoding
+    assert account.total.decode_seconds == pytest.approx(sum(ends[name] - first[name] for name in decoding), rel=0.3)
 
 
 def test_a_finished_request_counts_the_engines_tokens_and_its_time_on_the_engine() -> None:

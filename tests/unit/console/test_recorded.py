@@ -78,7 +78,7 @@ async def test_it_reads_no_further_than_the_moment(bundle: Path) -> None:
     source = await read(bundle, Moment(sequence=77))
 
     assert source.observer.sequence == 77
-    whole = fold(BundleHistory(bundle), settings=SETTINGS, until=Moment(sequence=77).is_before)
+    whole = fold(BundleHistory(bundle), settings=SETTINGS, until=Moment(sequence=77).passed())
     assert state_digest(source.observer.state) == state_digest(whole)
 
 

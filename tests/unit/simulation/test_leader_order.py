@@ -2,6 +2,7 @@
 
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from pointsman.contracts.envelope import Stamp, is_fenced
 from pointsman.contracts.requests import RequestFinished
 from pointsman.ports import LogEntry
 from pointsman.primitives import Term
+from pointsman.simulation.replay import leader_order
 from pointsman.simulation.replay.leader_order import LeaderOrder, Step
 from pointsman.state.state import PoolSettings, State
 from tests.support.events import finished
@@ -97,6 +99,37 @@ def test_a_bounded_order_passes_gaps_over_and_holds_no_more_than_its_bound() -> 
     assert found == [("DECIDED", 1), ("READ", 1), ("DECIDED", 2), *(("READ", s) for s in range(2, 6))]
     assert order.unseen(8) == 2
     assert told(list(order.finish())) == [("READ", 6), ("READ", 7), ("READ", 8)]
+
+
+def test_without_decisions_no_more_than_a_bound_is_held_and_a_decision_from_before_what_was_read_ends_the_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leader_order, "HELD_MAX", 3)
+    order = LeaderOrder[LogEntry](TERM)
+    silent = [entry(1, decision(1, 0)), *(entry(s, other()) for s in range(2, 9))]
+
+    read = told([step for each in silent for step in order.feed(each)])
+    in_time = told(list(order.feed(entry(9, decision(2, 6)))))
+    repeated = told(list(order.feed(entry(10, decision(1, 0)))))
+    too_late = told([*order.feed(entry(11, decision(3, 4))), *order.feed(entry(12, decision(4, 11))), *order.finish()])
+
+    assert read == [("DECIDED", 1), *(("READ", s) for s in range(1, 6))]
+    assert in_time == [("READ", 6), ("DECIDED", 9)]
+    assert repeated == [("REPEATED", 10), ("READ", 7)]
+    assert too_late == [("LOST", 11), ("LOST", 12)]
+    assert order.hole == "decision 3 of term 2 was made on entry 4, more than 3 entries before it"
+
+
+def test_a_decision_that_waits_for_a_missing_one_waits_for_a_bounded_number_of_entries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leader_order, "HELD_MAX", 3)
+    order = LeaderOrder[LogEntry](TERM)
+
+    found = run(order, [entry(1, decision(2, 0)), *(entry(s, other()) for s in range(2, 9)), entry(9, decision(1, 0))])
+
+    assert found == [("LOST", 1), ("LOST", 9)]
+    assert order.hole == "decision 1 of term 2 is missing"
 
 
 def test_a_second_copy_of_a_decision_is_a_repeat() -> None:

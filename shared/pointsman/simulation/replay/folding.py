@@ -4,6 +4,7 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import dropwhile
+from typing import NamedTuple
 
 import msgspec
 
@@ -54,15 +55,26 @@ def copy_state(state: State) -> State:
 
 
 def pool_settings(entries: Iterable[LogEntry]) -> PoolSettings:
-    """From the first LeaderElected, else guessed from the first instance."""
+    """From the first LeaderElected, else guessed."""
+    return found_pool_settings(entries).settings
+
+
+class FoundSettings(NamedTuple):
+    settings: PoolSettings
+    guessed: bool
+
+
+def found_pool_settings(entries: Iterable[LogEntry]) -> FoundSettings:
+    """Guessed from the first instance if there is no LeaderElected; without an instance, the defaults."""
     joined: InstanceJoined | None = None
     for entry in entries:
         event = entry.event
         if isinstance(event, LeaderElected) and _is_usable(event.pool):
-            return recorded_pool_settings(event.pool)
+            return FoundSettings(recorded_pool_settings(event.pool), guessed=False)
         if joined is None and isinstance(event, InstanceJoined):
             joined = event
-    return PoolSettings(block_tokens=joined.block_tokens, speed=joined.speed) if joined else PoolSettings()
+    guess = PoolSettings(block_tokens=joined.block_tokens, speed=joined.speed) if joined else PoolSettings()
+    return FoundSettings(guess, guessed=True)
 
 
 def _is_usable(pool: Settings) -> bool:

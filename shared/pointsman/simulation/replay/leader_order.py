@@ -15,6 +15,8 @@ from pointsman.state.state import Entry, State
 
 DISORDER_MAX = 20_000
 """Decisions that may come before one with a lower number."""
+HELD_MAX = 100_000
+"""Entries that are held without `held_max` until the next decision tells whether its leader had read them."""
 
 
 E = TypeVar("E", bound=Entry)
@@ -40,7 +42,8 @@ class Step(NamedTuple, Generic[E]):
 
 class LeaderOrder(Generic[E]):
     """Reorders entries, fed in log order. Without `held_max`, a missing decision ends the order: `hole` has the reason,
-    later ones are LOST. With it, at most so many entries are held, and gaps are skipped."""
+    later ones are LOST, as after HELD_MAX entries without a decision one that was made before their end. With it, at most so
+    many entries are held, and gaps are skipped."""
 
     def __init__(self, term: Term, *, held_max: int | None = None) -> None:
         self.term = term
@@ -49,6 +52,8 @@ class LeaderOrder(Generic[E]):
         self._held: deque[E] = deque()
         self._early: dict[int, E] = {}
         self._next_number = 1
+        self._read_unasked: Sequence = 0
+        """Last entry that was read only because HELD_MAX were held."""
 
     def replay(self, entries: Iterable[E], state: State) -> Iterator[Step[E]]:
         """Yield each step, with `state` before it, then apply it. `entries` begin after `state.sequence`. Until the
@@ -87,6 +92,8 @@ class LeaderOrder(Generic[E]):
         if self._held_max is not None:
             while len(self._held) > self._held_max:
                 yield from self._pass_gap() if self._early else (self._read(self._held.popleft()),)
+        elif len(self._held) > HELD_MAX:
+            yield from self._read_oldest()
 
     def finish(self) -> Iterator[Step[E]]:
         while self._early:
@@ -122,6 +129,10 @@ class LeaderOrder(Generic[E]):
             yield from self._stop(
                 f"decision {number} of term {self.term} was made on entry {as_of}, which the log has lost"
             )
+        elif strict and not self.hole and number >= self._next_number and as_of < self._read_unasked:
+            yield from self._stop(
+                f"decision {number} of term {self.term} was made on entry {as_of}, more than {HELD_MAX:,} entries before it"
+            )
         if self.hole:
             yield Step(Kind.LOST, entry)
         elif number > self._next_number:
@@ -142,6 +153,14 @@ class LeaderOrder(Generic[E]):
             self._next_number = number + 1
             yield Step(Kind.DECIDED, due)
             due = self._early.pop(self._next_number, None)
+
+    def _read_oldest(self) -> Iterator[Step[E]]:
+        """A decision that waits for a missing one would be made too late."""
+        if self._early:
+            yield from self._missing()
+        else:
+            self._read_unasked = self._held[0].sequence
+            yield self._read(self._held.popleft())
 
     def _pass_gap(self) -> Iterator[Step[E]]:
         yield from self._due(self._early.pop(min(self._early)))

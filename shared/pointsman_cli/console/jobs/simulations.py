@@ -35,8 +35,8 @@ def run_of(history: History, wanted: WhatIfChange, step: Callable[[str], None]) 
             origin=history.origin,
             settings=history.settings,
             known=beginning_of(history, until).known,
-            since=None if since == Moment() else since.is_before,
-            until=until.is_before,
+            since=None if since == Moment() else since.passed(),
+            until=until.passed(),
         )
         run = WhatIf(record, [change])
         shown = ""

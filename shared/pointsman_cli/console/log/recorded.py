@@ -68,10 +68,11 @@ class RecordedLog(LogSource):
         self.until = self._history.header.last
         observer = self.begin(State(settings) if beginning.state is None else copy_state(beginning.state))
         entries = self._history.entries(beginning.start)
+        passed = self._moment.passed()
         try:
             while batch := await in_thread(_next, entries):
                 for entry in batch:
-                    if self._moment.is_before(entry):
+                    if passed(entry):
                         return
                     self.take(observer, entry)
         finally:
