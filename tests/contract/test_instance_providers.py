@@ -1,6 +1,5 @@
 """Processes, tried with real ones, and Docker, as far as its client's HTTP tells (a server of ours keeps what it says).
 
-SUPERVISOR = instance_supervisor.__name__
 There is no Docker engine where these tests run; that a real one answers like this is not shown here. Kubernetes:
 test_kubernetes_provider.py.
 """
@@ -44,9 +43,13 @@ async def names(provider: InstanceProvider) -> list[str]:
 # Processes
 
 
+def processes(directory: Path, engine: str = SLEEPER, pool: str = "p", **template: Any) -> ProcessProvider:
+    values: dict[str, Any] = {"supervisor": SUPERVISOR, "engine": engine, "environment": {}} | template
+    return ProcessProvider(directory, InstanceTemplate(**values), PoolName(pool))
+
+
 async def test_processes_are_started_once_outlive_their_provider_and_are_found_by_the_next(tmp_path: Path) -> None:
-    template = InstanceTemplate(supervisor=SUPERVISOR, engine=SLEEPER, environment={})
-    first, second = ProcessProvider(tmp_path, template), ProcessProvider(tmp_path, template)
+    first, second = processes(tmp_path), processes(tmp_path)
     try:
         await first.grow(2)
         await second.grow(2)
@@ -67,6 +70,38 @@ async def test_processes_are_started_once_outlive_their_provider_and_are_found_b
     assert await names(first) == []
 
 
+async def test_pools_with_one_directory_leave_each_others_engines_alone(tmp_path: Path) -> None:
+    a, b = processes(tmp_path, pool="a"), processes(tmp_path, pool="b")
+    try:
+        await a.grow(2)
+        await b.grow(1)
+        await _until_told(tmp_path, 3)
+        seen = [await names(a), await names(b)]
+        await b.stop(InstanceId("scaled-1"))
+        left = [await names(a), await names(b)]
+    finally:
+        await stop_all(tmp_path)
+
+    assert seen == left == [["scaled-1", "scaled-2"], ["scaled-3"]]
+    assert await names(a) == await names(b) == []
+
+
+async def test_an_engine_of_the_release_before_is_found_and_stopped(tmp_path: Path) -> None:
+    """It named no pool."""
+    provider = processes(tmp_path)
+    try:
+        await provider.grow(1)
+        await _until_told(tmp_path, 1)
+        (tmp_path / "scaled-1.pool").unlink()
+        found = await names(provider)
+        await provider.stop(InstanceId("scaled-1"))
+    finally:
+        await stop_all(tmp_path)
+
+    assert found == ["scaled-1"]
+    assert await names(provider) == []
+
+
 async def test_no_argument_and_no_engine_has_the_deployments_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,8 +110,7 @@ async def test_no_argument_and_no_engine_has_the_deployments_secret(
     shown = tmp_path / "shown"
     code = f"import os, pathlib, time; pathlib.Path({str(shown)!r}).write_text(repr(dict(os.environ))); time.sleep(60)"
     engine = shlex.join([sys.executable, "-c", code])
-    template = InstanceTemplate(supervisor=SUPERVISOR, engine=engine, environment={"POINTSMAN_SECRET": "hush"})
-    provider = ProcessProvider(tmp_path, template)
+    provider = processes(tmp_path, engine, environment={"POINTSMAN_SECRET": "hush"})
     try:
         await provider.grow(1)
         await _until_told(tmp_path, 1)
@@ -93,7 +127,7 @@ async def test_no_argument_and_no_engine_has_the_deployments_secret(
 
 
 async def test_an_instance_ends_when_its_keeper_is_killed(tmp_path: Path) -> None:
-    provider = ProcessProvider(tmp_path, InstanceTemplate(supervisor=SUPERVISOR, engine=SLEEPER, environment={}))
+    provider = processes(tmp_path)
     await provider.grow(1)
     await _until_told(tmp_path, 1)
     os.kill(int((tmp_path / "scaled-1.lock").read_text()), signal.SIGKILL)
@@ -105,7 +139,7 @@ async def test_an_engine_that_does_not_stop_can_be_killed_while_it_is_waited_for
     deaf = tmp_path / "deaf"
     code = f"import signal, pathlib, time; signal.signal(15, signal.SIG_IGN); pathlib.Path({str(deaf)!r}).touch()"
     engine = shlex.join([sys.executable, "-c", code + "; time.sleep(60)"])
-    provider = ProcessProvider(tmp_path, InstanceTemplate(supervisor=SUPERVISOR, engine=engine, environment={}))
+    provider = processes(tmp_path, engine)
     await provider.grow(1)
     await _until_told(tmp_path, 1)
     await eventually(deaf.exists)
@@ -121,9 +155,7 @@ async def test_an_engine_that_does_not_stop_can_be_killed_while_it_is_waited_for
 async def test_an_instance_ends_with_the_fleet_that_it_belongs_to(tmp_path: Path) -> None:
     guard = tmp_path / "fleet.lock"
     guard.touch()  # nobody holds it: the fleet is gone
-    provider = ProcessProvider(
-        tmp_path / "instances", InstanceTemplate(supervisor=SUPERVISOR, engine=SLEEPER, environment={}, guard=guard)
-    )
+    provider = processes(tmp_path / "instances", guard=guard)
     await provider.grow(1)
 
     await _until_gone(provider)
@@ -131,7 +163,7 @@ async def test_an_instance_ends_with_the_fleet_that_it_belongs_to(tmp_path: Path
 
 def test_an_engine_without_a_command_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ProviderError, match="engine-command"):
-        ProcessProvider(tmp_path, InstanceTemplate(supervisor=SUPERVISOR, engine="", environment={}))
+        processes(tmp_path, engine="")
 
 
 async def _until_gone(provider: InstanceProvider) -> None:
