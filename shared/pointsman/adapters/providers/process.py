@@ -20,11 +20,13 @@ from pathlib import Path
 import structlog
 from typing_extensions import override
 
-from pointsman.adapters.child_process import spawn
+from pointsman.adapters.child_process import described_exit, spawn
 from pointsman.adapters.file_lock import is_locked, try_lock
+from pointsman.adapters.log_files import last_line, log_bytes
 from pointsman.adapters.providers.names import free_names
+from pointsman.adapters.providers.unasked_ends import UnaskedEnds
 from pointsman.ports import InstanceProvider, ProvidedInstance, ProviderError
-from pointsman.primitives import InstanceId, PoolName, WallSeconds
+from pointsman.primitives import InstanceId, PoolName, Seconds, WallSeconds
 
 log = structlog.get_logger()
 
@@ -46,6 +48,17 @@ class InstanceTemplate:
     guard: Path | None = None
 
 
+@dataclass(slots=True, kw_only=True)
+class _Supervisor:
+    """Started here. `log_from`: bytes of its log at its start. `stopped`: here."""
+
+    instance: InstanceId
+    process: "subprocess.Popen[bytes]"
+    started_at: Seconds
+    log_from: int
+    stopped: bool = False
+
+
 class ProcessProvider(InstanceProvider):
     name = "process"
 
@@ -54,7 +67,8 @@ class ProcessProvider(InstanceProvider):
         self._directory = directory
         self._pool = pool
         self._template = template
-        self._supervisors: list[subprocess.Popen[bytes]] = []
+        self._supervisors: list[_Supervisor] = []
+        self._ends = UnaskedEnds()
         try:
             self._engine = shlex.split(template.engine)
         except ValueError as error:
@@ -76,12 +90,15 @@ class ProcessProvider(InstanceProvider):
             missing = total - len(self._running_instances())
             for name in islice(free_names([lock.stem for lock in self._held_locks()]), max(0, missing)):
                 self._start(name)
+        self._ends.tell()
 
     @override
     async def stop(self, instance: InstanceId) -> None:
         if not is_locked(self._lock_file(instance)) or not self._is_ours(instance):
             return
         pid = self._supervisor_pid(instance)
+        for supervisor in self._supervisors:
+            supervisor.stopped |= supervisor.instance == instance
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
         if await self._ended(instance, STOP_WALL_SECONDS):
@@ -142,16 +159,19 @@ class ProcessProvider(InstanceProvider):
             if not try_lock(lock):
                 taken = f"{name} was started by another scaler"
                 raise ProviderError(taken)
-            supervisor = spawn(
+            log_from = log_bytes(self._log_file(name))
+            process = spawn(
                 [sys.executable, "-m", self._template.supervisor],
                 environment=os.environ | {SPEC_VARIABLE: json.dumps(spec)},
-                output=self._directory / f"{name}.log",
+                output=self._log_file(name),
                 pass_fds=(lock.fileno(),),
                 session=True,
                 parent_death=None,
             )
-        self._supervisors.append(supervisor)
-        log.info("instance_started", instance=name, supervisor=supervisor.pid)
+        self._supervisors.append(
+            _Supervisor(instance=name, process=process, started_at=time.monotonic(), log_from=log_from)
+        )
+        log.info("instance_started", instance=name, supervisor=process.pid)
 
     def _supervisor_pid(self, instance: InstanceId) -> int:
         try:
@@ -170,10 +190,24 @@ class ProcessProvider(InstanceProvider):
         return True
 
     def _reap(self) -> None:
-        self._supervisors = [process for process in self._supervisors if process.poll() is None]
+        supervisors, self._supervisors = self._supervisors, []
+        for supervisor in supervisors:
+            code = supervisor.process.poll()
+            if code is None:
+                self._supervisors.append(supervisor)
+            elif code and not supervisor.stopped:
+                why = last_line(self._log_file(supervisor.instance), supervisor.log_from) if code > 0 else ""
+                ran_seconds = time.monotonic() - supervisor.started_at
+                self._ends.note(
+                    supervisor.instance, why or f"its supervisor {described_exit(code)}", ran_seconds=ran_seconds
+                )
 
     def _lock_file(self, instance: InstanceId) -> Path:
         return self._directory / f"{instance}.lock"
+
+    def _log_file(self, instance: InstanceId) -> Path:
+        """Of its supervisor."""
+        return self._directory / f"{instance}.log"
 
     def _pool_file(self, instance: str) -> Path:
         return self._directory / f"{instance}.pool"
