@@ -492,8 +492,9 @@ def test_a_fleet_with_fewer_engines_than_wanted_is_told_with_the_reason(
     decided = ScaleDecided(
         at=last, policy=policy, settings={}, current=3, wanted=wanted, reason="busy", number=1, by=by
     )
-    later = [reported(f"engine-{n}", 10_000, [], at=last + seconds) for n in (1, 2, 3)]
-    entries = [LogEntry(0, subject_of(PoolName("default"), e), encode(e), e) for e in (decided, *later)]
+    events: list[LogEvent] = [decided]
+    events += [reported(f"engine-{n}", 10_000, [], at=last + seconds) for n in (1, 2, 3)]
+    entries = [LogEntry(0, subject_of(PoolName("default"), e), encode(e), e) for e in events]
     _, findings = diagnosed(renumbered([*healthy, *entries]), tmp_path)
 
     found = [finding for finding in findings if "than wanted" in finding["what"]]
