@@ -387,7 +387,8 @@ class InstanceProvider(Protocol):
     async def running(self) -> list[ProvidedInstance]: ...
 
     async def grow(self, total: int) -> None:
-        """Start instances until at least `total` run. Does not wait until their engines answer."""
+        """Start instances until at least `total` run. Does not wait until their engines answer. Raises ProviderError
+        after that, too, if earlier ones have ended by themselves."""
         ...
 
     async def stop(self, instance: InstanceId) -> None: ...

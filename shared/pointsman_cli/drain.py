@@ -2,11 +2,17 @@
 
 import asyncio
 import sys
-from typing import get_args
+from typing import Literal, get_args
 
 import click
 
-from pointsman.contracts.commands import DrainAnswered, DrainInstance, FleetDescribed, UndrainInstance
+from pointsman.contracts.commands import (
+    DrainAnswered,
+    DrainInstance,
+    FleetDescribed,
+    InstanceDescribed,
+    UndrainInstance,
+)
 from pointsman.contracts.fleet import Role
 from pointsman.contracts.subjects import admin_subject
 from pointsman.primitives import InstanceId, PoolName
@@ -36,7 +42,7 @@ REASON = "pointsman drain"
     type=click.Choice(get_args(Role)),
     help="When it is drained, put it back into service in this role. A scaler that sizes roles may undo it.",
 )
-@click.option("--wait", is_flag=True, help="Wait until it has no requests.")
+@click.option("--wait", is_flag=True, help="Wait until it has no requests; with --role, until it has the role.")
 @fleet_options
 @json_switch
 def drain_command(
@@ -55,7 +61,7 @@ def drain_command(
     \b
       pointsman drain engine-2 --wait      then restart or upgrade it
       pointsman drain engine-2 --undo
-      pointsman drain engine-2 --role decode
+      pointsman drain engine-2 --role decode --wait
     """
     if undo and role:
         msg = "--undo and --role contradict each other"
@@ -76,30 +82,83 @@ async def _drain(
         answer = await ask(link.commands, subject, command, DrainAnswered, absent=no_scheduler(settings))
         if answer.refusal:
             raise click.ClickException(answer.refusal)
-        idle = True
+        role = command.becomes if isinstance(command, DrainInstance) else ""
+        goal = RoleChange(answer.instance, role) if role else Drained(answer.instance)
         if wait:
-            _, idle = await wait_until(
-                lambda: described(link.commands, settings),
-                lambda fleet: _requests_left(fleet, answer.instance) == 0,
-                lambda fleet: f"{answer.instance}: {_requests_left(fleet, answer.instance)} requests left",
-                quiet=as_json,
-            )
-    print_json(answer) if as_json else print_line(_text(answer, idle=wait and idle))
+            await wait_until(lambda: described(link.commands, settings), goal.is_over, goal.progress, quiet=as_json)
+    print_json(answer) if as_json else print_line(goal.result if goal.reached else _begun(answer, role))
     if answer.warning:
         print_line(f"warning: {answer.warning}", error=True)
-    if not idle:
-        print_line(f"{answer.instance} was not idle within {WAIT_SECONDS_MAX:g} s; it goes on draining", error=True)
-    return 0 if idle else 1
+    if wait and not goal.reached:
+        print_line(goal.failure, error=True)
+    return 1 if wait and not goal.reached else 0
 
 
-def _requests_left(fleet: FleetDescribed, instance: InstanceId) -> int:
-    known = next((i for i in fleet.instances if i.instance == instance), None)
+class Drained:
+    """What `--wait` waits for: the instance has no requests."""
+
+    def __init__(self, instance: InstanceId) -> None:
+        self.reached = False
+        self.result = (
+            f"{instance} is drained: stop it, or take it back with: pointsman drain{as_given()} {instance} --undo"
+        )
+        self.failure = f"{instance} was not idle within {WAIT_SECONDS_MAX:g} s; it goes on draining"
+        self._instance = instance
+
+    def is_over(self, fleet: FleetDescribed) -> bool:
+        self.reached = _requests_left(_found(fleet, self._instance)) == 0
+        return self.reached
+
+    def progress(self, fleet: FleetDescribed) -> str:
+        return f"{self._instance}: {_requests_left(_found(fleet, self._instance))} requests left"
+
+
+class RoleChange:
+    """What `--role --wait` waits for: the fleet shows the role, and no change under way."""
+
+    def __init__(self, instance: InstanceId, role: Role) -> None:
+        self.reached = False
+        self.result = f"{instance} has the role {role} and is back in service"
+        self.failure = f"{instance} did not take the role {role} within {WAIT_SECONDS_MAX:g} s; the change goes on"
+        self._instance = instance
+        self._role = role
+        self._has_begun = False
+        """The fleet has shown the change: if it shows none after that, it is over."""
+
+    def is_over(self, fleet: FleetDescribed) -> bool:
+        known = _found(fleet, self._instance)
+        if known is None:
+            self.failure = f"{self._instance} has left the fleet"
+            return True
+        self._has_begun |= known.becomes == self._role
+        self.reached = known.role == self._role and not known.becomes
+        if self._has_begun and not self.reached and known.becomes != self._role:
+            self.failure = (
+                f"{self._instance} stays with the role {known.becomes or known.role}: it is needed there, or somebody "
+                "took the change back (a scaler that sizes roles does)"
+            )
+            return True
+        return self.reached
+
+    def progress(self, fleet: FleetDescribed) -> str:
+        known = _found(fleet, self._instance)
+        role = known.role if known else "none"
+        return f"{self._instance}: role {role}, {_requests_left(known)} requests left"
+
+
+def _found(fleet: FleetDescribed, instance: InstanceId) -> InstanceDescribed | None:
+    return next((i for i in fleet.instances if i.instance == instance), None)
+
+
+def _requests_left(known: InstanceDescribed | None) -> int:
     return known.pending + known.in_prefill + known.decoding if known else 0
 
 
-def _text(answer: DrainAnswered, *, idle: bool) -> str:
+def _begun(answer: DrainAnswered, role: Role | Literal[""]) -> str:
     if not answer.draining:
         return f"{answer.instance} takes requests"
-    if idle:
-        return f"{answer.instance} is drained: stop it, or take it back with: pointsman drain{as_given()} {answer.instance} --undo"
-    return f"{answer.instance} drains: {answer.requests} requests left there; watch with: pointsman fleet{as_given()} --watch"
+    then = f", then it takes the role {role}" if role else ""
+    return (
+        f"{answer.instance} drains: {answer.requests} requests left there{then}; "
+        f"watch with: pointsman fleet{as_given()} --watch"
+    )

@@ -1,6 +1,5 @@
 """Processes, tried with real ones, and Docker, as far as its client's HTTP tells (a server of ours keeps what it says).
 
-SUPERVISOR = instance_supervisor.__name__
 There is no Docker engine where these tests run; that a real one answers like this is not shown here. Kubernetes:
 test_kubernetes_provider.py.
 """
@@ -12,24 +11,29 @@ import shlex
 import signal
 import sys
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from click.testing import CliRunner
+from structlog.testing import capture_logs
 from typing_extensions import override
 
+from pointsman.adapters.log_files import cut_if_large
 from pointsman.adapters.providers.process import InstanceTemplate, ProcessProvider, kill_all, stop_all
 from pointsman.adapters.tcp_ports import free_ports
 from pointsman.ports import InstanceProvider, ProviderError
 from pointsman.primitives import InstanceId, PoolName
 from pointsman.runtime import instance_supervisor
-from pointsman.runtime.instance_supervisor import STOP_SECONDS
+from pointsman.runtime.instance_supervisor import STOP_SECONDS, InstanceSupervisor, SupervisedInstance
 from pointsman_scaler.main import main as scaler
 from tests.support.waiting import eventually
 
@@ -44,9 +48,13 @@ async def names(provider: InstanceProvider) -> list[str]:
 # Processes
 
 
+def processes(directory: Path, engine: str = SLEEPER, pool: str = "p", **template: Any) -> ProcessProvider:
+    values: dict[str, Any] = {"supervisor": SUPERVISOR, "engine": engine, "environment": {}} | template
+    return ProcessProvider(directory, InstanceTemplate(**values), PoolName(pool))
+
+
 async def test_processes_are_started_once_outlive_their_provider_and_are_found_by_the_next(tmp_path: Path) -> None:
-    template = InstanceTemplate(supervisor=SUPERVISOR, engine=SLEEPER, environment={})
-    first, second = ProcessProvider(tmp_path, template), ProcessProvider(tmp_path, template)
+    first, second = processes(tmp_path), processes(tmp_path)
     try:
         await first.grow(2)
         await second.grow(2)
@@ -67,6 +75,138 @@ async def test_processes_are_started_once_outlive_their_provider_and_are_found_b
     assert await names(first) == []
 
 
+async def test_pools_with_one_directory_leave_each_others_engines_alone(tmp_path: Path) -> None:
+    a, b = processes(tmp_path, pool="a"), processes(tmp_path, pool="b")
+    try:
+        await a.grow(2)
+        await b.grow(1)
+        await _until_told(tmp_path, 3)
+        seen = [await names(a), await names(b)]
+        await b.stop(InstanceId("scaled-1"))
+        left = [await names(a), await names(b)]
+    finally:
+        await stop_all(tmp_path)
+
+    assert seen == left == [["scaled-1", "scaled-2"], ["scaled-3"]]
+    assert await names(a) == await names(b) == []
+
+
+async def test_an_engine_of_the_release_before_is_found_and_stopped(tmp_path: Path) -> None:
+    """It named no pool."""
+    provider = processes(tmp_path)
+    try:
+        await provider.grow(1)
+        await _until_told(tmp_path, 1)
+        (tmp_path / "scaled-1.pool").unlink()
+        found = await names(provider)
+        await provider.stop(InstanceId("scaled-1"))
+    finally:
+        await stop_all(tmp_path)
+
+    assert found == ["scaled-1"]
+    assert await names(provider) == []
+
+
+async def told_of_its_end(provider: ProcessProvider) -> str:
+    await provider.grow(1)
+    await _until_gone(provider)
+    with pytest.raises(ProviderError) as told:
+        await provider.grow(0)
+    return str(told.value)
+
+
+async def test_an_engine_that_ends_at_its_start_is_started_again_and_told_of(tmp_path: Path) -> None:
+    provider = processes(tmp_path, shlex.join([sys.executable, "-c", "import sys; sys.exit('no such model: m')"]))
+    await provider.grow(1)
+    await _until_gone(provider)
+    with pytest.raises(ProviderError) as told:
+        await provider.grow(1)
+    running = await names(provider)
+    await _until_gone(provider)
+
+    assert str(told.value).startswith("scaled-1 ended by itself after ")
+    assert str(told.value).endswith("s: engine ended with exit code 1: no such model: m")
+    assert running == ["scaled-1"]
+
+
+async def test_starts_that_do_not_last_are_counted(tmp_path: Path) -> None:
+    provider = processes(tmp_path, "true")
+
+    told = [await told_of_its_end(provider) for _ in range(2)]
+
+    assert "start number" not in told[0]
+    assert "start number 2 that did not last: engine ended with exit code 0" in told[1]
+
+
+async def test_a_program_that_is_not_there_is_told_of(tmp_path: Path) -> None:
+    told = await told_of_its_end(processes(tmp_path, "no-such-program"))
+
+    assert "it cannot be started: [Errno 2]" in told
+
+
+async def test_a_worker_with_wrong_settings_ends_its_engine(tmp_path: Path) -> None:
+    told = await told_of_its_end(processes(tmp_path, environment={"POINTSMAN_BLOCK_TOKENS": "many"}))
+
+    assert "worker ended with exit code 2: " in told
+    assert "many" in told
+
+
+class FastTime:
+    """Twenty times as fast; calls `over` after `seconds`."""
+
+    def __init__(self, seconds: float, over: Callable[[], None]) -> None:
+        self.now, self._seconds, self._over = 0.0, seconds, over
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds / 20)
+        self.now += seconds
+        if self.now > self._seconds:
+            self._over()
+
+
+def supervised(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, *, engine: str, worker: str, seconds: float
+) -> list[float]:
+    """Runs a supervisor for so long. Returns when it started workers."""
+    spec = SupervisedInstance(
+        instance="e", engine=shlex.split(engine), environment={}, guard="", logs=str(directory), lock=""
+    )
+    supervisor, started = InstanceSupervisor(spec, directory), list[float]()
+    clock = FastTime(seconds, supervisor.stop)
+
+    def start_worker() -> None:
+        started.append(clock.now)
+        supervisor._spawn("worker", shlex.split(worker), dict(os.environ))
+
+    monkeypatch.setattr(supervisor, "_start_worker", start_worker)
+    monkeypatch.setattr(instance_supervisor, "time", clock)
+    assert supervisor.run() == ""
+    return started
+
+
+def test_a_worker_that_fails_is_started_again_after_longer_and_longer_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = supervised(tmp_path, monkeypatch, engine=SLEEPER, worker="false", seconds=40.0)
+
+    waits = [after - before for before, after in pairwise(started)]
+    assert waits == sorted(waits)
+    assert len(waits) >= 4
+    assert waits[-1] > 3.0
+
+
+def test_the_logs_of_an_instance_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instance_supervisor, "cut_if_large", partial(cut_if_large, bytes_max=1000))
+    chatty = shlex.join([sys.executable, "-c", "import time; print('x' * 5000, flush=True); time.sleep(600)"])
+
+    supervised(tmp_path, monkeypatch, engine=chatty, worker=chatty, seconds=20.0)
+
+    assert [(tmp_path / f"e-{part}.log").stat().st_size < 1000 for part in ("engine", "worker")] == [True, True]
+
+
 async def test_no_argument_and_no_engine_has_the_deployments_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,8 +215,7 @@ async def test_no_argument_and_no_engine_has_the_deployments_secret(
     shown = tmp_path / "shown"
     code = f"import os, pathlib, time; pathlib.Path({str(shown)!r}).write_text(repr(dict(os.environ))); time.sleep(60)"
     engine = shlex.join([sys.executable, "-c", code])
-    template = InstanceTemplate(supervisor=SUPERVISOR, engine=engine, environment={"POINTSMAN_SECRET": "hush"})
-    provider = ProcessProvider(tmp_path, template)
+    provider = processes(tmp_path, engine, environment={"POINTSMAN_SECRET": "hush"})
     try:
         await provider.grow(1)
         await _until_told(tmp_path, 1)
@@ -93,7 +232,7 @@ async def test_no_argument_and_no_engine_has_the_deployments_secret(
 
 
 async def test_an_instance_ends_when_its_keeper_is_killed(tmp_path: Path) -> None:
-    provider = ProcessProvider(tmp_path, InstanceTemplate(supervisor=SUPERVISOR, engine=SLEEPER, environment={}))
+    provider = processes(tmp_path)
     await provider.grow(1)
     await _until_told(tmp_path, 1)
     os.kill(int((tmp_path / "scaled-1.lock").read_text()), signal.SIGKILL)
@@ -105,7 +244,7 @@ async def test_an_engine_that_does_not_stop_can_be_killed_while_it_is_waited_for
     deaf = tmp_path / "deaf"
     code = f"import signal, pathlib, time; signal.signal(15, signal.SIG_IGN); pathlib.Path({str(deaf)!r}).touch()"
     engine = shlex.join([sys.executable, "-c", code + "; time.sleep(60)"])
-    provider = ProcessProvider(tmp_path, InstanceTemplate(supervisor=SUPERVISOR, engine=engine, environment={}))
+    provider = processes(tmp_path, engine)
     await provider.grow(1)
     await _until_told(tmp_path, 1)
     await eventually(deaf.exists)
@@ -121,9 +260,7 @@ async def test_an_engine_that_does_not_stop_can_be_killed_while_it_is_waited_for
 async def test_an_instance_ends_with_the_fleet_that_it_belongs_to(tmp_path: Path) -> None:
     guard = tmp_path / "fleet.lock"
     guard.touch()  # nobody holds it: the fleet is gone
-    provider = ProcessProvider(
-        tmp_path / "instances", InstanceTemplate(supervisor=SUPERVISOR, engine=SLEEPER, environment={}, guard=guard)
-    )
+    provider = processes(tmp_path / "instances", guard=guard)
     await provider.grow(1)
 
     await _until_gone(provider)
@@ -131,7 +268,7 @@ async def test_an_instance_ends_with_the_fleet_that_it_belongs_to(tmp_path: Path
 
 def test_an_engine_without_a_command_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ProviderError, match="engine-command"):
-        ProcessProvider(tmp_path, InstanceTemplate(supervisor=SUPERVISOR, engine="", environment={}))
+        processes(tmp_path, engine="")
 
 
 async def _until_gone(provider: InstanceProvider) -> None:
@@ -172,7 +309,7 @@ class FakeServer(ABC):
                 parts = urlsplit(self.path)
                 fake.seen.append((self.command, parts.path))
                 status, answer = fake.answer(self.command, parts.path, parse_qs(parts.query), body)
-                content = b"" if answer is None else json.dumps(answer).encode()
+                content = answer if isinstance(answer, bytes) else json.dumps(answer).encode() * (answer is not None)
                 self.send_response(status)
                 self.send_header("content-type", "application/json")
                 self.send_header("content-length", str(len(content)))
@@ -203,6 +340,8 @@ class FakeDocker(FakeServer):
         self.containers: dict[str, dict[str, Any]] = {}
         self.stopped: list[str] = []
         self.start_status = 204
+        self.images = {"vllm"}
+        self.log = b""
 
     @override
     def answer(self, method: str, path: str, query: dict[str, list[str]], body: Any) -> tuple[int, Any]:
@@ -212,6 +351,8 @@ class FakeDocker(FakeServer):
             return 200, {"ApiVersion": "1.44", "MinAPIVersion": "1.24", "Version": "25"}
         if path == "containers/create":
             name = query["name"][0]
+            if body["Image"] not in self.images:
+                return 404, {"message": f"No such image: {body['Image']}"}
             if name in self.containers:
                 return 409, {"message": f"the name {name} is in use"}
             self.containers[name] = {"Config": body, "State": "created"}
@@ -237,6 +378,8 @@ class FakeDocker(FakeServer):
         if parts[-1] == "stop":
             self.stopped.append(name)
             return 204, None
+        if parts[-1] == "logs":
+            return 200, self.log
         made = self.containers[name]
         running = made["State"] == "running"
         address = f"172.18.0.{list(self.containers).index(name) + 2}" if running else ""
@@ -244,8 +387,13 @@ class FakeDocker(FakeServer):
             "Id": name,
             "Name": f"/{name}",
             "Created": "2026-11-21T07:00:00Z",
-            "State": {"Status": made["State"]},
-            "Config": {"Labels": made["Config"]["Labels"]},
+            "State": {
+                "Status": made["State"],
+                "ExitCode": 1,
+                "StartedAt": "2026-11-21T07:00:00.5Z",
+                "FinishedAt": "2026-11-21T07:00:07.5Z",
+            },
+            "Config": {"Labels": made["Config"]["Labels"], "Tty": True},
             "NetworkSettings": {"Networks": {"n": {"IPAddress": address}}},
         }
 
@@ -341,20 +489,46 @@ async def test_a_paused_container_stays_with_its_cache() -> None:
     assert len(lists) == 1
 
 
-async def test_a_container_that_ended_is_removed_and_replaced() -> None:
+async def test_a_container_that_ended_is_replaced_and_told_of() -> None:
+    """Its log goes with it."""
     pytest.importorskip("docker", reason="Docker's client is not installed")
     from pointsman.adapters.providers.docker import ContainerTemplate, DockerProvider
 
     fake = FakeDocker()
+    fake.log = b"loading\nno such model: m\n"
     template = ContainerTemplate(image="vllm", command="", network="n")
-    with fake.listening() as address:
+    with fake.listening() as address, capture_logs() as logged:
         provider = DockerProvider(PoolName("p"), template, url=f"tcp://{address}")
         await provider.grow(2)
         fake.containers["pointsman-p-scaled-1"]["State"] = "exited"
         left = await names(provider)
-        await provider.grow(2)
+        with pytest.raises(ProviderError) as told:
+            await provider.grow(2)
         again = await names(provider)
+        await provider.grow(2)
         await asyncio.to_thread(provider._docker.close)
 
     assert left == ["pointsman-p-scaled-2"]
     assert again == ["pointsman-p-scaled-1", "pointsman-p-scaled-2"]
+    why = "pointsman-p-scaled-1 ended by itself after 7 s: container ended with exit code 1: no such model: m"
+    assert str(told.value) == why
+    (ended,) = [entry for entry in logged if entry["event"] == "instance_ended"]
+    assert ended["log"] == ["loading", "no such model: m"]
+
+
+async def test_an_image_that_is_not_there_is_not_pulled_but_told_of() -> None:
+    """Pulling one takes minutes, in which the scaler would do nothing else."""
+    pytest.importorskip("docker", reason="Docker's client is not installed")
+    from pointsman.adapters.providers.docker import ContainerTemplate, DockerProvider
+
+    fake = FakeDocker()
+    fake.images.clear()
+    with fake.listening() as address:
+        provider = DockerProvider(
+            PoolName("p"), ContainerTemplate(image="vllm", command="", network="n"), url=f"tcp://{address}"
+        )
+        with pytest.raises(ProviderError, match=r"Docker has no image vllm; fetch it with: docker pull vllm"):
+            await provider.grow(1)
+        await asyncio.to_thread(provider._docker.close)
+
+    assert not [path for _, path in fake.seen if "images" in path]

@@ -3,15 +3,23 @@ simulated engines in one process, engines and clients over real sockets. No answ
 
 import asyncio
 from collections import Counter
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import pytest
+
+from pointsman.contracts.commands import DrainInstance, UndrainInstance
 from pointsman.contracts.decisions import RequestEnd, ScaleDecided
 from pointsman.contracts.fleet import InstanceJoined, InstanceRoleChanged
 from pointsman.contracts.requests import RequestArrived, RequestFinished
+from pointsman.ports import Link
+from pointsman.primitives import InstanceId
+from pointsman.runtime.settings import FleetSettings
 from pointsman.simulation.replay import verify
+from pointsman_cli import drain
 from tests.support.role_switching import roles, scale, scaler
-from tests.support.split_fleet import SplitFleet, simulated_split_fleet
+from tests.support.split_fleet import POOL, SplitFleet, simulated_split_fleet
 from tests.support.waiting import eventually
 
 COMPLETIONS = "/v1/completions"
@@ -91,3 +99,38 @@ async def test_roles_follow_a_load_that_turns_from_long_prompts_to_long_answers(
 
         assert {event.role for event in changes} == {"prefill", "decode"}
         await assert_nothing_is_lost(fleet, answers, {2, 150})
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["changed", "taken-back"])
+async def test_a_drain_into_a_role_waits_for_the_role_and_says_which_it_is(
+    kept: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with simulated_split_fleet(ROLES, role_switching=True) as (fleet, _):
+
+        @asynccontextmanager
+        async def link(*_: Any, **__: Any) -> AsyncIterator[Link]:
+            yield fleet.broker.client(fleet.clock, name="alice")
+
+        monkeypatch.setattr(drain, "connected_link", link)
+        done = asyncio.Event()
+        clients = [asyncio.create_task(asked_in_a_row(fleet, f"c{n}", done, prompt=64, output=200)) for n in range(6)]
+        queues = fleet.scheduler.state.workload.queues
+        await eventually(lambda: "e2" in queues and queues[InstanceId("e2")].requests > 0)
+        instance, settings = InstanceId("e2"), FleetSettings(pool=POOL)
+        command = DrainInstance(instance=instance, reason="test", becomes="prefill")
+        waiting = asyncio.create_task(drain._drain(settings, command, wait=True, as_json=False))
+        await eventually(lambda: "e2: role decode" in capsys.readouterr().out)
+        if kept:
+            await drain._drain(settings, UndrainInstance(instance=instance), wait=False, as_json=False)
+        async with asyncio.timeout(30.0):
+            code = await waiting
+        role, said = fleet.scheduler.state.fleet[instance].role, capsys.readouterr()
+        done.set()
+        await asyncio.gather(*clients)
+
+    if kept:
+        assert (code, role) == (1, "decode")
+        assert "e2 stays with the role decode" in said.err
+    else:
+        assert (code, role) == (0, "prefill")
+        assert said.out.splitlines()[-1] == "e2 has the role prefill and is back in service"

@@ -265,6 +265,24 @@ async def test_engines_that_do_not_answer_are_not_started_over_and_over() -> Non
 
 
 @in_virtual_time
+async def test_a_size_that_the_pool_has_lost_is_not_told_as_done() -> None:
+    """The log goes on saying that it was applied."""
+    async with pool() as (world, provider), running(scaler := scaler_of(world, provider, "s1")):
+        await scale(world, 2)
+        await settled(world, 2)
+        await eventually(lambda: scaler.state.scaling.is_applied)
+        provider.answering = False  # of what starts now
+        await provider.stop(InstanceId("e1"))
+        await asyncio.sleep(2.0)
+        missing = await scale(world, 2)
+        provider.answering = True
+        await world.append(world.joined("e1", epoch=provider.kept[InstanceId("e1")]))
+        await settled(world, 2)
+
+    assert (missing.ready, missing.coming, missing.applied) == (1, 1, False)
+
+
+@in_virtual_time
 async def test_a_provider_in_trouble_is_told_of_and_the_pool_goes_on() -> None:
     async with pool() as (world, provider), running(scaler_of(world, provider, "s1")):
         await settled(world, 1)
@@ -468,14 +486,15 @@ async def test_what_an_automatic_policy_wants_of_a_static_provider_is_left_to_pe
         await world.append(world.joined("b"), reported("b", 0, []))
 
         async def left_to_people() -> bool:
-            return bool((await scale(world, None)).by_hand)
+            answer = await scale(world, None)
+            return bool(answer.by_hand) and not answer.applied  # which is of the last tick
 
         await eventually(left_to_people)
         answer = await scale(world, None)
         scaler.desired()
         read = await scale(world, None)
 
-    assert (answer.wanted, answer.applied) == (1, True)
+    assert (answer.wanted, answer.applied) == (1, False)
     assert "2 are there; stop 1 by hand" in answer.by_hand
     assert read.by_hand == "", "an autoscaler does it"
 

@@ -36,7 +36,7 @@ def _made(settings: ScalerSettings) -> InstanceProvider:
                 environment=_worker_environment(settings),
                 guard=guard,
             )
-            return ProcessProvider(Path(settings.engine_directory).resolve(), template)
+            return ProcessProvider(Path(settings.engine_directory).resolve(), template, PoolName(settings.pool))
         case "docker":
             containers = ContainerTemplate(
                 image=settings.docker_engine_image,

@@ -42,9 +42,10 @@ class WantedSize:
 
     @property
     def is_applied(self) -> bool:
-        """Also before the log says so, within a tick."""
+        """Whether the pool has this size now, as of the last tick; before the first one, whether it has had it. The log
+        says only that it has had it: instances may have ended since."""
         total, status = self.total, self.runner.status
-        if self.state.scaling.is_applied or status is None or total is None:
+        if status is None or total is None:
             return self.state.scaling.is_applied
         switches = status.switching or role_switches(self.state, self.roles)
         return status.settled(total) and not switches

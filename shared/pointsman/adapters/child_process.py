@@ -54,6 +54,10 @@ def kill_group(process: "subprocess.Popen[bytes]") -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
+def described_exit(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> Callable[[], None] | None:
     """Returns a `preexec_fn` that makes the kernel send `number` when the starting thread ends; None outside Linux.
     Call it from a thread that stays, in a process without other threads: the child could deadlock on their locks."""

@@ -22,6 +22,7 @@ class Docker:
         self.errors: tuple[type[Exception], ...] = (docker.errors.DockerException, OSError)
         """What a call raises if the daemon does not do as asked."""
         self.not_found: type[Exception] = docker.errors.NotFound
+        self.image_not_found: type[Exception] = docker.errors.ImageNotFound
 
     def connected(self, *, timeout: int | None) -> Any:
         """A DockerClient. `timeout`: wall seconds of a call. Raises `errors`."""

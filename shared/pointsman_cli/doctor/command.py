@@ -17,6 +17,7 @@ from pointsman_cli.doctor.engine_failures import EngineFailures
 from pointsman_cli.doctor.examination import Diagnosis, Examiner, examine
 from pointsman_cli.doctor.findings import Severity
 from pointsman_cli.doctor.fleet_health import FleetHealth
+from pointsman_cli.doctor.fleet_size import FleetSize
 from pointsman_cli.doctor.isolation import Isolation
 from pointsman_cli.doctor.lateness import Lateness
 from pointsman_cli.doctor.live_fleet import LiveFleet
@@ -43,6 +44,7 @@ EXAMINERS: tuple[type[Examiner], ...] = (
     Lateness,
     Service,
     FleetHealth,
+    FleetSize,
     EngineFailures,
     Caches,
     EmptiedCaches,
@@ -68,7 +70,7 @@ def doctor_command(place: str | None, pool: str | None, as_json: bool) -> None:
       pointsman doctor --from .pointsman/archive.sqlite --json | jq '.findings[] | select(.severity == "serious")'
 
     Checks the log (holes, lost writes, slow, full, leaders), requests (unended, failed, rejected), SLO attainment (by instance, tenant,
-    length and prefix), instances (silent, gone, flapping), caches (gaps, unverified, wrong keys), predictions (bias, slow
+    length and prefix), instances (silent, gone, flapping, too few), caches (gaps, unverified, wrong keys), predictions (bias, slow
     engines, missed hits), balance, clocks (skew, late events), and isolation of cache groups. Lists admin actions. Machine
     times are wall seconds, request times engine seconds. Exit codes: 1 a serious finding, 2 no log.
     """

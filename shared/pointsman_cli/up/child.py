@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from pointsman.adapters.backoff import RestartBackoff
 from pointsman.adapters.child_process import kill_group, spawn
+from pointsman.adapters.log_files import last_line, log_bytes, log_end
 from pointsman.adapters.tcp_ports import LOOPBACK
 from pointsman.runtime.embedded_nats import NatsStartError, start_nats
 from pointsman.runtime.log_connection import LOST_EVENT
@@ -25,7 +26,6 @@ from pointsman_cli.up.scripts import MissingScriptError, console_script
 POLL_SECONDS = 0.05
 READY_PROBE_SECONDS = 2.0
 TAIL_LINES = 15
-TAIL_BYTES = 16_384
 LAST_LINE_CHARS_MAX = 100
 LOST_COUNT = re.compile(r'\bcount(?:=|": ?)(\d+)')
 
@@ -45,7 +45,7 @@ class ChildProcess(ABC):
         self._backoff = RestartBackoff()
         self._stopped_from: int | None = None
         """Bytes of its log when it was told to stop."""
-        self._began_from = self._log_bytes()
+        self._began_from = log_bytes(self.log_file)
 
     @abstractmethod
     async def start(self) -> None:
@@ -83,7 +83,7 @@ class ChildProcess(ABC):
     def _signal(self, number: signal.Signals) -> None:
         if self._process and self._process.poll() is None:
             if self._stopped_from is None:
-                self._stopped_from = self._log_bytes()
+                self._stopped_from = log_bytes(self.log_file)
             self._process.send_signal(number)
 
     def kill(self) -> None:
@@ -92,29 +92,13 @@ class ChildProcess(ABC):
 
     def log_tail(self) -> list[str]:
         """Of this run of the fleet; the file goes on from earlier ones."""
-        return self._log_end(self._began_from)[-TAIL_LINES:]
+        return log_end(self.log_file, self._began_from)[-TAIL_LINES:]
 
     def writes_lost_at_stop(self) -> int:
         """Of its log events, by its log; 0 before it was told to stop."""
         if self._stopped_from is None:
             return 0
-        return sum(map(lost_writes, self._log_end(self._stopped_from)))
-
-    def _log_bytes(self) -> int:
-        try:
-            return self.log_file.stat().st_size
-        except OSError:
-            return 0
-
-    def _log_end(self, since: int) -> list[str]:
-        """Whole or partial lines of the last TAIL_BYTES, not before byte `since` unless the file was shortened."""
-        try:
-            with self.log_file.open("rb") as log:
-                size = self.log_file.stat().st_size
-                log.seek(max(since if since <= size else 0, size - TAIL_BYTES))
-                return log.read().decode(errors="replace").splitlines()
-        except OSError:
-            return []
+        return sum(map(lost_writes, log_end(self.log_file, self._stopped_from)))
 
 
 class ServiceProcess(ChildProcess):
@@ -145,7 +129,9 @@ class ServiceProcess(ChildProcess):
         try:
             status, body = await http_get(self._plan.probe_url, timeout=READY_PROBE_SECONDS)
         except NoAnswerError:
-            self.waiting_for = self._last_log_line() if self._plan.foreign else ""
+            self.waiting_for = (
+                last_line(self.log_file, self._began_from)[:LAST_LINE_CHARS_MAX] if self._plan.foreign else ""
+            )
             return False
         missing = missing_parts(body)
         self.waiting_for = ", ".join(f"{part}: {reason}" for part, reason in missing.items())
@@ -157,10 +143,6 @@ class ServiceProcess(ChildProcess):
     def stop(self) -> None:
         """On SIGINT an ingress skips its lame-duck phase, and a worker's instance leaves the fleet."""
         self._signal(signal.SIGTERM if self._plan.foreign else signal.SIGINT)
-
-    def _last_log_line(self) -> str:
-        lines = [line for line in self.log_tail() if line.strip()]
-        return lines[-1].strip()[:LAST_LINE_CHARS_MAX] if lines else ""
 
 
 class NatsProcess(ChildProcess):
@@ -179,10 +161,6 @@ class NatsProcess(ChildProcess):
     @override
     async def is_ready(self) -> bool:
         return self.exit_code is None  # start_nats returns when it answers
-
-
-def described_exit(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def lost_writes(line: str) -> int:

@@ -9,8 +9,9 @@ from enum import Enum
 from typing import Any
 
 from pointsman.adapters.backoff import RESTART_WAIT_SECONDS_MAX
+from pointsman.adapters.child_process import described_exit
 from pointsman.runtime.supervision import STOP_SECONDS_MAX as SERVICE_STOP_SECONDS_MAX
-from pointsman_cli.up.child import START_ERRORS, ChildProcess, described_exit
+from pointsman_cli.up.child import START_ERRORS, ChildProcess
 
 READY_POLL_SECONDS = 0.1
 

@@ -105,7 +105,7 @@ class FleetSession:
     async def _keep(self) -> None:
         beside = [
             asyncio.ensure_future(self._report_visibility()),
-            asyncio.ensure_future(bound_logs((self._plan.data / LOGS_DIRECTORY, self._plan.instances))),
+            asyncio.ensure_future(bound_logs(self._plan.data / LOGS_DIRECTORY)),
         ]
         try:
             await self._runner.keep()

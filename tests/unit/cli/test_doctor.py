@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from pointsman.contracts.cache import CacheCleared, CacheEvent, CacheGap, CacheSnapshot
 from pointsman.contracts.codec import LogEvent, encode
-from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestPlaced, WritesLost
+from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestPlaced, ScaleDecided, WritesLost
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import (
     FleetEvent,
@@ -482,6 +482,38 @@ def test_a_fleet_of_which_everybody_drains_is_serious_and_said_first(healthy: En
         "at the end of the log no instance takes requests",
     )
     assert findings[0]["evidence"] == [f"{name} drains: pointsman drain {name} --undo" for name in sorted(names)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "policy", "by", "seconds", "told"),
+    [
+        (5, "slo_attainment", "", 90.0, True),
+        (5, "manual", "alice", 90.0, True),
+        (5, "manual", "", 90.0, False),
+        (5, "slo_attainment", "", 30.0, False),
+        (3, "slo_attainment", "", 90.0, False),
+    ],
+)
+def test_a_fleet_with_fewer_engines_than_wanted_is_told_with_the_reason(
+    healthy: Entries, tmp_path: Path, *, wanted: int, policy: str, by: str, seconds: float, told: bool
+) -> None:
+    last = max(entry.event.at for entry in healthy if entry.event is not None)
+    decided = ScaleDecided(
+        at=last, policy=policy, settings={}, current=3, wanted=wanted, reason="busy", number=1, by=by
+    )
+    events: list[LogEvent] = [decided]
+    events += [reported(f"engine-{n}", 10_000, [], at=last + seconds) for n in (1, 2, 3)]
+    entries = [LogEntry(0, subject_of(PoolName("default"), e), encode(e), e) for e in events]
+    _, findings = diagnosed(renumbered([*healthy, *entries]), tmp_path)
+
+    found = [finding for finding in findings if "than wanted" in finding["what"]]
+    assert [finding["what"] for finding in found] == ["fewer engines ready than wanted for 90 s: 3 of 5"] * told
+    if told:
+        assert found[0]["evidence"] == [
+            "2 not in the fleet: not started, ended, or without a worker that joined",
+            "5 were decided because: busy",
+        ]
+        assert "pointsman scale" in found[0]["advice"]
 
 
 @pytest.mark.parametrize(("seconds", "stalled"), [(0.0, False), (1.5, False), (42.0, True)])

@@ -6,14 +6,18 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, TypeVar
 
 import structlog
 from typing_extensions import override
 
+from pointsman.adapters.child_process import described_exit
 from pointsman.adapters.discovery.targets import instance_name
 from pointsman.adapters.docker_api import Docker, DockerMissingError
 from pointsman.adapters.providers.names import free_names
+from pointsman.adapters.providers.unasked_ends import UnaskedEnds
+from pointsman.contracts.codec import short_reason
 from pointsman.ports import InstanceProvider, ProvidedInstance, ProviderError, ProviderUnreachableError
 from pointsman.primitives import InstanceId, PoolName, Seconds, WallSeconds
 
@@ -24,6 +28,8 @@ PART_LABEL = "pointsman.part"
 STOP_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 CALL_WALL_SECONDS = 30
 LOG_FILES = {"max-size": "10m", "max-file": "5"}
+LOG_LINES = 20
+"""Kept, in the scaler's log, of a container that ended."""
 ALIVE = ("created", "running", "restarting", "paused")
 """A paused engine keeps its cache."""
 NOT_FOUND, CONFLICT = 404, 409
@@ -53,7 +59,8 @@ class DockerProvider(InstanceProvider):
             daemon = Docker(url)
         except DockerMissingError as error:
             raise ProviderError(str(error)) from error
-        self._errors = daemon.errors
+        self._errors, self._image_not_found = daemon.errors, daemon.image_not_found
+        self._ends = UnaskedEnds()
         try:
             self._docker: Any = daemon.connected(timeout=CALL_WALL_SECONDS)
         except self._errors as error:
@@ -90,19 +97,36 @@ class DockerProvider(InstanceProvider):
         containers = self._containers()
         alive = {container.name for container in containers if container.status in ALIVE}
         for container in containers:
+            if container.status == "exited":
+                self._note_end(container)
             if container.name not in alive:
                 self._remove(container)
-        for free in free_names([name.removeprefix(self._prefix) for name in alive]):
-            if len(alive) >= total:
-                return
-            self._start(self._prefix + free)
-            alive.add(self._prefix + free)
+        names = free_names([name.removeprefix(self._prefix) for name in alive])
+        for name in islice(names, max(0, total - len(alive))):
+            self._start(self._prefix + name)
+        self._ends.tell()
+
+    def _note_end(self, container: Any) -> None:
+        """Before it is removed, with its log."""
+        state, lines = container.attrs["State"], self._log_end(container)
+        words = next((line for line in reversed(lines) if line), "")
+        why = f"container {described_exit(int(state['ExitCode']))}{f': {words}' if words else ''}"
+        ran = _moment(state["FinishedAt"]) - _moment(state["StartedAt"])
+        self._ends.note(container.name, short_reason(why), ran_seconds=max(0.0, ran.total_seconds()), lines=lines)
+
+    def _log_end(self, container: Any) -> list[str]:
+        """Empty where Docker does not give it, as behind the Docker gate."""
+        try:
+            text: bytes = container.logs(tail=LOG_LINES)
+        except self._errors:
+            return []
+        return [short_reason(line.strip()) for line in text.decode(errors="replace").splitlines()]
 
     def _start(self, name: str) -> None:
         template = self._template
         alias = template.dns.rpartition(":")[0]
         try:
-            self._docker.containers.run(
+            container = self._docker.containers.create(  # not `run`, which pulls a missing image first
                 template.image,
                 [part.replace("{instance}", name) for part in shlex.split(template.command)],
                 name=name,
@@ -116,6 +140,10 @@ class DockerProvider(InstanceProvider):
                 log_config={"type": "json-file", "config": LOG_FILES},
                 detach=True,
             )
+            container.start()
+        except self._image_not_found as error:
+            missing = f"Docker has no image {template.image}; fetch it with: docker pull {template.image}"
+            raise ProviderError(missing) from error
         except self._errors as error:
             if getattr(error, "status_code", None) == CONFLICT:
                 return  # another scaler was faster
@@ -161,5 +189,9 @@ class DockerProvider(InstanceProvider):
 
 
 def _age(attributes: Mapping[str, Any]) -> Seconds:
-    created = datetime.fromisoformat(str(attributes["Created"])[:19]).replace(tzinfo=UTC)
-    return max(0.0, (datetime.now(UTC) - created).total_seconds())
+    return max(0.0, (datetime.now(UTC) - _moment(attributes["Created"])).total_seconds())
+
+
+def _moment(text: object) -> datetime:
+    """Whole seconds."""
+    return datetime.fromisoformat(str(text)[:19]).replace(tzinfo=UTC)

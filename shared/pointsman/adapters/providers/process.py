@@ -1,6 +1,7 @@
 """Instances as local processes, each with a supervisor (`runtime.instance_supervisor`) that outlives the scaler. A
 supervisor inherits its instance's file lock, which shows that it runs and keeps two scalers from starting the same
-name."""
+name. Several pools may share a directory: NAME.pool beside NAME.lock names the pool. Without one the instance belongs to
+whoever asks, because earlier releases did not write it."""
 
 import asyncio
 import contextlib
@@ -13,16 +14,19 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import structlog
 from typing_extensions import override
 
-from pointsman.adapters.child_process import spawn
+from pointsman.adapters.child_process import described_exit, spawn
 from pointsman.adapters.file_lock import is_locked, try_lock
+from pointsman.adapters.log_files import last_line, log_bytes
 from pointsman.adapters.providers.names import free_names
+from pointsman.adapters.providers.unasked_ends import UnaskedEnds
 from pointsman.ports import InstanceProvider, ProvidedInstance, ProviderError
-from pointsman.primitives import InstanceId, WallSeconds
+from pointsman.primitives import InstanceId, PoolName, Seconds, WallSeconds
 
 log = structlog.get_logger()
 
@@ -44,14 +48,27 @@ class InstanceTemplate:
     guard: Path | None = None
 
 
+@dataclass(slots=True, kw_only=True)
+class _Supervisor:
+    """Started here. `log_from`: bytes of its log at its start. `stopped`: here."""
+
+    instance: InstanceId
+    process: "subprocess.Popen[bytes]"
+    started_at: Seconds
+    log_from: int
+    stopped: bool = False
+
+
 class ProcessProvider(InstanceProvider):
     name = "process"
 
-    def __init__(self, directory: Path, template: InstanceTemplate) -> None:
-        """Raises ProviderError for an invalid command line."""
+    def __init__(self, directory: Path, template: InstanceTemplate, pool: PoolName | None) -> None:
+        """`pool` None: the instances of all pools. Raises ProviderError for an invalid command line."""
         self._directory = directory
+        self._pool = pool
         self._template = template
-        self._supervisors: list[subprocess.Popen[bytes]] = []
+        self._supervisors: list[_Supervisor] = []
+        self._ends = UnaskedEnds()
         try:
             self._engine = shlex.split(template.engine)
         except ValueError as error:
@@ -70,18 +87,18 @@ class ProcessProvider(InstanceProvider):
     @override
     async def grow(self, total: int) -> None:
         with self._growing():
-            running = {name for name, _ in self._running_instances()}
-            for name in free_names(running):
-                if len(running) >= total:
-                    return
+            missing = total - len(self._running_instances())
+            for name in islice(free_names([lock.stem for lock in self._held_locks()]), max(0, missing)):
                 self._start(name)
-                running.add(name)
+        self._ends.tell()
 
     @override
     async def stop(self, instance: InstanceId) -> None:
-        if not is_locked(self._lock_file(instance)):
+        if not is_locked(self._lock_file(instance)) or not self._is_ours(instance):
             return
         pid = self._supervisor_pid(instance)
+        for supervisor in self._supervisors:
+            supervisor.stopped |= supervisor.instance == instance
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
         if await self._ended(instance, STOP_WALL_SECONDS):
@@ -99,12 +116,21 @@ class ProcessProvider(InstanceProvider):
             os.kill(self._supervisor_pid(instance), signal.SIGQUIT)
 
     def _running_instances(self) -> list[tuple[InstanceId, float]]:
-        locks = sorted(self._directory.glob("*.lock"))
+        """Of this pool, with the time of their start."""
         return [
-            (InstanceId(lock.stem), lock.stat().st_mtime)
-            for lock in locks
-            if lock.stem != GROWTH_LOCK and is_locked(lock)
+            (InstanceId(lock.stem), lock.stat().st_mtime) for lock in self._held_locks() if self._is_ours(lock.stem)
         ]
+
+    def _held_locks(self) -> list[Path]:
+        """Of the instances of all pools."""
+        return [lock for lock in sorted(self._directory.glob("*.lock")) if lock.stem != GROWTH_LOCK and is_locked(lock)]
+
+    def _is_ours(self, instance: str) -> bool:
+        try:
+            owner = self._pool_file(instance).read_text()
+        except OSError:
+            return True
+        return self._pool in (None, owner)
 
     @contextlib.contextmanager
     def _growing(self) -> Iterator[None]:
@@ -129,19 +155,23 @@ class ProcessProvider(InstanceProvider):
             "lock": str(self._lock_file(name)),
         }
         with self._lock_file(name).open("wb") as lock:
+            self._pool_file(name).write_text(self._pool or "")  # before the lock, which makes it an instance
             if not try_lock(lock):
                 taken = f"{name} was started by another scaler"
                 raise ProviderError(taken)
-            supervisor = spawn(
+            log_from = log_bytes(self._log_file(name))
+            process = spawn(
                 [sys.executable, "-m", self._template.supervisor],
                 environment=os.environ | {SPEC_VARIABLE: json.dumps(spec)},
-                output=self._directory / f"{name}.log",
+                output=self._log_file(name),
                 pass_fds=(lock.fileno(),),
                 session=True,
                 parent_death=None,
             )
-        self._supervisors.append(supervisor)
-        log.info("instance_started", instance=name, supervisor=supervisor.pid)
+        self._supervisors.append(
+            _Supervisor(instance=name, process=process, started_at=time.monotonic(), log_from=log_from)
+        )
+        log.info("instance_started", instance=name, supervisor=process.pid)
 
     def _supervisor_pid(self, instance: InstanceId) -> int:
         try:
@@ -160,14 +190,31 @@ class ProcessProvider(InstanceProvider):
         return True
 
     def _reap(self) -> None:
-        self._supervisors = [process for process in self._supervisors if process.poll() is None]
+        supervisors, self._supervisors = self._supervisors, []
+        for supervisor in supervisors:
+            code = supervisor.process.poll()
+            if code is None:
+                self._supervisors.append(supervisor)
+            elif code and not supervisor.stopped:
+                why = last_line(self._log_file(supervisor.instance), supervisor.log_from) if code > 0 else ""
+                ran_seconds = time.monotonic() - supervisor.started_at
+                self._ends.note(
+                    supervisor.instance, why or f"its supervisor {described_exit(code)}", ran_seconds=ran_seconds
+                )
 
     def _lock_file(self, instance: InstanceId) -> Path:
         return self._directory / f"{instance}.lock"
 
+    def _log_file(self, instance: InstanceId) -> Path:
+        """Of its supervisor."""
+        return self._directory / f"{instance}.log"
+
+    def _pool_file(self, instance: str) -> Path:
+        return self._directory / f"{instance}.pool"
+
 
 async def stop_all(directory: Path) -> None:
-    """Stop every instance of the directory, also those starting, within twice the bound of one."""
+    """Stop every instance of the directory, of all pools, also those starting, within twice the bound of one."""
     provider = _provider_of(directory)
     deadline = time.monotonic() + 2 * float(STOP_WALL_SECONDS)
     while (running := await provider.running()) and time.monotonic() < deadline:
@@ -182,4 +229,4 @@ async def kill_all(directory: Path) -> None:
 
 
 def _provider_of(directory: Path) -> ProcessProvider:
-    return ProcessProvider(directory, InstanceTemplate(supervisor="", engine="none", environment={}))
+    return ProcessProvider(directory, InstanceTemplate(supervisor="", engine="none", environment={}), pool=None)

@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
+from pointsman.adapters import log_files
 from pointsman.adapters.child_process import spawn
-from pointsman_cli.up import log_files
-from pointsman_cli.up.log_files import cut_if_large
+from pointsman.adapters.log_files import cut_if_large
 
 
 def test_a_log_that_grows_too_large_is_cut_while_it_is_written(tmp_path: Path) -> None:
