@@ -12,7 +12,13 @@ from pointsman.contracts.commands import FleetDescribed, InstanceDescribed, Rout
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import InstanceJoined, InstanceReported, PrefillCost
 from pointsman.contracts.reasons import CancelCause
-from pointsman.contracts.requests import PrefillFinished, RequestCancelled, RequestFailed, RequestFinished
+from pointsman.contracts.requests import (
+    PrefillFinished,
+    RequestArrived,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+)
 from pointsman.ports import LogEntry
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, SessionId, Tenant, Term
 
@@ -112,6 +118,16 @@ def given_up_before_each_end(entries: Sequence[LogEntry]) -> list[LogEntry]:
         payload = encode(event) if event is not None else entry.payload
         found.append(LogEntry.read(len(found) + 1, entry.subject, payload))
     return found
+
+
+def with_several_answers(entries: Sequence[LogEntry]) -> list[LogEntry]:
+    """The log as it would be if every request had asked for two answers, or had two prompts."""
+    return [
+        LogEntry.read(entry.sequence, entry.subject, encode(replace(entry.event, answers=2)))
+        if isinstance(entry.event, RequestArrived)
+        else entry
+        for entry in entries
+    ]
 
 
 def fleet_described(**fields: Any) -> FleetDescribed:

@@ -123,6 +123,16 @@ def _points(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
+def untold_note(tally: Tally) -> str:
+    """Empty if all finished requests count."""
+    if not tally.untold:
+        return ""
+    return (
+        f"{tally.untold:,} finished requests count nowhere: their engines told no cached tokens, or only the sum for several "
+        "answers or prompts"
+    )
+
+
 def loaded_note(tally: Tally) -> str:
     """Empty if nothing was loaded back."""
     if not tally.loaded_tokens:

@@ -7,7 +7,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from pointsman.contracts.requests import RequestArrived, RequestFinished
+from pointsman.contracts.requests import RequestArrived, RequestFinished, cached_of_keys
 from pointsman_cli.explain.candidates import listed, others
 from pointsman_cli.explain.diagnosis import details, headline, reasons, verdict
 from pointsman_cli.explain.lookup import Slow
@@ -176,7 +176,7 @@ def _show_predictions(console: Console, timeline: RequestTimeline) -> None:
     if decision is None or decision.predicted_ttft is None:
         return
     rows = table("", ">predicted", ">real")
-    real = end.cached_tokens if isinstance(end, RequestFinished) else -1
+    real = cached_of_keys(end, timeline.answers) if isinstance(end, RequestFinished) else -1
     rows.add_row("cached tokens", f"{decision.predicted_cached_tokens:,}", f"{real:,}" if real >= 0 else "-")
     what = "TTFT" if timeline.arrival is None or timeline.arrival.streaming else "TTFT (real: the whole answer)"
     upper = decision.predicted_ttft_upper

@@ -15,7 +15,7 @@ from pointsman.contracts.requests import (
     is_given_up,
 )
 from pointsman.ports import LogEntry
-from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Sequence, Tenant, Term, Tokens
+from pointsman.primitives import Answers, EngineSeconds, InstanceId, RequestId, Sequence, Tenant, Term, Tokens
 
 NOT_KNOWN = "not known"
 """Status of an instance that joined before the log begins."""
@@ -54,6 +54,7 @@ class QueuedAhead:
     stage: str
     waited_seconds: EngineSeconds
     inside_seconds: EngineSeconds
+    answers: Answers
     uncached_tokens: Tokens
     """As predicted. What its engine reported is in `RequestTimeline.delivered`."""
     prefill_seconds: EngineSeconds
@@ -168,6 +169,8 @@ class RequestTimeline:
     entries: list[LogEntry] = field(default_factory=list)
     elected: set[Term] = field(default_factory=set)
     fenced: set[Sequence] = field(default_factory=set)
+    answers: Answers = 1
+    """Known with its first decision."""
     decisions: list[DecisionRecord] = field(default_factory=list)
     refused: list[tuple[Sequence, MigrationRefused]] = field(default_factory=list)
     grants: list[GrantRecord] = field(default_factory=list)

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from pointsman.analysis.ladder import HitRateLadder
 from pointsman.analysis.ladder_figures import RUNG_HEADINGS, RUNGS, Tally
-from pointsman.analysis.ladder_verdict import Gap, Verdict, loaded_note, verdict
+from pointsman.analysis.ladder_verdict import Gap, Verdict, loaded_note, untold_note, verdict
 from pointsman.simulation.replay.folding import copy_state
 from pointsman.state.fleet import Knowledge
 from pointsman.state.state import State
@@ -81,8 +81,8 @@ def _notes(judged: Verdict, total: Tally, beginning: StartPoint, state: State) -
         notes.append(judged.note)
     if loaded := loaded_note(total):
         notes.append(loaded)
-    if total.untold:
-        notes.append(f"engines told no cached tokens of {total.untold:,} finished requests, which count nowhere")
+    if untold := untold_note(total):
+        notes.append(untold)
     blind = sorted(i.id for i in state.fleet.instances if i.knowledge is Knowledge.BLIND)
     if blind:
         notes.append(

@@ -1,6 +1,7 @@
 """The ladder on small logs: what counts, when, and what changes nothing."""
 
 from itertools import count
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -38,12 +39,12 @@ class Told:
             self.ladder.apply(event, self.state)
 
     def places(
-        self, request: str, instance: str, keys: list[int], *, at: float, hit: int = 0, tenant: str = "t"
+        self, request: str, instance: str, keys: list[int], *, at: float, hit: int = 0, tenant: str = "t", **fields: Any
     ) -> RequestPlaced:
         packed, prompt = pack_keys([BlockKey(key) for key in keys]), len(keys) * BLOCK + 1
         arrived = RequestArrived(
             at=at, request=RequestId(request), arrived_at=at, ingress="i", tenant=Tenant(tenant), keys=packed,
-            prompt_tokens=prompt, max_output_tokens=1, slo_ttft=5.0, slo_tpot=0.1,
+            prompt_tokens=prompt, max_output_tokens=1, slo_ttft=5.0, slo_tpot=0.1, **fields,
         )  # fmt: skip
         placed = RequestPlaced(
             at=at, request=RequestId(request), instance=InstanceId(instance), hit_blocks=hit,
@@ -81,6 +82,17 @@ def test_a_prompt_does_not_see_itself_and_the_next_one_does() -> None:
     assert told.tokens == {
         "unbounded": TOKENS, "capacity": TOKENS, "perfect": 0, "known": 0, "chosen": 0, "delivered": 0,
     }  # fmt: skip
+
+
+def test_of_several_answers_or_prompts_nobody_told_how_much_of_the_first_was_cached() -> None:
+    told = Told()
+    told.tell(stored("a", 1, PROMPT, at=1.0))
+    told.places("r1", "a", PROMPT, at=20.0, hit=4, answers=3)
+    told.ends("r1", "a", at=21.0, cached=3 * TOKENS)
+    told.serves("r2", "a", PROMPT, at=40.0, cached=TOKENS)
+
+    assert told.tokens["delivered"] == TOKENS
+    assert (told.ladder.figures.ever.untold, told.ladder.figures.ever.requests) == (1, 1)
 
 
 def test_the_best_engine_is_what_its_events_tell() -> None:

@@ -52,7 +52,15 @@ from pointsman_cli.history.start_point import StartPoint
 from pointsman_cli.main import main
 from pointsman_cli.options import as_given
 from pointsman_cli.terminal import wall_time
-from tests.support.events import fleet_described, given_up, given_up_before_each_end, joined, reported, stored
+from tests.support.events import (
+    fleet_described,
+    given_up,
+    given_up_before_each_end,
+    joined,
+    reported,
+    stored,
+    with_several_answers,
+)
 from tests.support.failing_pool import FailingPool
 from tests.support.failing_pool import policies as failing_policies
 from tests.support.headless import write_headless
@@ -241,6 +249,16 @@ def test_a_request_that_its_leader_gave_up_is_judged_by_the_end_that_its_ingress
     assert {finding["area"] for finding in plain} >= areas
     assert [finding for finding in told if finding is not lost] == plain
     assert lost["evidence"][1].startswith(f"{ends} of them ended after all")
+
+
+def test_cached_tokens_of_several_answers_or_prompts_say_nothing_of_a_cache(tmp_path: Path) -> None:
+    log = _slow_and_forgetful()
+    plain, several = (diagnosed(some, tmp_path)[1] for some in (log, with_several_answers(log)))
+    of_caches = re.compile("behind its back|cache hits are predicted wrongly")
+
+    assert len([finding for finding in plain if of_caches.search(finding["what"])]) == 4
+    assert not [finding for finding in several if of_caches.search(finding["what"])]
+    assert not [line for finding in several for line in finding["evidence"] if "cached" in line]
 
 
 def test_an_ingress_ends_what_its_leader_gave_up_once() -> None:

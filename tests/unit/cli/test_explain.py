@@ -27,7 +27,7 @@ from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.history.bundle import BundleHistory, write_bundle
 from pointsman_cli.history.sources import Header
 from pointsman_cli.main import main
-from tests.support.events import fleet_described, given_up_before_each_end
+from tests.support.events import fleet_described, given_up_before_each_end, with_several_answers
 from tests.support.failing_pool import FailingPool
 from tests.support.headless import write_headless
 from tests.support.hung_ingress import HANGS, with_hung_ingress
@@ -194,6 +194,21 @@ def test_requests_that_were_given_up_behind_their_first_tokens_change_no_verdict
     assert told.delivered == plain.delivered
     assert verdict(told) == verdict(plain)
     assert verdict(plain).cause is Cause.SLOW_ENGINE
+
+
+def test_a_sum_of_cached_tokens_for_several_answers_or_prompts_makes_no_index_stale() -> None:
+    emptied = {"engine-1": 10.0, "engine-2": 10.0, "engine-3": 10.0}
+    log = ServedLog(requests=80, gap=0.2, emptied=emptied, policies=policy_set(routing="round_robin")).entries
+    settings = pool_settings(log)
+    ends = [entry.event for entry in log if isinstance(entry.event, RequestFinished)]
+    plain, several = (
+        [timeline_of(some, end.request, settings) for end in ends[-60:]] for some in (log, with_several_answers(log))
+    )
+
+    assert any(verdict(timeline).cause is Cause.STALE_INDEX for timeline in plain)
+    assert any(timeline.delivered for timeline in plain)
+    assert not any(verdict(timeline).cause is Cause.STALE_INDEX for timeline in several)
+    assert not any("stale" in reason for timeline in several for reason in reasons(timeline))
 
 
 def test_a_first_token_that_came_while_its_ingress_hung_blames_no_engine() -> None:
