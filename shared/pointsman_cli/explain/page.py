@@ -84,11 +84,11 @@ def show_slowest(console: Console, slowest: Sequence[Slow], speed: float) -> Non
             f"{wall_time(slow.arrived_at, speed):%H:%M:%S}",
             slow.instance,
             slow.tenant or "-",
-            Text(seconds(slow.ttft), style=ENDED_LATE if slow.late_seconds > 0 else ""),
-            seconds(slow.slo_ttft),
+            Text(seconds(slow.ttft), style=ENDED_LATE if slow.is_late else ""),
+            "-" if slow.slo_ttft is None else seconds(slow.slo_ttft),
             "-" if queued is None else seconds(queued),
             "-" if queued is None else seconds(slow.ttft - queued),
-            f"{slow.prompt_tokens:,}",
+            f"{slow.prompt_tokens:,}" if slow.prompt_tokens >= 0 else "-",
             f"{slow.cached_tokens:,}" if slow.cached_tokens >= 0 else "-",
         )
     console.print(rows)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from pointsman.contracts.block_keys import KEY_BYTES
-from pointsman.contracts.decisions import MigrationRefused, RequestEnd, Settings
+from pointsman.contracts.decisions import MigrationRefused, RequestEnd, RequestGranted, Settings
 from pointsman.contracts.fleet import PrefillCost
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
@@ -166,6 +166,7 @@ class RequestTimeline:
     arrived_at: EngineSeconds
     arrival: RequestArrived | None = None
     log_begins: Sequence = 0
+    log_begins_at: EngineSeconds = 0.0
     entries: list[LogEntry] = field(default_factory=list)
     elected: set[Term] = field(default_factory=set)
     fenced: set[Sequence] = field(default_factory=set)
@@ -202,7 +203,10 @@ class RequestTimeline:
 
     @property
     def arrived_before_the_log(self) -> bool:
-        return self.arrival is None and self.log_begins > 1
+        """An ingress that places a request alone writes no arrival; its grant comes first then."""
+        first = self.entries[0].event
+        is_whole = self.ttft is not None or (isinstance(first, RequestGranted) and first.stamp is None)
+        return self.arrival is None and self.log_begins > 1 and (self.arrived_at < self.log_begins_at or not is_whole)
 
     @property
     def placement(self) -> DecisionRecord | None:
