@@ -9,9 +9,10 @@ from pointsman.contracts.block_keys import pack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, Run
 from pointsman.contracts.codec import encode
 from pointsman.contracts.commands import FleetDescribed, InstanceDescribed, RouteRequest
+from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import InstanceJoined, InstanceReported, PrefillCost
-from pointsman.contracts.reasons import CancelCause
+from pointsman.contracts.reasons import CancelCause, RejectReason
 from pointsman.contracts.requests import (
     PrefillFinished,
     RequestArrived,
@@ -97,6 +98,13 @@ def given_up(request: str, *, at: float, instance: str = "", number: int = 10_00
     return RequestCancelled(
         at=at, request=RequestId(request), reason=CancelCause.INGRESS_SILENT.sentence, cause=CancelCause.INGRESS_SILENT,
         instance=InstanceId(instance), stamp=Stamp(term=Term(1), number=number, as_of=as_of),
+    )  # fmt: skip
+
+
+def no_instance(request: str, *, at: float, number: int = 10_000, as_of: int = 0) -> RequestRejected:
+    return RequestRejected(
+        at=at, request=RequestId(request), reason=RejectReason.NO_INSTANCE, detail="", retry_after=1.0, policy="p", settings={},
+        candidates=[], stamp=Stamp(term=Term(1), number=number, as_of=as_of),
     )  # fmt: skip
 
 

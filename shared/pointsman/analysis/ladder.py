@@ -22,6 +22,7 @@ from pointsman.contracts.decisions import (
     RequestPlaced,
     RequestRejected,
     TierTokens,
+    may_come_again,
 )
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft
 from pointsman.contracts.requests import (
@@ -30,7 +31,6 @@ from pointsman.contracts.requests import (
     RequestFailed,
     RequestFinished,
     cached_of_keys,
-    is_given_up,
 )
 from pointsman.primitives import (
     Answers,
@@ -176,13 +176,14 @@ class HitRateLadder:
         held = holding.depth
         placed.promised = placed.tokens(max(self._in_flight.leading(keys), _reported(state, keys)))
         placed.known = max(placed.chosen, placed.promised, placed.tokens(held))
-        if known is None:
+        earlier = known or self._open.pop(request.instead_of, None)
+        if earlier is None:
             placed.unbounded = placed.tokens(self._seen.leading(keys))
             placed.capacity = placed.tokens(self._fleet_cache.leading(keys))
             self._seen.use(keys)
             self._fleet_cache.use(keys)
         else:
-            placed.unbounded, placed.capacity = known.unbounded, known.capacity
+            placed.unbounded, placed.capacity = earlier.unbounded, earlier.capacity
         self._in_flight.add(event.request, keys)
         self._open[event.request] = placed
         if len(self._open) > OPEN_MAX:
@@ -212,7 +213,7 @@ class HitRateLadder:
 
     def _drop(self, event: RequestFailed | RequestCancelled | RequestRejected, _state: State) -> None:
         self._in_flight.gone(event.request)
-        if not is_given_up(event):
+        if not may_come_again(event):
             self._open.pop(event.request, None)
 
     def _store(self, event: BlocksStored | CacheSnapshot, state: State) -> None:

@@ -114,6 +114,7 @@ class Isolation(Examiner):
     def _arrive(self, event: RequestArrived) -> None:
         if event.request in self._prompts:
             return
+        self._prompts.pop(event.instead_of, None)
         group = self._groups.setdefault(event.cache_group, len(self._groups))
         self._prompts_of[group] = self._prompts_of.get(group, 0) + 1
         if not event.exact:

@@ -16,7 +16,7 @@ from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished
 from pointsman.primitives import BlockKey, InstanceId, RequestId, Tenant, Term
 from pointsman.state.state import PoolSettings, State
-from tests.support.events import BLOCK, first_token, given_up, joined, removed, stored
+from tests.support.events import BLOCK, first_token, given_up, joined, no_instance, removed, stored
 
 PROMPT = [1, 2, 3, 4]
 TOKENS = len(PROMPT) * BLOCK
@@ -93,6 +93,19 @@ def test_of_several_answers_or_prompts_nobody_told_how_much_of_the_first_was_cac
 
     assert told.tokens["delivered"] == TOKENS
     assert (told.ladder.figures.ever.untold, told.ladder.figures.ever.requests) == (1, 1)
+
+
+@pytest.mark.parametrize("end", [given_up("r1", at=2.0), no_instance("r1", at=2.0)])
+def test_a_request_that_comes_again_under_another_id_does_not_see_itself(end: LogEvent) -> None:
+    told = Told()
+    told.places("r1", "a", PROMPT, at=1.0)
+    told.tell(end)
+    told.places("r2", "b", PROMPT, at=3.0, instead_of=RequestId("r1"))
+    told.ends("r2", "b", at=4.0, cached=0)
+    assert set(told.tokens.values()) == {0}
+
+    told.serves("r3", "b", PROMPT, at=20.0, cached=0)
+    assert told.tokens["unbounded"] == told.tokens["capacity"] == TOKENS
 
 
 def test_the_best_engine_is_what_its_events_tell() -> None:
