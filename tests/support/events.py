@@ -9,10 +9,17 @@ from pointsman.contracts.block_keys import pack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, Run
 from pointsman.contracts.codec import encode
 from pointsman.contracts.commands import FleetDescribed, InstanceDescribed, RouteRequest
+from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import InstanceJoined, InstanceReported, PrefillCost
-from pointsman.contracts.reasons import CancelCause
-from pointsman.contracts.requests import PrefillFinished, RequestCancelled, RequestFailed, RequestFinished
+from pointsman.contracts.reasons import CancelCause, RejectReason
+from pointsman.contracts.requests import (
+    PrefillFinished,
+    RequestArrived,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+)
 from pointsman.ports import LogEntry
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, SessionId, Tenant, Term
 
@@ -94,6 +101,13 @@ def given_up(request: str, *, at: float, instance: str = "", number: int = 10_00
     )  # fmt: skip
 
 
+def no_instance(request: str, *, at: float, number: int = 10_000, as_of: int = 0) -> RequestRejected:
+    return RequestRejected(
+        at=at, request=RequestId(request), reason=RejectReason.NO_INSTANCE, detail="", retry_after=1.0, policy="p", settings={},
+        candidates=[], stamp=Stamp(term=Term(1), number=number, as_of=as_of),
+    )  # fmt: skip
+
+
 def given_up_before_each_end(entries: Sequence[LogEntry]) -> list[LogEntry]:
     """The log as it would be if a leader had given up every request before its ingress ended it."""
     found: list[LogEntry] = []
@@ -112,6 +126,16 @@ def given_up_before_each_end(entries: Sequence[LogEntry]) -> list[LogEntry]:
         payload = encode(event) if event is not None else entry.payload
         found.append(LogEntry.read(len(found) + 1, entry.subject, payload))
     return found
+
+
+def with_several_answers(entries: Sequence[LogEntry]) -> list[LogEntry]:
+    """The log as it would be if every request had asked for two answers, or had two prompts."""
+    return [
+        LogEntry.read(entry.sequence, entry.subject, encode(replace(entry.event, answers=2)))
+        if isinstance(entry.event, RequestArrived)
+        else entry
+        for entry in entries
+    ]
 
 
 def fleet_described(**fields: Any) -> FleetDescribed:

@@ -22,6 +22,7 @@ from pointsman.contracts.decisions import (
     RequestPlaced,
     RequestRejected,
     TierTokens,
+    may_come_again,
 )
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft
 from pointsman.contracts.requests import (
@@ -29,9 +30,10 @@ from pointsman.contracts.requests import (
     RequestCancelled,
     RequestFailed,
     RequestFinished,
-    is_given_up,
+    cached_of_keys,
 )
 from pointsman.primitives import (
+    Answers,
     BlockKey,
     EngineSeconds,
     InstanceId,
@@ -65,6 +67,7 @@ class _Placed:
     sequence: Sequence
     """Of the log entry that placed it."""
     prompt_tokens: Tokens
+    answers: Answers
     block_tokens: Tokens
     usable_tokens: Tokens
     """All but the last, in whole engine blocks: what an engine can take from its cache."""
@@ -158,6 +161,7 @@ class HitRateLadder:
             at=event.at,
             sequence=state.sequence,
             prompt_tokens=request.prompt_tokens,
+            answers=request.answers,
             block_tokens=self._settings.block_tokens,
             usable_tokens=max(0, request.prompt_tokens - 1) // block_tokens * block_tokens,
             unbounded=0,
@@ -172,13 +176,14 @@ class HitRateLadder:
         held = holding.depth
         placed.promised = placed.tokens(max(self._in_flight.leading(keys), _reported(state, keys)))
         placed.known = max(placed.chosen, placed.promised, placed.tokens(held))
-        if known is None:
+        earlier = known or self._open.pop(request.instead_of, None)
+        if earlier is None:
             placed.unbounded = placed.tokens(self._seen.leading(keys))
             placed.capacity = placed.tokens(self._fleet_cache.leading(keys))
             self._seen.use(keys)
             self._fleet_cache.use(keys)
         else:
-            placed.unbounded, placed.capacity = known.unbounded, known.capacity
+            placed.unbounded, placed.capacity = earlier.unbounded, earlier.capacity
         self._in_flight.add(event.request, keys)
         self._open[event.request] = placed
         if len(self._open) > OPEN_MAX:
@@ -208,7 +213,7 @@ class HitRateLadder:
 
     def _drop(self, event: RequestFailed | RequestCancelled | RequestRejected, _state: State) -> None:
         self._in_flight.gone(event.request)
-        if not is_given_up(event):
+        if not may_come_again(event):
             self._open.pop(event.request, None)
 
     def _store(self, event: BlocksStored | CacheSnapshot, state: State) -> None:
@@ -257,13 +262,14 @@ class HitRateLadder:
 
     def _count(self, placed: _Placed, end: RequestFinished, state: State) -> None:
         del self._open[placed.request]
-        _correct_by_delivery(placed, end, state)
+        delivered = cached_of_keys(end, placed.answers)
+        _correct_by_delivery(placed, end.instance, delivered, state)
         if placed.sequence < self.counts_from:
             return
         prompt = max(0, end.prompt_tokens if end.prompt_tokens > 0 else placed.prompt_tokens)
-        tokens = [max(0, min(prompt, of_rung)) for of_rung in _rungs(placed, end.cached_tokens)]
+        tokens = [max(0, min(prompt, of_rung)) for of_rung in _rungs(placed, delivered)]
         for tally in self.figures.tallies(wall_time_of(placed.at, self._settings.speed), placed.tenant):
-            if end.cached_tokens < 0:
+            if delivered < 0:
                 tally.untold += 1
             else:
                 tally.count(prompt, tokens)
@@ -281,13 +287,13 @@ def _rungs(placed: _Placed, delivered: Tokens) -> list[Tokens]:
     return [unbounded, placed.capacity, perfect, placed.known, placed.chosen, delivered]
 
 
-def _correct_by_delivery(placed: _Placed, end: RequestFinished, state: State) -> None:
+def _correct_by_delivery(placed: _Placed, instance: InstanceId, tokens: Tokens, state: State) -> None:
     """What the engine did not deliver, although no event says that it lost it since, it did not hold."""
-    holding, bit = placed.holding, state.index.bits([end.instance])
-    if not bit or end.cached_tokens < 0 or end.cached_tokens >= placed.tokens(holding.depth_at(bit)):
+    holding, bit = placed.holding, state.index.bits([instance])
+    if not bit or tokens < 0 or tokens >= placed.tokens(holding.depth_at(bit)):
         return
-    delivered = end.cached_tokens // placed.block_tokens
-    if not state.contradictions.removed_after(end.instance, holding.keys[delivered], placed.sequence):
+    delivered = tokens // placed.block_tokens
+    if not state.contradictions.removed_after(instance, holding.keys[delivered], placed.sequence):
         holding.late[bit] = delivered
 
 

@@ -41,7 +41,7 @@ class Tally(msgspec.Struct):
     loaded_tokens: Tokens = 0
     """Delivered, and loaded back from a slower tier."""
     untold: int = 0
-    """Finished, and the engine told no cached tokens: in no other number."""
+    """Finished, and not told how much of the prompt was cached (`cached_of_keys`): in no other number."""
 
     def share(self, rung: Rung) -> float:
         return self.tokens[RUNGS.index(rung)] / self.prompt_tokens if self.prompt_tokens else 0.0

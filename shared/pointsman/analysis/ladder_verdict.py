@@ -2,6 +2,7 @@
 than the one above it; a rung below what engines delivered lost nothing, so the gaps add up to all that was lost."""
 
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
@@ -41,19 +42,29 @@ WHY = {
     Loss.CHOICE: "another engine was known to hold more than the chosen one",
     Loss.DELIVERY: "it was expected at the chosen engine and was not there",
 }
-ADVICE = {
+ADVICE = {  # {log} and {fleet}: of AdvisedOptions
     Loss.CAPACITY: "More KV cache: more engines, more memory for it or a smaller type of it, or offloading. `pointsman "
-    "what-if --instances` shows what engines gain.",
+    "what-if{log} --instances N` shows what engines gain.",
     Loss.SPREAD: "Engines hold the same prefixes several times, or some are fuller than others. Compare policies that keep "
-    "a prefix on few engines with `pointsman what-if --policy`.",
-    Loss.STALE: "`pointsman doctor` names the engines whose caches lost blocks without an event.",
-    Loss.INDEX: "Cache events come late or are lost. `pointsman fleet` shows how well each cache is known, `pointsman doctor` "
-    "why.",
-    Loss.CHOICE: "The policy gave up the hit for a shorter queue, or does not look for hits. `pointsman what-if --policy` shows "
-    "the price; more engines shorten queues.",
-    Loss.DELIVERY: "It was evicted while the request waited, or the index is wrong about an engine. `pointsman doctor` names "
-    "the engines, `pointsman explain` the story of one request.",
+    "a prefix on few engines with `pointsman what-if{log} --policy NAME`.",
+    Loss.STALE: "`pointsman doctor{log}` names the engines whose caches lost blocks without an event.",
+    Loss.INDEX: "Cache events come late or are lost. `pointsman fleet{fleet}` shows how well each cache is known, "
+    "`pointsman doctor{log}` why.",
+    Loss.CHOICE: "The policy gave up the hit for a shorter queue, or does not look for hits. "
+    "`pointsman what-if{log} --policy NAME` shows the price; more engines shorten queues.",
+    Loss.DELIVERY: "It was evicted while the request waited, or the index is wrong about an engine. "
+    "`pointsman doctor{log}` names the engines, `pointsman explain{log}` the story of one request.",
 }
+
+
+class AdvisedOptions(NamedTuple):
+    """What advised commands need to read the same log, and to ask the same fleet; with a leading space."""
+
+    log: str = ""
+    fleet: str = ""
+
+
+NO_OPTIONS = AdvisedOptions()
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,12 +86,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What makes the rungs less sure, or empty."""
 
 
-def verdict(tally: Tally) -> Verdict:
+def verdict(tally: Tally, options: AdvisedOptions = NO_OPTIONS) -> Verdict:
     if not tally.prompt_tokens:
         return Verdict(
             cause=Loss.UNKNOWN, sentence="no finished request tells how much of its prompt was cached", gaps=[]
         )
-    gaps = gaps_of(tally)
+    gaps = gaps_of(tally, options)
     possible, delivered = tally.share(Rung.UNBOUNDED), tally.share(Rung.DELIVERED)
     lost = possible - delivered
     worst = max(gaps, key=lambda gap: gap.share)
@@ -93,16 +104,17 @@ def verdict(tally: Tally) -> Verdict:
             f"most is lost by {cause}: {_points(worst.share)} of {_points(lost)} points; {worst.why} "
             f"({delivered:.1%} of prompt tokens were cached, {possible:.1%} had been sent before)"
         )
-    return Verdict(cause=cause, sentence=sentence, gaps=gaps, note=_note(tally))
+    return Verdict(cause=cause, sentence=sentence, gaps=gaps, note=_note(tally, options))
 
 
-def gaps_of(tally: Tally) -> list[Gap]:
+def gaps_of(tally: Tally, options: AdvisedOptions = NO_OPTIONS) -> list[Gap]:
     delivered = tally.share(Rung.DELIVERED)
     above, gaps = tally.share(Rung.UNBOUNDED), []
     for rung in RUNGS[1:]:
         here = max(delivered, min(above, tally.share(rung)))
         cause = Loss.STALE if rung is Rung.PERFECT and _phantom(tally) >= LITTLE else BELOW[rung]
-        gaps.append(Gap(rung=rung, cause=cause, share=above - here, why=WHY[cause], advice=ADVICE[cause]))
+        advice = ADVICE[cause].format(**options._asdict())
+        gaps.append(Gap(rung=rung, cause=cause, share=above - here, why=WHY[cause], advice=advice))
         above = here
     return gaps
 
@@ -112,15 +124,25 @@ def _phantom(tally: Tally) -> float:
     return tally.share(Rung.KNOWN) - tally.share(Rung.PERFECT)
 
 
-def _note(tally: Tally) -> str:
+def _note(tally: Tally, options: AdvisedOptions) -> str:
     phantom = _phantom(tally)
     if phantom < LITTLE:
         return ""
-    return f"the index believed {_points(phantom)} points that no engine held: `pointsman doctor` names the engines"
+    return f"the index believed {_points(phantom)} points that no engine held: `pointsman doctor{options.log}` names the engines"
 
 
 def _points(share: float) -> str:
     return f"{100 * share:.1f}"
+
+
+def untold_note(tally: Tally) -> str:
+    """Empty if all finished requests count."""
+    if not tally.untold:
+        return ""
+    return (
+        f"{tally.untold:,} finished requests count nowhere: their engines told no cached tokens, or only the sum for several "
+        "answers or prompts"
+    )
 
 
 def loaded_note(tally: Tally) -> str:

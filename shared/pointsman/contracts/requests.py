@@ -120,6 +120,12 @@ class RequestFinished(RequestEvent, frozen=True, kw_only=True):
     """90th percentile of the gaps between parts of a stream (Mooncake's TBT); 0: not streamed, or fewer than two gaps."""
 
 
+def cached_of_keys(event: RequestFinished, answers: Answers) -> Tokens:
+    """Cached tokens of the prompt that the log has the keys of; -1 if unknown. Of a request with several answers (`n`) or
+    prompts the engine reports a sum, and `keys` are those of the first prompt."""
+    return event.cached_tokens if answers == 1 else -1
+
+
 AttemptFailure = Literal["connect_failure", "http_5xx", "stream_reset", "first_byte_timeout", "chunk_timeout"]
 """The first three are named as in Envoy's outlier detection and retry policies."""
 

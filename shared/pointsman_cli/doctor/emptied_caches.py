@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from pointsman.contracts.requests import RequestFinished
+from pointsman.contracts.requests import RequestFinished, cached_of_keys
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tokens
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request
@@ -82,7 +82,7 @@ def _is_comparable(request: Request, event: RequestFinished, state: State) -> bo
         and request.exact
         and not request.rebound_from
         and not request.prefilled_by
-        and event.cached_tokens >= 0
+        and cached_of_keys(event, request.answers) >= 0
     )
 
 

@@ -76,8 +76,8 @@ class Examiner(ABC):
         """Before the event is applied."""
 
     def ended(self, end: Ended, state: State) -> None:  # noqa: B027 - most examiners need one of these
-        """Once for each request that ended, before its end is applied; of one that a leader gave up for good, at the end
-        of the log."""
+        """Once for each request that ended, before its end is applied; of one that could have come again, at the end of
+        the log."""
 
     def ended_again(self, event: RequestEnd, earlier: str) -> None:  # noqa: B027 - most examiners need one of these
         """A second end, of a request whose end of type `earlier` counts."""
@@ -124,12 +124,12 @@ def examine(
         first_at = first_at or event.at
         hangs.note(event)
         runner.each(lambda examiner: examiner.before(event, state), state)  # noqa: B023
-        if isinstance(event, RequestArrived):
-            ends.arrive(event)
-        elif isinstance(event, RequestEnd):
+        if isinstance(event, RequestEnd):
             runner.end(event, ends, state)
         state.apply_entry(entry)
         time.tells(event)
+        if isinstance(event, RequestArrived):
+            ends.arrive(event, state)
         runner.each(lambda examiner: examiner.after(event, state), state)  # noqa: B023
     runner.ended(ends.held_back(), state)
     found: list[Finding] = []

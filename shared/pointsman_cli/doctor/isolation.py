@@ -12,8 +12,8 @@ from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.fleet import InstanceJoined
-from pointsman.contracts.requests import RequestArrived, RequestFinished
-from pointsman.primitives import RequestId, Tokens
+from pointsman.contracts.requests import RequestArrived, RequestFinished, cached_of_keys
+from pointsman.primitives import Answers, RequestId, Tokens
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding
@@ -35,6 +35,7 @@ ADVICE = (
 class _Prompt:
     group: int
     keys: "array[int]"
+    answers: Answers
     grants: int = 0
 
 
@@ -113,15 +114,18 @@ class Isolation(Examiner):
     def _arrive(self, event: RequestArrived) -> None:
         if event.request in self._prompts:
             return
+        self._prompts.pop(event.instead_of, None)
         group = self._groups.setdefault(event.cache_group, len(self._groups))
         self._prompts_of[group] = self._prompts_of.get(group, 0) + 1
         if not event.exact:
             self._doubt(f"the tokens of {event.request} were guessed")
         keys = array("Q", unpack_keys(event.keys))
+        if event.answers > 1 and event.prompt_tokens // self.settings.block_tokens > len(keys):
+            self._doubt(f"{event.request} has several prompts, and the log has the keys of the first")
         for key in keys:
             self._use(key, group, event)
         if len(self._prompts) < IN_FLIGHT_MAX:
-            self._prompts[event.request] = _Prompt(group, keys)
+            self._prompts[event.request] = _Prompt(group, keys, event.answers)
 
     def _use(self, key: int, group: int, event: RequestArrived) -> None:
         first = self._group_of.get(key)
@@ -144,15 +148,16 @@ class Isolation(Examiner):
             self._doubt(f"{event.request} has no arrival in the log")
             return
         others = self._prompts_of[prompt.group] > 1
-        if event.cached_tokens >= 0 and prompt.grants <= 1 and not self._unprovable and self._on:
+        cached = cached_of_keys(event, prompt.answers)
+        if cached >= 0 and prompt.grants <= 1 and not self._unprovable and self._on:
             self._checked += 1
             explained = self._explained(prompt) if others else 0
-            if event.cached_tokens > explained:
+            if cached > explained:
                 self._unexplained_count += 1
                 if len(self._unexplained) < SHOWN_MAX:
                     self._unexplained.append(
                         f"{event.request} of '{list(self._groups)[prompt.group]}' on {event.instance}: "
-                        f"{event.cached_tokens:,} tokens cached, at most {explained:,} explained"
+                        f"{cached:,} tokens cached, at most {explained:,} explained"
                     )
         end = prompt.keys[-1] if prompt.keys else None
         if end in self._group_of:  # others are not looked up

@@ -1,6 +1,6 @@
 """Prefill seconds that hits predicted and not delivered cost, by request, in bounded memory."""
 
-from pointsman.contracts.requests import RequestFinished
+from pointsman.contracts.requests import RequestFinished, cached_of_keys
 from pointsman.primitives import EngineSeconds, RequestId
 from pointsman.state.engine_profiles import prefill_seconds
 from pointsman.state.state import State
@@ -20,12 +20,13 @@ class MissedHits:
         if not isinstance(event, RequestFinished) or request is None:
             return
         instance = state.fleet.get(event.instance)
-        if instance is None or event.cached_tokens < 0 or request.instance != event.instance:
+        delivered = cached_of_keys(event, request.answers)
+        if instance is None or delivered < 0 or request.instance != event.instance:
             return
         cached = request.prompt_tokens - request.uncached_tokens
-        if event.cached_tokens >= cached:
+        if delivered >= cached:
             return
-        real = prefill_seconds(instance.cost, request.prompt_tokens, event.cached_tokens)
+        real = prefill_seconds(instance.cost, request.prompt_tokens, delivered)
         keep(self._seconds, event.request, max(0.0, real - request.prefill_seconds), REQUESTS_MAX)
 
     def seconds(self, request: RequestId) -> EngineSeconds:

@@ -7,7 +7,7 @@ from statistics import median
 from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.requests import PrefillFinished, RequestFinished
+from pointsman.contracts.requests import PrefillFinished, RequestFinished, cached_of_keys
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request
@@ -66,7 +66,7 @@ class Predictions(Examiner):
         record.errors.add(real - request.predicted_ttft)
 
     def _answer(self, event: RequestFinished, request: Request) -> None:
-        if event.cached_tokens < 0 or request.instance != event.instance:
+        if cached_of_keys(event, request.answers) < 0 or request.instance != event.instance:
             return
         record = self._record(event.instance)
         missing = request.prompt_tokens - request.uncached_tokens - event.cached_tokens

@@ -117,6 +117,8 @@ class Service(Examiner):
         if not isinstance(event, RequestArrived):
             return
         request = state.workload.requests.get(event.request)
+        if request is not None and request.instead_of:
+            return
         self._arrivals += 1
         self._instances_most = max(self._instances_most, len(state.fleet.ready))
         if request is not None and request.keys:

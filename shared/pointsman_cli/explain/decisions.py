@@ -13,10 +13,10 @@ from pointsman.contracts.decisions import (
     RequestRejected,
     is_final_end,
 )
-from pointsman.contracts.requests import PrefillFinished, RequestFinished
+from pointsman.contracts.requests import PrefillFinished, RequestFinished, cached_of_keys
 from pointsman.policies.pool_view import PoolView
 from pointsman.ports import LogEntry
-from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Sequence, Term, Tokens
+from pointsman.primitives import Answers, EngineSeconds, InstanceId, RequestId, Sequence, Term, Tokens
 from pointsman.simulation.replay.folding import copy_state, entries_after
 from pointsman.simulation.replay.leader_order import Kind, LeaderOrder
 from pointsman.state.priority_classes import LOWEST, RANK
@@ -74,19 +74,19 @@ class _QueuePosition:
         self.overtaken_by: list[RequestId] = []
         self.overtaken_seconds: EngineSeconds = 0.0
         self.overtaken_tokens: Tokens = 0
-        self.unended: set[RequestId] = set()
+        self.unended: dict[RequestId, Answers] = {}
         """Requests ahead of it, at any decision, that have not ended yet."""
 
     def begin(self, instance: InstanceId, ahead: list[QueuedAhead]) -> None:
         self.instance = instance
         self.ahead = {other.request for other in ahead}
-        self.unended |= self.ahead
+        self.unended |= {other.request: other.answers for other in ahead}
         self.overtaken_by, self.overtaken_seconds, self.overtaken_tokens = [], 0.0, 0
 
     def overtake(self, other: Request | None, request: RequestId) -> None:
         self.overtaken_by.append(request)
-        self.unended.add(request)
         if other is not None:
+            self.unended[request] = other.answers
             self.overtaken_seconds += other.prefill_seconds
             self.overtaken_tokens += other.uncached_tokens
 
@@ -143,9 +143,9 @@ class _LeaderFold:
     def _note_end(self, event: LogEvent | None) -> None:
         unended = self._position.unended
         if unended and is_final_end(event) and event.request in unended:
-            unended.discard(event.request)
-            if isinstance(event, RequestFinished) and event.cached_tokens >= 0:
-                self._timeline.delivered[event.request] = event.cached_tokens
+            answers = unended.pop(event.request)
+            if isinstance(event, RequestFinished) and (delivered := cached_of_keys(event, answers)) >= 0:
+                self._timeline.delivered[event.request] = delivered
 
     def _pace_of(self, entry: LogEntry, other_than: InstanceId) -> list[float]:
         event = entry.event
@@ -173,6 +173,7 @@ class _LeaderFold:
     def _decided(self, entry: LogEntry, event: Decision) -> DecisionRecord:
         timeline, state = self._timeline, self._state
         request = state.workload.requests.get(event.request)
+        timeline.answers = request.answers if request is not None else timeline.answers
         after = event.at - timeline.arrived_at
         instance = InstanceId("") if isinstance(event, RequestRejected) else event.instance
         stamp = event.stamp
@@ -283,6 +284,7 @@ class _LeaderFold:
             stage="in prefill" if other.stage is Stage.PREFILL else str(other.stage),
             waited_seconds=now - other.arrived_at,
             inside_seconds=now - other.granted_at if other.stage is Stage.PREFILL else 0.0,
+            answers=other.answers,
             uncached_tokens=other.uncached_tokens,
             prefill_seconds=other.prefill_seconds,
             prompt_tokens=other.prompt_tokens,

@@ -27,7 +27,8 @@ class Slow:
     tenant: Tenant
     instance: InstanceId
     arrived_at: EngineSeconds
-    slo_ttft: EngineSeconds
+    slo_ttft: EngineSeconds | None
+    """None where the log has no arrival: an ingress placed it alone."""
     prompt_tokens: Tokens
     cached_tokens: Tokens = 0
     ttft: EngineSeconds = 0.0
@@ -38,8 +39,13 @@ class Slow:
         return None if self.granted_at is None else self.granted_at - self.arrived_at
 
     @property
-    def late_seconds(self) -> EngineSeconds:
-        return self.ttft - self.slo_ttft
+    def is_late(self) -> bool:
+        return self.slo_ttft is not None and self.ttft > self.slo_ttft
+
+    def finish(self, event: RequestFinished) -> None:
+        self.ttft, self.instance, self.cached_tokens = event.ttft, event.instance, event.cached_tokens
+        if self.slo_ttft is None:
+            self.arrived_at, self.prompt_tokens = event.at - event.e2e, event.prompt_tokens
 
 
 def request_named(entries: Iterable[LogEntry], text: str, *, begins: str = "") -> RequestId:
@@ -86,21 +92,46 @@ def _answered(entries: Iterable[LogEntry]) -> Iterator[tuple[EngineSeconds, int,
     for entry in entries:
         event = entry.event
         if isinstance(event, RequestArrived):
-            in_flight[event.request] = Slow(
-                request=event.request,
-                tenant=event.tenant,
-                instance=InstanceId(""),
-                arrived_at=event.arrived_at,
-                slo_ttft=event.slo_ttft,
-                prompt_tokens=event.prompt_tokens,
-            )
-            if len(in_flight) > OPEN_MAX:
-                in_flight.pop(next(iter(in_flight)))
+            _keep(in_flight, _arrived(event, in_flight.get(event.request)))
         elif isinstance(event, RequestGranted):
-            if event.request in in_flight:
-                in_flight[event.request].granted_at = event.at
+            slow = in_flight.get(event.request)
+            if slow is not None:
+                slow.granted_at = event.at
+            elif event.stamp is None:
+                _keep(in_flight, _placed_alone(event))
         elif is_final_end(event):
             slow = in_flight.pop(event.request, None)
             if slow is not None and isinstance(event, RequestFinished):
-                slow.ttft, slow.instance, slow.cached_tokens = event.ttft, event.instance, event.cached_tokens
+                slow.finish(event)
                 yield event.ttft, -entry.sequence, slow
+
+
+def _keep(in_flight: dict[RequestId, Slow], slow: Slow) -> None:
+    in_flight[slow.request] = slow
+    if len(in_flight) > OPEN_MAX:
+        in_flight.pop(next(iter(in_flight)))
+
+
+def _arrived(event: RequestArrived, known: Slow | None) -> Slow:
+    """The grant of an ingress may come before the arrival."""
+    return Slow(
+        request=event.request,
+        tenant=event.tenant,
+        instance=InstanceId(""),
+        arrived_at=event.arrived_at,
+        slo_ttft=event.slo_ttft,
+        prompt_tokens=event.prompt_tokens,
+        granted_at=known.granted_at if known is not None else None,
+    )
+
+
+def _placed_alone(event: RequestGranted) -> Slow:
+    return Slow(
+        request=event.request,
+        tenant=event.tenant,
+        instance=InstanceId(""),
+        arrived_at=event.at,
+        slo_ttft=None,
+        prompt_tokens=-1,
+        granted_at=event.at,
+    )

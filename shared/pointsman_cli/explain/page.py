@@ -7,7 +7,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from pointsman.contracts.requests import RequestArrived, RequestFinished
+from pointsman.contracts.requests import RequestArrived, RequestFinished, cached_of_keys
 from pointsman_cli.explain.candidates import listed, others
 from pointsman_cli.explain.diagnosis import details, headline, reasons, verdict
 from pointsman_cli.explain.lookup import Slow
@@ -84,11 +84,11 @@ def show_slowest(console: Console, slowest: Sequence[Slow], speed: float) -> Non
             f"{wall_time(slow.arrived_at, speed):%H:%M:%S}",
             slow.instance,
             slow.tenant or "-",
-            Text(seconds(slow.ttft), style=ENDED_LATE if slow.late_seconds > 0 else ""),
-            seconds(slow.slo_ttft),
+            Text(seconds(slow.ttft), style=ENDED_LATE if slow.is_late else ""),
+            "-" if slow.slo_ttft is None else seconds(slow.slo_ttft),
             "-" if queued is None else seconds(queued),
             "-" if queued is None else seconds(slow.ttft - queued),
-            f"{slow.prompt_tokens:,}",
+            f"{slow.prompt_tokens:,}" if slow.prompt_tokens >= 0 else "-",
             f"{slow.cached_tokens:,}" if slow.cached_tokens >= 0 else "-",
         )
     console.print(rows)
@@ -176,7 +176,7 @@ def _show_predictions(console: Console, timeline: RequestTimeline) -> None:
     if decision is None or decision.predicted_ttft is None:
         return
     rows = table("", ">predicted", ">real")
-    real = end.cached_tokens if isinstance(end, RequestFinished) else -1
+    real = cached_of_keys(end, timeline.answers) if isinstance(end, RequestFinished) else -1
     rows.add_row("cached tokens", f"{decision.predicted_cached_tokens:,}", f"{real:,}" if real >= 0 else "-")
     what = "TTFT" if timeline.arrival is None or timeline.arrival.streaming else "TTFT (real: the whole answer)"
     upper = decision.predicted_ttft_upper

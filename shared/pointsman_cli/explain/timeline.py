@@ -52,6 +52,7 @@ def _outline(entries: Iterable[LogEntry], request: RequestId, settings: PoolSett
         timeline.log_begins = timeline.log_begins or entry.sequence
         if event is None:
             continue
+        timeline.log_begins_at = timeline.log_begins_at or event.at
         timeline.last_at = max(timeline.last_at, event.at)
         if isinstance(event, LeaderElected):
             term = max(term, event.term)
@@ -88,6 +89,8 @@ def _arrived_at(timeline: RequestTimeline) -> EngineSeconds:
         return timeline.arrival.arrived_at
     if isinstance(timeline.end, RequestFinished):
         return timeline.end.at - timeline.end.e2e
+    if timeline.first_token is not None:
+        return timeline.first_token.at - timeline.first_token.ttft
     first = timeline.entries[0].event
     assert first is not None
     return first.at

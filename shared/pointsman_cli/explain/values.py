@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from pointsman.contracts.block_keys import KEY_BYTES
-from pointsman.contracts.decisions import MigrationRefused, RequestEnd, Settings
+from pointsman.contracts.decisions import MigrationRefused, RequestEnd, RequestGranted, Settings
 from pointsman.contracts.fleet import PrefillCost
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
@@ -15,7 +15,7 @@ from pointsman.contracts.requests import (
     is_given_up,
 )
 from pointsman.ports import LogEntry
-from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Sequence, Tenant, Term, Tokens
+from pointsman.primitives import Answers, EngineSeconds, InstanceId, RequestId, Sequence, Tenant, Term, Tokens
 
 NOT_KNOWN = "not known"
 """Status of an instance that joined before the log begins."""
@@ -54,6 +54,7 @@ class QueuedAhead:
     stage: str
     waited_seconds: EngineSeconds
     inside_seconds: EngineSeconds
+    answers: Answers
     uncached_tokens: Tokens
     """As predicted. What its engine reported is in `RequestTimeline.delivered`."""
     prefill_seconds: EngineSeconds
@@ -165,9 +166,12 @@ class RequestTimeline:
     arrived_at: EngineSeconds
     arrival: RequestArrived | None = None
     log_begins: Sequence = 0
+    log_begins_at: EngineSeconds = 0.0
     entries: list[LogEntry] = field(default_factory=list)
     elected: set[Term] = field(default_factory=set)
     fenced: set[Sequence] = field(default_factory=set)
+    answers: Answers = 1
+    """Known with its first decision."""
     decisions: list[DecisionRecord] = field(default_factory=list)
     refused: list[tuple[Sequence, MigrationRefused]] = field(default_factory=list)
     grants: list[GrantRecord] = field(default_factory=list)
@@ -199,7 +203,10 @@ class RequestTimeline:
 
     @property
     def arrived_before_the_log(self) -> bool:
-        return self.arrival is None and self.log_begins > 1
+        """An ingress that places a request alone writes no arrival; its grant comes first then."""
+        first = self.entries[0].event
+        is_whole = self.ttft is not None or (isinstance(first, RequestGranted) and first.stamp is None)
+        return self.arrival is None and self.log_begins > 1 and (self.arrived_at < self.log_begins_at or not is_whole)
 
     @property
     def placement(self) -> DecisionRecord | None:

@@ -5,7 +5,7 @@ last instance is the engine's slowness, or its lack of places."""
 from dataclasses import dataclass
 from statistics import median
 
-from pointsman.contracts.requests import RequestFinished
+from pointsman.contracts.requests import RequestFinished, cached_of_keys
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman.state.engine_profiles import prefill_seconds
 from pointsman_cli.explain.values import DecisionRecord, GrantRecord, RequestTimeline
@@ -216,7 +216,8 @@ def delivered_tokens(timeline: RequestTimeline) -> Tokens:
     if not isinstance(end, RequestFinished) or placement is None:
         return -1
     handed_over = timeline.first_token is not None and timeline.first_token.instance != placement.instance
-    return end.cached_tokens if end.instance == placement.instance or handed_over else -1
+    known = end.instance == placement.instance or handed_over
+    return cached_of_keys(end, timeline.answers) if known else -1
 
 
 def usual_elsewhere(grant: GrantRecord | None) -> float:

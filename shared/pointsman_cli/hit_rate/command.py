@@ -9,17 +9,18 @@ from rich.table import Table
 
 from pointsman.analysis.ladder import HitRateLadder
 from pointsman.analysis.ladder_figures import RUNG_HEADINGS, RUNGS, Tally
-from pointsman.analysis.ladder_verdict import Gap, Verdict, loaded_note, verdict
+from pointsman.analysis.ladder_verdict import AdvisedOptions, Gap, Verdict, loaded_note, untold_note, verdict
 from pointsman.simulation.replay.folding import copy_state
 from pointsman.state.fleet import Knowledge
 from pointsman.state.state import State
+from pointsman_cli.discovery import fleet_as_given
 from pointsman_cli.formatting import plural
 from pointsman_cli.history.entries import History
 from pointsman_cli.history.progress import shown
 from pointsman_cli.history.sources import open_history
 from pointsman_cli.history.start_point import StartPoint, beginning_of
 from pointsman_cli.history.time_options import Moment, UpTo, moment_in
-from pointsman_cli.options import CONTEXT, from_options, json_switch, since_option, until_option
+from pointsman_cli.options import CONTEXT, as_given, from_options, json_switch, since_option, until_option
 from pointsman_cli.output_file import print_json
 from pointsman_cli.terminal import output_console, say, table, wall_time
 
@@ -49,7 +50,7 @@ def hit_rate_command(place: str | None, pool: str | None, since: str | None, unt
         beginning = beginning_of(history, end)
         ladder, state = climbed(history, beginning, begin, end)
         total = ladder.figures.ever
-        judged = verdict(total)
+        judged = verdict(total, AdvisedOptions(log=as_given(), fleet=fleet_as_given()))
         notes = list(_notes(judged, total, beginning, state))
         if as_json:
             print_json(_as_json(history.origin, judged, notes, total, ladder))
@@ -81,8 +82,8 @@ def _notes(judged: Verdict, total: Tally, beginning: StartPoint, state: State) -
         notes.append(judged.note)
     if loaded := loaded_note(total):
         notes.append(loaded)
-    if total.untold:
-        notes.append(f"engines told no cached tokens of {total.untold:,} finished requests, which count nowhere")
+    if untold := untold_note(total):
+        notes.append(untold)
     blind = sorted(i.id for i in state.fleet.instances if i.knowledge is Knowledge.BLIND)
     if blind:
         notes.append(

@@ -1,6 +1,7 @@
 """The ladder on small logs: what counts, when, and what changes nothing."""
 
 from itertools import count
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -15,7 +16,7 @@ from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished
 from pointsman.primitives import BlockKey, InstanceId, RequestId, Tenant, Term
 from pointsman.state.state import PoolSettings, State
-from tests.support.events import BLOCK, first_token, given_up, joined, removed, stored
+from tests.support.events import BLOCK, first_token, given_up, joined, no_instance, removed, stored
 
 PROMPT = [1, 2, 3, 4]
 TOKENS = len(PROMPT) * BLOCK
@@ -38,12 +39,12 @@ class Told:
             self.ladder.apply(event, self.state)
 
     def places(
-        self, request: str, instance: str, keys: list[int], *, at: float, hit: int = 0, tenant: str = "t"
+        self, request: str, instance: str, keys: list[int], *, at: float, hit: int = 0, tenant: str = "t", **fields: Any
     ) -> RequestPlaced:
         packed, prompt = pack_keys([BlockKey(key) for key in keys]), len(keys) * BLOCK + 1
         arrived = RequestArrived(
             at=at, request=RequestId(request), arrived_at=at, ingress="i", tenant=Tenant(tenant), keys=packed,
-            prompt_tokens=prompt, max_output_tokens=1, slo_ttft=5.0, slo_tpot=0.1,
+            prompt_tokens=prompt, max_output_tokens=1, slo_ttft=5.0, slo_tpot=0.1, **fields,
         )  # fmt: skip
         placed = RequestPlaced(
             at=at, request=RequestId(request), instance=InstanceId(instance), hit_blocks=hit,
@@ -81,6 +82,30 @@ def test_a_prompt_does_not_see_itself_and_the_next_one_does() -> None:
     assert told.tokens == {
         "unbounded": TOKENS, "capacity": TOKENS, "perfect": 0, "known": 0, "chosen": 0, "delivered": 0,
     }  # fmt: skip
+
+
+def test_of_several_answers_or_prompts_nobody_told_how_much_of_the_first_was_cached() -> None:
+    told = Told()
+    told.tell(stored("a", 1, PROMPT, at=1.0))
+    told.places("r1", "a", PROMPT, at=20.0, hit=4, answers=3)
+    told.ends("r1", "a", at=21.0, cached=3 * TOKENS)
+    told.serves("r2", "a", PROMPT, at=40.0, cached=TOKENS)
+
+    assert told.tokens["delivered"] == TOKENS
+    assert (told.ladder.figures.ever.untold, told.ladder.figures.ever.requests) == (1, 1)
+
+
+@pytest.mark.parametrize("end", [given_up("r1", at=2.0), no_instance("r1", at=2.0)])
+def test_a_request_that_comes_again_under_another_id_does_not_see_itself(end: LogEvent) -> None:
+    told = Told()
+    told.places("r1", "a", PROMPT, at=1.0)
+    told.tell(end)
+    told.places("r2", "b", PROMPT, at=3.0, instead_of=RequestId("r1"))
+    told.ends("r2", "b", at=4.0, cached=0)
+    assert set(told.tokens.values()) == {0}
+
+    told.serves("r3", "b", PROMPT, at=20.0, cached=0)
+    assert told.tokens["unbounded"] == told.tokens["capacity"] == TOKENS
 
 
 def test_the_best_engine_is_what_its_events_tell() -> None:

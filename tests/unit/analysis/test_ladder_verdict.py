@@ -1,11 +1,13 @@
 """The verdict of a ladder: the largest loss, and gaps that add up."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.analysis.ladder_figures import RUNGS, Rung, Tally
-from pointsman.analysis.ladder_verdict import ADVICE, BELOW, WHY, Loss, verdict
+from pointsman.analysis.ladder_verdict import ADVICE, BELOW, WHY, AdvisedOptions, Loss, verdict
 
 
 def tally(*shares: int) -> Tally:
@@ -62,6 +64,24 @@ def test_gaps_add_up_to_all_that_was_lost(shares: list[int]) -> None:
     assert sum(gap.share for gap in gaps) == pytest.approx((shares[0] - shares[-1]) / 100)
     assert all(gap.share >= 0 for gap in gaps)
     assert [gap.rung for gap in gaps] == list(RUNGS[1:])
+
+
+@pytest.mark.parametrize("shares", [(80, 60, 50, 30, 20, 10), (80, 80, 20, 70, 70, 20)])
+def test_every_command_that_is_advised_reads_the_log_that_was_counted(shares: tuple[int, ...]) -> None:
+    def advised(options: AdvisedOptions) -> str:
+        judged = verdict(tally(*shares), options)
+        return " ".join([*(gap.advice for gap in judged.gaps), judged.note])
+
+    told, plain = advised(AdvisedOptions(log=" --from 'a log'", fleet=" --pool chat")), advised(AdvisedOptions())
+    commands = re.findall(r"`(pointsman [^`]*)`", told)
+
+    assert commands
+    for command in commands:
+        here = " --pool chat" if "fleet" in command else " --from 'a log'"
+        assert re.match(rf"pointsman [a-z-]+{here}($| )", command), command
+        assert not re.search(r"--[a-z]+$", command), f"{command} lacks a value"
+    assert "{" not in told + plain
+    assert "--from" not in plain
 
 
 def test_every_gap_has_a_cause_and_advice() -> None:

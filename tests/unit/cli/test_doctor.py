@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
+from pointsman.contracts.block_keys import pack_keys
 from pointsman.contracts.cache import CacheCleared, CacheEvent, CacheGap, CacheSnapshot
 from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestPlaced, ScaleDecided, WritesLost
@@ -35,7 +36,7 @@ from pointsman.contracts.requests import (
 from pointsman.contracts.subjects import subject_of
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
-from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Sequence, Tenant, Term
+from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName, RequestId, Sequence, Tenant, Term
 from pointsman.state.state import PoolSettings
 from pointsman_cli.discovery import fleet_as_given
 from pointsman_cli.doctor import examination
@@ -52,7 +53,16 @@ from pointsman_cli.history.start_point import StartPoint
 from pointsman_cli.main import main
 from pointsman_cli.options import as_given
 from pointsman_cli.terminal import wall_time
-from tests.support.events import fleet_described, given_up, given_up_before_each_end, joined, reported, stored
+from tests.support.events import (
+    fleet_described,
+    given_up,
+    given_up_before_each_end,
+    joined,
+    no_instance,
+    reported,
+    stored,
+    with_several_answers,
+)
 from tests.support.failing_pool import FailingPool
 from tests.support.failing_pool import policies as failing_policies
 from tests.support.headless import write_headless
@@ -236,6 +246,16 @@ def test_a_request_that_its_leader_gave_up_is_judged_by_the_end_that_its_ingress
     assert {finding["area"] for finding in plain} >= areas
     assert [finding for finding in told if finding is not lost] == plain
     assert lost["evidence"][1].startswith(f"{ends} of them ended after all")
+
+
+def test_cached_tokens_of_several_answers_or_prompts_say_nothing_of_a_cache(tmp_path: Path) -> None:
+    log = _slow_and_forgetful()
+    plain, several = (diagnosed(some, tmp_path)[1] for some in (log, with_several_answers(log)))
+    of_caches = re.compile("behind its back|cache hits are predicted wrongly")
+
+    assert len([finding for finding in plain if of_caches.search(finding["what"])]) == 4
+    assert not [finding for finding in several if of_caches.search(finding["what"])]
+    assert not [line for finding in several for line in finding["evidence"] if "cached" in line]
 
 
 def test_an_ingress_ends_what_its_leader_gave_up_once() -> None:
@@ -802,6 +822,41 @@ def test_a_wait_for_a_scheduler_makes_late_although_admission_excuses_it() -> No
 
     assert late.what == "10 of 10 requests were late because no instance or scheduler could take them"
     assert summary.startswith("10 requests, 0.0% with the first token in time")
+
+
+def test_a_request_that_comes_again_under_another_id_is_one_request() -> None:
+    events: list[LogEvent] = [joined("engine-1")]
+    for number in range(0, 60, 6):
+        lost, unplaced, refused = (f"r-{number + other}" for other in (0, 2, 4))
+        events += [asked(number, 10), given_up(lost, at=5.0, instance="engine-1", number=number + 1)]
+        events += [replace(asked(number + 1, 10), instead_of=RequestId(lost)), answered(number + 1)]
+        events += [asked(number + 2, 10), no_instance(unplaced, at=5.0, number=number + 2)]
+        events += [replace(asked(number + 3, 10), instead_of=RequestId(unplaced)), answered(number + 3, late=True)]
+        events += [asked(number + 4, 10), no_instance(refused, at=5.0, number=number + 3)]
+    of_requests = [finding.what for finding in examined(events, Requests).findings]
+    (lost_ones,) = [finding for finding in examined(events, Requests).findings if "given up" in finding.what]
+    (late,) = examined(events, Lateness).findings
+    (summary,) = examined(events, Service).summary
+
+    assert "10 of 30 requests (33.3%) were rejected" in of_requests
+    assert lost_ones.what.startswith("10 requests were given up")
+    assert "10 of them ended after all: their ingress had only hung" in lost_ones.evidence
+    assert not any("ended twice" in what or "cancelled" in what for what in of_requests)
+    assert late.what.startswith("20 of 30 requests were late or rejected")
+    assert summary.startswith("30 requests, 33.3% with the first token in time")
+
+
+def test_a_prompt_that_comes_again_under_another_id_is_no_hotter() -> None:
+    events: list[LogEvent] = [joined("engine-1"), joined("engine-2")]
+    events += [reported("engine-1", 0, [], at=0.5), reported("engine-2", 0, [], at=0.5)]
+    for number in range(40):
+        alone = replace(asked(number, 70), keys=pack_keys([BlockKey(1 if number < 18 else 100 + number)]))
+        events += [alone, given_up(f"r-{number}", at=5.0, number=number + 1)] if number < 18 else [alone]
+    for number in range(18):
+        again = replace(asked(100 + number, 70), keys=pack_keys([BlockKey(1)]), instead_of=RequestId(f"r-{number}"))
+        events.append(again)
+
+    assert not [finding for finding in examined(events, Service).findings if "hot" in finding.what]
 
 
 def test_requests_without_an_arrival_are_counted_as_such() -> None:

@@ -130,6 +130,42 @@ def test_a_hit_of_a_request_that_its_leader_gave_up_is_checked_like_any_other() 
         assert (told.summary, told.findings) == (plain.summary, plain.findings)
 
 
+def test_a_hit_of_several_answers_or_prompts_accuses_nobody_and_hides_nobody() -> None:
+    engine = Engine()
+    engine.ask("acme", list(range(400)))
+    engine.ask("umbrella", list(range(400)))
+    engine.ask("acme", list(range(300)), answers=4)
+    several = engine.events[-1]
+    assert isinstance(several, RequestFinished)
+    engine.events[-1] = msgspec.structs.replace(several, cached_tokens=4 * 288)
+
+    assert examined(engine.events).findings == []
+    assert "the cached tokens of 2 requests explained" in examined(engine.events).summary[0]
+
+    engine._salted = False  # an engine update, say
+    engine.ask("acme", memo := list(range(9000, 9400)))
+    engine.ask("umbrella", memo)
+    (finding,) = examined(engine.events).findings
+    assert "1 request hit cached tokens" in finding.what
+
+
+def test_prompts_without_keys_may_be_what_a_later_hit_is_of() -> None:
+    engine = Engine()
+    memo = list(range(9000, 9400))
+    engine.ask("umbrella", [7] * 400)
+    engine.ask("acme", list(range(400)))
+    first = engine.events[-3]
+    assert isinstance(first, RequestArrived)
+    engine.events[-3] = msgspec.structs.replace(first, answers=2, prompt_tokens=800)
+    engine._held |= {("acme", tuple(memo[:end])) for end in range(16, 401, 16)}  # by its second prompt
+    engine.ask("acme", memo)
+
+    found = examined(engine.events)
+
+    assert found.findings == []
+    assert "of hits unproven: r-2 has several prompts" in found.summary[0]
+
+
 def test_keys_without_salts_are_found() -> None:
     (finding,) = examined(Engine(keyed=False).serve(["acme", "umbrella"]).events).findings
 

@@ -1,6 +1,7 @@
 """The timeline of a request: what was known is rebuilt exactly, no second is lost, and the reasons name the cause."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from pointsman.contracts.decisions import MigrationRefused, RequestPlaced
+from pointsman.contracts.codec import LogEvent, encode
+from pointsman.contracts.decisions import MigrationRefused, RequestGranted, RequestPlaced
 from pointsman.contracts.requests import (
     PrefillFinished,
     RequestArrived,
@@ -16,10 +18,11 @@ from pointsman.contracts.requests import (
     RequestCancelled,
     RequestFinished,
 )
+from pointsman.contracts.subjects import subject_of
 from pointsman.policies.dispatch.recording import Recording
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
-from pointsman.primitives import InstanceId, RequestId
+from pointsman.primitives import InstanceId, PoolName, RequestId, Tenant
 from pointsman.simulation.replay import pool_settings
 from pointsman_cli.explain.causes import Cause
 from pointsman_cli.explain.diagnosis import reasons, verdict
@@ -27,7 +30,7 @@ from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.history.bundle import BundleHistory, write_bundle
 from pointsman_cli.history.sources import Header
 from pointsman_cli.main import main
-from tests.support.events import fleet_described, given_up_before_each_end
+from tests.support.events import fleet_described, given_up_before_each_end, with_several_answers
 from tests.support.failing_pool import FailingPool
 from tests.support.headless import write_headless
 from tests.support.hung_ingress import HANGS, with_hung_ingress
@@ -196,6 +199,21 @@ def test_requests_that_were_given_up_behind_their_first_tokens_change_no_verdict
     assert verdict(plain).cause is Cause.SLOW_ENGINE
 
 
+def test_a_sum_of_cached_tokens_for_several_answers_or_prompts_makes_no_index_stale() -> None:
+    emptied = {"engine-1": 10.0, "engine-2": 10.0, "engine-3": 10.0}
+    log = ServedLog(requests=80, gap=0.2, emptied=emptied, policies=policy_set(routing="round_robin")).entries
+    settings = pool_settings(log)
+    ends = [entry.event for entry in log if isinstance(entry.event, RequestFinished)]
+    plain, several = (
+        [timeline_of(some, end.request, settings) for end in ends[-60:]] for some in (log, with_several_answers(log))
+    )
+
+    assert any(verdict(timeline).cause is Cause.STALE_INDEX for timeline in plain)
+    assert any(timeline.delivered for timeline in plain)
+    assert not any(verdict(timeline).cause is Cause.STALE_INDEX for timeline in several)
+    assert not any("stale" in reason for timeline in several for reason in reasons(timeline))
+
+
 def test_a_first_token_that_came_while_its_ingress_hung_blames_no_engine() -> None:
     served = ServedLog(gap=0.1, requests=300, policies=policy_set(routing="round_robin"))
     log = with_hung_ingress(served.entries)
@@ -241,6 +259,58 @@ def test_where_the_log_has_lost_its_beginning_nothing_is_said_of_what_is_not_kno
     assert not any("slow before" in reason or "unusual" in reason for reason in unseen["why"])
     assert "finished on" in ended["headline"]
     assert ended["phases"][0]["kind"] == "gone"
+
+
+def _with_an_outage(slowed: list[LogEntry], *, begins: int) -> list[LogEntry]:
+    """The log from an entry on, and behind it a request that waited 4 s for a scheduler, until its ingress placed it alone."""
+    at, alone = slowed[-1].event.at if slowed[-1].event else 0.0, RequestId("alone")
+    told: list[LogEvent] = [
+        RequestGranted(at=at + 5.0, request=alone, instance=InstanceId("engine-1"), tenant=Tenant("acme")),
+        PrefillFinished(at=at + 5.4, request=alone, instance=InstanceId("engine-1"), ttft=4.4, prefill=0.4),
+        RequestFinished(
+            at=at + 6.0, request=alone, instance=InstanceId("engine-1"), e2e=5.0, prompt_tokens=300, completion_tokens=9,
+            cached_tokens=0, ttft=4.4, tpot=0.1,
+        ),
+    ]  # fmt: skip
+    entries = slowed[begins - 1 :]
+    for event in told:
+        entries.append(LogEntry.read(entries[-1].sequence + 1, subject_of(PoolName("default"), event), encode(event)))
+    return entries
+
+
+@pytest.mark.parametrize("begins", [1, 600])
+def test_a_request_that_an_ingress_placed_alone_waited_for_a_scheduler_also_where_the_log_lost_its_beginning(
+    slowed: list[LogEntry], begins: int
+) -> None:
+    entries = _with_an_outage(slowed, begins=begins)
+    settings = pool_settings(slowed)
+    timeline, open_still, unheard = (
+        timeline_of(log, RequestId("alone"), settings)
+        for log in (entries, entries[:-2], [entry for entry in entries if not isinstance(entry.event, RequestGranted)])
+    )
+
+    assert not timeline.arrived_before_the_log
+    assert not open_still.arrived_before_the_log
+    assert not unheard.arrived_before_the_log
+    assert timeline.phases[0].name == "to the scheduler"
+    assert timeline.phases[0].seconds == pytest.approx(4.0)
+    assert verdict(timeline).cause is Cause.NO_SCHEDULER
+
+
+def test_the_slowest_of_a_log_are_also_those_that_an_ingress_placed_alone(
+    slowed: list[LogEntry], tmp_path: Path
+) -> None:
+    fast = ServedLog(requests=20).entries
+    entries = _with_an_outage(fast, begins=1)
+
+    slowest = json.loads(explain(entries, tmp_path, "--slowest", "3", "--json").stdout)["slowest"]
+    shown = explain(entries, tmp_path, "--slowest", "3").output
+
+    assert (slowest[0]["request"], slowest[0]["ttft"], slowest[0]["tenant"]) == ("alone", 4.4, "acme")
+    assert slowest[0]["granted_at"] - slowest[0]["arrived_at"] == pytest.approx(4.0)
+    assert slowest[0]["prompt_tokens"] == 300
+    assert all(row["request"] != "alone" for row in slowest[1:])
+    assert re.search(r"alone .*engine-1 .*acme .*4.400 s .* - .*4.000 s .*0.400 s .*300", shown)
 
 
 def test_ids_may_be_cut_but_must_mean_one_request(slowed: list[LogEntry], tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """`pointsman hit-rate` over recorded logs, and the ladder's metrics."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,17 @@ def test_the_verdict_comes_first() -> None:
     found = answered("--from", str(LOGS[0]))
 
     assert asked("--from", str(LOGS[0])).splitlines()[0] == found["verdict"]["sentence"]
+
+
+def test_commands_that_are_advised_read_the_log_that_was_counted(tmp_path: Path) -> None:
+    log = shutil.copy(LOGS[0], tmp_path / "a log.pmlog")
+    given = f" --from '{log}' --pool default"
+    found = answered("--from", str(log), "--pool", "default")
+    commands = re.findall(r"`pointsman ([a-z-]+)([^`]*)`", " ".join(gap["advice"] for gap in found["gaps"]))
+
+    assert {"what-if", "doctor", "explain", "fleet"} == {name for name, _ in commands}
+    for name, options in commands:
+        assert options.startswith(given) == (name != "fleet"), "a log that is over has no fleet"
 
 
 def test_a_later_beginning_counts_fewer_and_the_caches_are_still_warm() -> None:

@@ -2,8 +2,10 @@
 
 from collections import Counter
 from random import Random
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
@@ -29,7 +31,7 @@ from pointsman_cli.console.log.observer import Observer
 from pointsman_cli.console.log.recent_requests import RecentRequests
 from pointsman_cli.console.log.request_counts import Figures
 from pointsman_cli.console.log.size_history import Spaced
-from tests.support.events import given_up_before_each_end
+from tests.support.events import finished, given_up, given_up_before_each_end, no_instance
 from tests.support.recorded_log import SETTINGS, RecordedFleet
 from tests.support.served_log import ServedLog
 
@@ -144,6 +146,29 @@ def test_a_request_that_its_leader_gave_up_and_its_ingress_ended_counts_once() -
 
     assert tenants_view(told).tenants == tenants_view(plain).tenants
     assert figures[0] == figures[1]
+
+
+@pytest.mark.parametrize("end", [given_up("r", at=2.0), no_instance("r", at=2.0)])
+def test_a_request_that_comes_again_under_another_id_counts_once(end: LogEvent) -> None:
+    def seen(*events: LogEvent) -> tuple[object, ...]:
+        observer = Observer(State(SETTINGS))
+        for sequence, event in enumerate(events, 1):
+            observer.apply(LogEntry(sequence, "pm.default.request.r", b"", event))
+        return tenants_view(observer).tenants, observer.minute.figures(9.0), len(observer.minute.arrivals)
+
+    def arrived(name: str, at: float, **fields: Any) -> RequestArrived:
+        return RequestArrived(
+            at=at, request=RequestId(name), arrived_at=1.0, ingress="ingress-1", tenant=Tenant("acme"), keys=b"",
+            prompt_tokens=300, max_output_tokens=9, slo_ttft=2.0, slo_tpot=0.1, **fields,
+        )  # fmt: skip
+
+    first, again = arrived("r", 1.0), arrived("s", 3.0, instead_of=RequestId("r"))
+    answered = finished("s", "engine-1", at=5.0)
+
+    assert seen(first, end, again, answered) == seen(arrived("s", 1.0), answered)
+    assert seen(first, end, again) == seen(arrived("s", 1.0))
+    assert seen(first, end, replace(again, tenant=Tenant("other")), answered)[2] == 2
+    assert seen(again, answered) == seen(arrived("s", 3.0), answered), "the console began to read later"
 
 
 @pytest.mark.parametrize("seed", SEEDS)

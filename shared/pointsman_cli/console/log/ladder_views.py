@@ -2,7 +2,7 @@
 
 from pointsman.analysis.ladder import HitRateLadder
 from pointsman.analysis.ladder_figures import RUNGS, Rung, Tally
-from pointsman.analysis.ladder_verdict import gaps_of, loaded_note, verdict
+from pointsman.analysis.ladder_verdict import gaps_of, loaded_note, untold_note, verdict
 from pointsman_cli.console.views import LadderGroupView, LadderView, RungView
 from pointsman_cli.terminal import wall_time
 
@@ -22,14 +22,13 @@ def ladder_view(ladder: HitRateLadder | None) -> LadderView:
         return LadderView(pool=None, tenants=[], hours=[])
     figures, total = ladder.figures, ladder.figures.ever
     judged = verdict(total)
-    note = f"{total.untold:,} finished requests told no cached tokens and count nowhere" if total.untold else ""
     return LadderView(
         pool=_group("pool", "", total, explained=True) if total.prompt_tokens else None,
         tenants=[_group("tenant", name, tally) for name, tally in figures.tenants()[:TENANTS_SHOWN]],
         hours=[_group("hour", f"{wall_time(begin, 1.0):%m-%d %H:%M}", tally) for begin, tally in figures.hours()],
         verdict=judged.sentence,
         cause=judged.cause,
-        note="; ".join(text for text in (judged.note, note, loaded_note(total)) if text),
+        note="; ".join(text for text in (judged.note, untold_note(total), loaded_note(total)) if text),
     )
 
 

@@ -12,7 +12,7 @@ from pointsman.primitives import EngineSeconds, Sequence
 from pointsman.state.recent_decisions import RecentDecisions
 from pointsman.state.state import State
 from pointsman_cli.console.log.fleet_history import Happenings
-from pointsman_cli.console.log.recent_requests import RecentRequests
+from pointsman_cli.console.log.recent_requests import RecentRequest, RecentRequests
 from pointsman_cli.console.log.request_counts import WINDOW_WALL_SECONDS, LastMinute, Tenants
 from pointsman_cli.console.log.size_history import Sizes
 
@@ -71,7 +71,7 @@ class Observer:
         if record is None:
             return
         arrives = isinstance(event, RequestArrived) and record.sequence == sequence
-        if isinstance(event, RequestArrived) and arrives:
+        if isinstance(event, RequestArrived) and arrives and not self._comes_again(event):
             self.minute.arrivals.append(event.at)
             tally = self.tenants.of(record.tenant)
             tally.arrived += 1
@@ -84,5 +84,17 @@ class Observer:
         """The leader's give-up, if its ingress ends the request now."""
         record = self.requests.get(event.request) if isinstance(event, RequestEnd) else None
         if record is not None and record.end is not None and counts_as_end(event, record.end):
-            self.tenants.of(record.tenant).take_back(record)
-            self.minute.take_back(record)
+            self._uncount(record)
+
+    def _comes_again(self, event: RequestArrived) -> bool:
+        """Whether it has arrived before, under another id. Takes back how it ended then."""
+        request = self.state.workload.requests.get(event.request)
+        record = self.requests.get(request.instead_of) if request is not None and request.instead_of else None
+        if record is None or record.end is None:
+            return False
+        self._uncount(record)
+        return True
+
+    def _uncount(self, record: RecentRequest) -> None:
+        self.tenants.of(record.tenant).take_back(record)
+        self.minute.take_back(record)

@@ -159,7 +159,8 @@ class TenantTally:
             self.ttfts.append(record.ttft)
 
     def take_back(self, record: RecentRequest) -> None:
-        """What its leader ended, and its ingress ends now."""
+        """What its leader ended, and its ingress ends now or asks for again under another id."""
+        self.rejected -= record.stage == REJECTED
         self.cancelled -= record.stage == CANCELLED
         self.output_tokens -= max(0, record.output_tokens)
         if record.ttft is not None:
