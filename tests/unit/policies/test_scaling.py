@@ -451,7 +451,7 @@ def test_a_start_that_hangs_under_a_name_that_was_used_before_is_replaced() -> N
 
 
 def test_engines_that_do_not_join_and_cannot_be_stopped_are_replaced_up_to_a_bound() -> None:
-    running: list[str] = ["n0"]
+    running, found = ["n0"], list[object]()
     for _ in range(10):
         found = steps(fleet(), 4, " ".join(running), old=" ".join(running), only_last=True, highest=4)
         for step in found:
@@ -467,7 +467,7 @@ def test_engines_that_do_not_join_and_cannot_be_stopped_are_replaced_up_to_a_bou
         )
         in found
     )
-    drained = fleet(**dict.fromkeys("abcd", "drained"))
+    drained = fleet(a="drained", b="drained", c="drained", d="drained")
     assert steps(drained, 4, "a b c d", highest=4) == [Grow(total=8, missing=4)]
 
 
