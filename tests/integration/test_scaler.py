@@ -47,6 +47,7 @@ class EnginesInTheLog(InstanceProvider):
         self.kept: dict[InstanceId, int] = {}
         self.answering = True
         self.broken = ""
+        self.down: set[InstanceId] = set()
         self.age = 1.0
         self.started: list[str] = []
         self.stopped: list[str] = []
@@ -75,7 +76,8 @@ class EnginesInTheLog(InstanceProvider):
 
     async def report(self, name: str) -> None:
         epoch = self.kept[InstanceId(name)]
-        await self.world.append(reported(name, 0, [], epoch=epoch, at=self.world.clock.now()))
+        serving = name not in self.down
+        await self.world.append(reported(name, 0, [], epoch=epoch, at=self.world.clock.now(), serving=serving))
 
     @override
     async def stop(self, instance: InstanceId) -> None:
@@ -297,6 +299,60 @@ async def test_a_provider_in_trouble_is_told_of_and_the_pool_goes_on() -> None:
 
 
 @in_virtual_time
+async def test_a_trouble_that_is_over_is_not_told_any_more_though_the_pool_is_not_yet_as_wanted() -> None:
+    async with pool() as (world, provider), running(scaler_of(world, provider, "s1")):
+        await settled(world, 1)
+        provider.broken, provider.answering = "the machine is away", False
+        await scale(world, 2)
+        await asyncio.sleep(1.0)
+        during = await scale(world, None)
+        provider.broken = ""
+        await asyncio.sleep(3.0)
+        after = await scale(world, None)
+
+    assert (during.trouble, after.trouble, after.applied) == ("the machine is away", "", False)
+
+
+@in_virtual_time
+async def test_why_nothing_could_be_started_is_told_until_it_is_tried_again_or_not_needed() -> None:
+    async with pool() as (world, provider), running(scaler_of(world, provider, "s1")):
+        await settled(world, 1)
+
+        async def refuse(total: int) -> None:
+            attempts.append(total)
+            raise ProviderError("no room")
+
+        attempts: list[int] = []
+        provider.grow = refuse  # type: ignore[method-assign]
+        await scale(world, 2)
+        await asyncio.sleep(1.0)
+        told = []
+        for _ in range(20):
+            await asyncio.sleep(0.5)
+            told.append((await scale(world, None)).trouble)
+        await scale(world, 1)
+        await asyncio.sleep(1.0)
+        after = await scale(world, None)
+
+    assert told == ["no room"] * 20
+    assert len(attempts) < 8, "the attempts become rarer"
+    assert after.trouble == ""
+
+
+@in_virtual_time
+async def test_an_engine_that_is_down_for_as_long_as_a_start_may_take_is_replaced() -> None:
+    async with pool() as (world, provider), running(scaler_of(world, provider, "s1", start_seconds_max=60.0)):
+        await scale(world, 2)
+        await settled(world, 2)
+        provider.age, provider.down = 1000.0, {InstanceId("e1")}
+        await eventually(lambda: provider.stopped == ["e1"], seconds=100.0)
+        provider.down = set()
+        await settled(world, 2)
+
+    assert len(provider.started) == 3
+
+
+@in_virtual_time
 async def test_a_step_that_fails_does_not_hold_up_the_others() -> None:
     async with pool() as (world, provider):
 
@@ -309,7 +365,7 @@ async def test_a_step_that_fails_does_not_hold_up_the_others() -> None:
             await settled(world, 1)
             provider.kept[InstanceId("stuck")] = 1
             provider.age = 1000.0
-            scaler._runner._absent_since[InstanceId("stuck")] = WallSeconds(-1000.0)
+            scaler._runner._out_since[InstanceId("stuck")] = WallSeconds(-1000.0)
             await scale(world, 3)
             await eventually(lambda: "e2" in provider.started)
             await eventually(lambda: scaler._runner.error == "stuck is not the last pod")

@@ -37,7 +37,7 @@ class ScaleCommands:
         if wanted is not None:
             actor = actor_of(reply.subject)
             refusal = (
-                self._size.decider.bounds_refusal(wanted)
+                self._size.decider.size_refusal(self._size.state, wanted)
                 or role_refusal(self._size.state, roles)
                 or self._size_refusal(wanted)
                 or await self._decide(wanted, roles, command.asker, actor)

@@ -144,6 +144,7 @@ class ScalerService:
                 await self._reconcile()
         except ProviderError as error:
             self._runner.fail(str(error))
+        self._runner.end_tick()
 
     async def _decide(self) -> bool:
         """Whether what was decided, if anything, is in the log. Raises ProviderError."""
@@ -162,7 +163,7 @@ class ScalerService:
         status = self._runner.status
         self._advise(self._size.by_hand(self._size.total or 0))
         if not steps and status is not None and status.settled(wanted):
-            self._runner.forget_failures()
+            self._runner.forget_growth()
             if not self.state.scaling.is_applied:
                 await self._decisions.append(self._applied(status, wanted))
 

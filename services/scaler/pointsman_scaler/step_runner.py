@@ -6,7 +6,16 @@ from pointsman.adapters.backoff import Backoff
 from pointsman.contracts.commands import DrainAnswered, DrainInstance, UndrainInstance
 from pointsman.contracts.subjects import SCALER_ACTOR, admin_subject
 from pointsman.policies.scaling.roles import NOT_SIZED, RoleSizes, Switch
-from pointsman.ports import Clock, Commands, CommandTimeoutError, InstanceProvider, NoResponderError, ProviderError
+from pointsman.ports import (
+    Clock,
+    Commands,
+    CommandTimeoutError,
+    InstanceProvider,
+    NoResponderError,
+    ProvidedInstance,
+    ProviderError,
+    unix_now,
+)
 from pointsman.primitives import InstanceId, PoolName, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.state.fleet import Instance
@@ -15,11 +24,13 @@ from pointsman_scaler.reconciler import (
     Drain,
     Grow,
     PoolStatus,
+    Report,
     Step,
     Stop,
     Undrain,
     absent,
     next_steps,
+    out_of_service,
     pool_status,
     requests_at,
     with_ranks,
@@ -41,15 +52,23 @@ class StepRunner:
     def __init__(self, provider: InstanceProvider, commands: Commands, clock: Clock, settings: ScalerSettings) -> None:
         self.provider = provider
         self.status: PoolStatus | None = None
-        self.error = ""
         self._commands = commands
         self._clock = clock
         self._settings = settings
         telemetry.SCALER_ERRORS.show_zeros(pool=settings.pool)
         self._leaving_since: dict[InstanceId, WallSeconds] = {}
-        self._absent_since: dict[InstanceId, WallSeconds] = {}
+        self._out_since: dict[InstanceId, WallSeconds] = {}
+        self._error = self._logged_error = ""
+        self._failed = False
+        self._growth_error = ""
+        """Until the next attempt."""
         self._grows_after = WallSeconds(0.0)
         self._growth = Backoff(GROWTH_WAIT_WALL_SECONDS, GROWTH_WAIT_WALL_SECONDS_MAX)
+
+    @property
+    def error(self) -> str:
+        """What failed in the last tick, or when instances were started last."""
+        return self._error or self._growth_error
 
     async def steps(self, state: State, wanted: int, roles: RoleSizes = NOT_SIZED) -> list[Step]:
         """Empty if the pool is as wanted, already changing, or changed by others. Raises ProviderError."""
@@ -60,17 +79,7 @@ class StepRunner:
                 f"'{self.provider.name}' cannot size such a pool; run the scaler with --provider static"
             )
             raise ProviderError(refused)
-        wall = self._clock.wall()
-        since = self._absent_since = {
-            p.instance: self._absent_since.get(p.instance, wall) for p in absent(state, provided)
-        }
-        status = self.status = pool_status(
-            state,
-            provided,
-            start_seconds_max=self._settings.start_seconds_max,
-            absent_seconds=lambda instance: wall - since[instance],
-        )
-        self._leaving_since = {i.id: self._leaving_since.get(i.id, wall) for i in status.leaving}
+        status = self.status = self._pool_status(state, provided)
         steps = next_steps(
             state,
             status,
@@ -78,7 +87,10 @@ class StepRunner:
             roles=roles,
             stoppable=self.provider.stoppable,
             may_stop=lambda instance: self._may_stop(state, instance),
+            highest=self._settings.max_instances,
         )
+        if not any(isinstance(step, Grow) for step in steps):
+            self._growth_error = ""
         return [step for step in steps if self.provider.manages or not isinstance(step, Grow)]
 
     async def absent(self, state: State) -> int:
@@ -101,16 +113,28 @@ class StepRunner:
             case Stop():
                 log.info("instance_stopping", instance=step.instance, reason=step.reason)
                 await self.provider.stop(step.instance)
+            case Report():
+                raise ProviderError(step.trouble)
 
-    def forget_failures(self) -> None:
+    def forget_growth(self) -> None:
+        """The pool has its size: the next growth need not wait."""
         self._growth.reset()
-        self._grows_after, self.error = WallSeconds(0.0), ""
+        self._grows_after = WallSeconds(0.0)
+
+    def end_tick(self) -> None:
+        """What did not fail again is over."""
+        if not self._failed:
+            self._error = ""
+        if not self.error:
+            self._logged_error = ""
+        self._failed = False
 
     def fail(self, error: str) -> None:
         telemetry.SCALER_ERRORS.labels(self._settings.pool).inc()
-        if error != self.error:
+        if error != self._logged_error:
             log.warning("scaler_error", trouble=error)
-        self.error = error
+        self._error = self._logged_error = error
+        self._failed = True
 
     async def _grow(self, step: Grow) -> None:
         wall = self._clock.wall()
@@ -118,7 +142,26 @@ class StepRunner:
             return
         self._grows_after = wall + self._growth.next_wait()
         log.info("scale_up_started", missing=step.missing, provider=self.provider.name)
-        await self.provider.grow(step.total)
+        try:
+            await self.provider.grow(step.total)
+        except ProviderError as error:
+            self._growth_error = str(error)
+            raise
+        self._growth_error = ""
+
+    def _pool_status(self, state: State, provided: list[ProvidedInstance]) -> PoolStatus:
+        wall = self._clock.wall()
+        out = {p.instance for p in out_of_service(state, provided)}
+        since = self._out_since = {instance: self._out_since.get(instance, wall) for instance in out}
+        status = pool_status(
+            state,
+            provided,
+            start_seconds_max=self._settings.start_seconds_max,
+            out_seconds=lambda instance: wall - since[instance],
+            unix_now=unix_now(self._clock),
+        )
+        self._leaving_since = {i.id: self._leaving_since.get(i.id, wall) for i in status.leaving}
+        return status
 
     async def _command_leader(self, command: DrainInstance | UndrainInstance) -> None:
         subject = admin_subject(PoolName(self._settings.pool), "drain", SCALER_ACTOR)

@@ -10,7 +10,7 @@ from pointsman.contracts.decisions import RequestHandedOver
 from pointsman.contracts.fleet import DecodeCost
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestFinished
 from pointsman.policies.policy_set import scaling_policy
-from pointsman.policies.scaling import Limits
+from pointsman.policies.scaling import Limits, ScaleTarget
 from pointsman.policies.scaling.decider import Decider
 from pointsman.policies.scaling.roles import (
     NOT_SIZED,
@@ -253,6 +253,67 @@ def test_an_operator_sizes_roles_and_a_size_alone_keeps_the_proportion() -> None
     assert (roles.prefill, roles.decode, roles.by) == (1, 3, "a")
     assert (fewer.wanted, fewer.prefill, fewer.decode) == (3, 1, 2)
     assert decider.decide(state, 100.0) is None  # manual: nothing changes by itself
+
+
+@pytest.mark.parametrize("lowest", [0, 1])
+def test_a_pool_without_requests_sleeps_or_keeps_an_instance_of_each_role(lowest: int) -> None:
+    state, decider = pool("ppd", policy="slo_attainment", idle_s=100.0)
+    decider = replace(decider, limits=Limits(lowest=lowest, highest=4, pause_down_s=0.0))
+    decided(state, decider, 1.0)
+    first = decided(state, decider, 200.0)
+    state.fleet.leave(InstanceId("e1"))
+    sizes = [decided(state, decider, at) for at in (400.0, 600.0)]
+
+    assert first == (2, 1, 1)
+    assert sizes == [(0, 0, 0) if lowest == 0 else None, None]
+
+
+def test_a_split_pool_that_an_earlier_release_made_too_small_gets_both_roles_again() -> None:
+    state, decider = pool("pd", policy="slo_attainment")
+    state.apply(decider.decision(state, ScaleTarget(1, "idle"), 1.0), 1)
+
+    assert decided(state, decider, 2.0) == (2, 1, 1)
+    assert decided(state, decider, 3.0) is None
+
+
+def test_a_pool_that_sleeps_wakes_with_both_of_its_roles() -> None:
+    state, decider = pool("", policy="slo_attainment")
+    decider = replace(decider, limits=Limits(lowest=0, highest=4), first_roles=RoleSizes(1, 3))
+    state.apply(decider.decision(state, ScaleTarget(0, "idle"), 1.0), 1)
+    assert decided(state, decider, 50.0) is None
+
+    decoding(state, 1, 60.0)
+
+    assert decided(state, decider, 61.0) == (2, 1, 1)
+
+
+def test_a_size_without_roles_is_split_as_the_pool_began() -> None:
+    state, decider = pool("bbbb")
+    state.apply(decider.decision(state, ScaleTarget(4, "by an earlier scaler"), 1.0), 1)
+
+    assert decided(state, decider, 2.0) is None
+    assert decided(state, replace(decider, first_roles=RoleSizes(1, 3)), 3.0) == (4, 1, 3)
+
+
+def test_an_operator_cannot_ask_for_one_instance_of_a_split_pool() -> None:
+    state, decider = pool("ppdd")
+    decider = replace(decider, limits=Limits(lowest=0, highest=4))
+    decided(state, decider, 1.0)
+    unsplit, _ = pool("bb")
+
+    refusals = [decider.size_refusal(state, wanted) for wanted in (0, 1, 2, 5)]
+
+    assert [bool(refusal) for refusal in refusals] == [False, True, False, True]
+    assert "ask for 2 or more" in refusals[1]
+    assert decider.size_refusal(unsplit, 1) == ""
+
+
+def test_a_split_pool_whose_new_instances_have_not_come_yet_does_not_shrink() -> None:
+    state, decider = pool("ppdd", policy="target_utilisation")
+    decided(state, decider, 1.0)
+    state.fleet.leave(InstanceId("e1"))
+
+    assert decided(state, decider, 100.0) is None
 
 
 def test_the_decision_is_repeated_with_its_roles() -> None:

@@ -22,7 +22,18 @@ from pointsman.primitives import EngineSeconds, Epoch, InstanceId, RequestId, Te
 from pointsman.state.fleet import Instance
 from pointsman.state.scaling import Scaling
 from pointsman.state.state import PoolSettings, State
-from pointsman_scaler.reconciler import Drain, Grow, Stop, Undrain, next_steps, pool_status
+from pointsman_scaler.reconciler import (
+    HUNG,
+    NOT_JOINED,
+    NOT_NEEDED,
+    Drain,
+    Grow,
+    Report,
+    Stop,
+    Undrain,
+    next_steps,
+    pool_status,
+)
 from tests.support.events import finished, first_token, joined, reported, route
 from tests.support.leading import leader_of
 
@@ -184,6 +195,24 @@ def test_utilisation_follows_the_busier_of_prefill_and_memory_within_a_tolerance
     assert calm.target().wanted == 2
 
 
+def test_utilisation_does_not_shrink_a_pool_whose_new_instances_have_not_come_yet() -> None:
+    pool = Pool(TargetUtilisation(), engines=2)
+    pool.serve(60, every=2.0)  # 24%
+
+    assert pool.target(wanted=4).wanted == 4
+    assert pool.target().wanted == 1
+
+
+def test_a_pool_with_no_instance_that_prefills_keeps_its_size() -> None:
+    policy = SloAttainment()
+    state = State(PoolSettings(), policy.trackers())
+    for name in "ab":
+        state.apply(joined(name, role="decode"))
+        state.apply(reported(name, 0, []))
+
+    assert policy.scale_target(state, PoolSize(ready=2, wanted=2), 1000.0).wanted == 2
+
+
 @pytest.mark.parametrize(
     ("text", "now", "fired"),
     [
@@ -280,12 +309,15 @@ def test_a_first_decision_keeps_those_that_run_and_have_not_joined_again() -> No
 
 
 def fleet(roles: Mapping[str, Role] = {}, **status: str) -> State:
-    """Instances by name: ready, new (joined, not heard of), leaving, or drained by a person."""
+    """Instances by name: ready, new (joined, not heard of), leaving, drained by a person, down, suspected, or misfit (of
+    another model)."""
     state = State(PoolSettings())
     for name, how in status.items():
-        state.apply(joined(name, role=roles.get(name, "both")))
+        state.apply(joined(name, role=roles.get(name, "both"), model="other" if how == "misfit" else "m"))
         if how != "new":
-            state.apply(reported(name, 0, []))
+            state.apply(reported(name, 0, [], serving=how != "down"))
+        if how == "suspected":
+            state.fleet.suspect(InstanceId(name))
         if how in ("leaving", "drained"):
             state.apply(InstanceDraining(at=0.0, instance=InstanceId(name), epoch=Epoch(1), leaving=how == "leaving"))
     return state
@@ -301,11 +333,17 @@ def steps(
     absent: float = 1000.0,
     start_seconds_max: float = 600.0,
     only_last: bool = False,
+    unix_now: float = 0.0,
+    highest: int = 8,
 ) -> list[object]:
     """`only_last`: can be stopped, as of a StatefulSet."""
     running = [ProvidedInstance(InstanceId(name), 1000.0 if name in old.split() else 1.0) for name in provided.split()]
     count = pool_status(
-        state, running, start_seconds_max=WallSeconds(start_seconds_max), absent_seconds=lambda _: WallSeconds(absent)
+        state,
+        running,
+        start_seconds_max=WallSeconds(start_seconds_max),
+        out_seconds=lambda _: WallSeconds(absent),
+        unix_now=unix_now,
     )
 
     def may_stop(_instance: Instance) -> str:
@@ -314,7 +352,7 @@ def steps(
     def stoppable(names: list[InstanceId]) -> list[InstanceId]:
         return names[-1:] if only_last else names
 
-    return list(next_steps(state, count, wanted=wanted, stoppable=stoppable, may_stop=may_stop))
+    return list(next_steps(state, count, wanted=wanted, stoppable=stoppable, may_stop=may_stop, highest=highest))
 
 
 def test_what_is_missing_is_started_once_however_often_it_is_looked_at() -> None:
@@ -327,6 +365,30 @@ def test_one_leaves_at_a_time_and_is_stopped_when_it_is_idle() -> None:
     assert steps(fleet(a="ready", b="ready", c="ready"), 1, "a b c") == [Drain(InstanceId("a"))]
     assert steps(fleet(a="leaving", b="ready", c="ready"), 1, "a b c", idle=False) == []
     assert steps(fleet(a="leaving", b="ready", c="ready"), 1, "a b c") == [Stop(InstanceId("a"), "it is idle")]
+
+
+def test_those_that_start_are_stopped_before_one_that_serves() -> None:
+    two = fleet(a="ready", b="ready")
+
+    assert steps(two, 2, "a b c d") == [Stop(InstanceId(name), NOT_NEEDED) for name in "cd"]
+    assert steps(two, 1, "a b c") == [Stop(InstanceId("c"), NOT_NEEDED)]
+    assert steps(two, 2, "a b c d", only_last=True) == [Stop(InstanceId("d"), NOT_NEEDED)]
+    assert steps(fleet(a="ready", c="ready"), 2, "a b c", only_last=True) == [], "b cannot be stopped"
+    assert steps(fleet(), 0, "a", old="") == [Stop(InstanceId("a"), NOT_NEEDED)]
+
+
+def test_those_that_come_again_are_not_stopped_and_nobody_drains_for_them() -> None:
+    """Their worker is away for a while, or the log has lost their join: they may serve."""
+    left = fleet(a="ready", b="ready", c="ready")
+    left.apply(InstanceLeft(at=1.0, instance=InstanceId("c"), epoch=Epoch(1), reason="not heard of"))
+
+    assert steps(left, 2, "a b c") == []
+    assert steps(left, 1, "a b c") == [Drain(InstanceId("a"))]
+    assert steps(fleet(a="ready", b="ready"), 2, "a b c", old="a b c", absent=50.0) == []
+
+
+def test_a_suspected_instance_leaves_before_one_that_answers() -> None:
+    assert steps(fleet(a="ready", b="ready", c="suspected"), 2, "a b c") == [Drain(InstanceId("c"))]
 
 
 def test_who_leaves_is_taken_back_before_another_is_started() -> None:
@@ -355,6 +417,58 @@ def test_an_engine_that_never_answers_is_stopped_and_started_again() -> None:
         Stop(InstanceId("b"), "it has not joined in time"),
         Grow(total=2, missing=1),
     ]
+
+
+@pytest.mark.parametrize("how", ["down", "misfit"])
+def test_an_instance_that_takes_no_requests_for_as_long_as_a_start_may_take_is_replaced(how: str) -> None:
+    state = fleet(a="ready", b="ready", c=how)
+
+    assert steps(state, 3, "a b c", old="a b c") == [Stop(InstanceId("c"), HUNG), Grow(total=3, missing=1)]
+    assert steps(state, 2, "a b c", old="a b c") == [Stop(InstanceId("c"), HUNG)]
+    assert steps(state, 3, "a c b", old="a b c", only_last=True) == [Grow(total=4, missing=1)]
+    assert steps(state, 3, "a b c", old="a b c", absent=599.0) == []
+
+
+def test_an_instance_that_is_silent_or_drained_by_a_person_or_has_requests_does_not_hang() -> None:
+    drained = fleet(a="ready", b="down")
+    drained.apply(InstanceDraining(at=0.0, instance=InstanceId("b"), epoch=Epoch(1)))
+    leader = leader_of(("b",), policy_set(routing="least_loaded"))
+    leader.route(route("r1", [1]), 0.0)
+    for event in (reported("b", 0, [], serving=False), joined("a"), reported("a", 0, [])):
+        leader.state.apply(event)
+
+    assert steps(fleet(a="ready", b="suspected"), 2, "a b", old="a b") == []
+    assert steps(drained, 1, "a b", old="a b") == []
+    assert steps(leader.state, 2, "a b", old="a b") == []
+
+
+def test_a_start_that_hangs_under_a_name_that_was_used_before_is_replaced() -> None:
+    state = fleet(a="ready")
+    state.apply(InstanceLeft(at=1.0, instance=InstanceId("a"), epoch=Epoch(1), reason="stopped"))
+
+    assert steps(state, 1, "a", old="a", unix_now=1e9) == [Stop(InstanceId("a"), NOT_JOINED), Grow(total=1, missing=1)]
+    assert steps(state, 0, "a", unix_now=1e9) == [Stop(InstanceId("a"), NOT_NEEDED)]
+
+
+def test_engines_that_do_not_join_and_cannot_be_stopped_are_replaced_up_to_a_bound() -> None:
+    running, found = ["n0"], list[object]()
+    for _ in range(10):
+        found = steps(fleet(), 4, " ".join(running), old=" ".join(running), only_last=True, highest=4)
+        for step in found:
+            if isinstance(step, Stop):
+                running.remove(step.instance)
+            elif isinstance(step, Grow):
+                running += [f"n{len(running) + number}" for number in range(step.total - len(running))]
+
+    assert len(running) == 6
+    assert (
+        Report(
+            "6 engines run and have not joined, or hang (n0, n1, n2, ...), so no more than 6 are started: see their logs"
+        )
+        in found
+    )
+    drained = fleet(a="drained", b="drained", c="drained", d="drained")
+    assert steps(drained, 4, "a b c d", highest=4) == [Grow(total=8, missing=4)]
 
 
 def test_an_engine_whose_worker_is_away_for_a_while_is_neither_stopped_nor_replaced() -> None:

@@ -2,7 +2,7 @@
 limits, as ScaleDecided."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pointsman.contracts.decisions import ScaleDecided
 from pointsman.policies.scaling.base import PoolSize, ScaleTarget, ScalingPolicy
@@ -25,12 +25,13 @@ from pointsman.state.state import State
 
 SWITCH_PAUSE_SECONDS: EngineSeconds = 10.0
 """Between two changes of roles, and after a change of size. A switch costs a drain only."""
+SPLIT_SIZE_MIN = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decider:
     """`dropped`: entries the log lost before the State's; a lost decision's number is at most that. `first_roles`: of a
-    pool that is to be split from its beginning."""
+    pool that is to be split, until other roles are decided."""
 
     policy: ScalingPolicy
     limits: Limits
@@ -47,13 +48,14 @@ class Decider:
         size = PoolSize(ready=len(in_service(state)), wanted=wanted, roles=roles, fixed=fixed_sizes(state.fleet))
         target = self.policy.scale_target(state, size, now)
         found = limited(target, state.scaling, now, self.limits)
-        if state.fleet.split and not roles.total:
+        proportion = self._proportion(state)
+        if wanted and state.fleet.split and not proportion.total:
             return None  # instances that cannot change their role do not replace each other: operators size this pool
-        total = found.wanted if found else wanted
-        split = self._split(size, total, target.demand, state.scaling, now)
-        if found is None and split == roles:
+        found = self._with_both_roles(found or ScaleTarget(wanted, target.reason), target, proportion)
+        split = self._split(replace(size, roles=proportion), found.wanted, target.demand, state.scaling, now)
+        if found.wanted == wanted and split == roles:
             return None
-        return self.decision(state, found or ScaleTarget(wanted, target.reason), now, roles=split)
+        return self.decision(state, found, now, roles=split)
 
     def operator_decision(
         self, state: State, wanted: int, *, asker: str, actor: str, now: EngineSeconds, roles: RoleSizes = NOT_SIZED
@@ -61,7 +63,7 @@ class Decider:
         asked = f"{roles.prefill} to prefill and {roles.decode} to decode" if roles.total else str(wanted)
         target = ScaleTarget(wanted, f"{asker or 'somebody'} asked for {asked}")
         return self.decision(
-            state, target, now, by=actor, roles=roles if roles.total else in_proportion(wanted_roles(state), wanted)
+            state, target, now, by=actor, roles=roles if roles.total else in_proportion(self._proportion(state), wanted)
         )
 
     def repeated(self, state: State, now: EngineSeconds) -> ScaleDecided | None:
@@ -72,12 +74,14 @@ class Decider:
         roles = RoleSizes(newest.prefill, newest.decode)
         return self.decision(state, ScaleTarget(newest.wanted, newest.reason), now, by=newest.by, roles=roles)
 
-    def bounds_refusal(self, wanted: int) -> str:
+    def size_refusal(self, state: State, wanted: int) -> str:
         """Why the pool cannot have this size, or ""."""
         limits = self.limits
-        if limits.lowest <= wanted <= limits.highest:
-            return ""
-        return f"this scaler keeps from {limits.lowest} to {limits.highest} instances"
+        if not limits.lowest <= wanted <= limits.highest:
+            return f"this scaler keeps from {limits.lowest} to {limits.highest} instances"
+        if 0 < wanted < SPLIT_SIZE_MIN and self._proportion(state).total:
+            return "each role of a split pool needs at least one instance: ask for 2 or more"
+        return ""
 
     def decision(
         self,
@@ -102,6 +106,24 @@ class Decider:
             decode=roles.decode,
         )
 
+    def _proportion(self, state: State) -> RoleSizes:
+        """In which the pool is split; NOT_SIZED: it is not, or operators do it."""
+        roles = wanted_roles(state)
+        if roles.total or self.first_roles.total:
+            return roles if roles.total else self.first_roles
+        present = present_sizes(state.fleet)
+        if (state.scaling.wanted or 0) < SPLIT_SIZE_MIN and present.total == len(staying(state.fleet)) > 0:
+            return RoleSizes(max(1, present.prefill), max(1, present.decode))
+        return NOT_SIZED
+
+    def _with_both_roles(self, found: ScaleTarget, target: ScaleTarget, proportion: RoleSizes) -> ScaleTarget:
+        """One instance cannot have both roles of a split pool."""
+        if found.wanted != 1 or not proportion.total or self.limits.highest < SPLIT_SIZE_MIN:
+            return found
+        if target.wanted == 0 and self.limits.lowest == 0:
+            return replace(found, wanted=0)
+        return replace(found, wanted=SPLIT_SIZE_MIN, reason=f"{found.reason}; each role needs an instance")
+
     def _split(
         self, size: PoolSize, total: int, demand: RoleDemand | None, scaling: Scaling, now: EngineSeconds
     ) -> RoleSizes:
@@ -109,7 +131,8 @@ class Decider:
         if not roles.total:
             return NOT_SIZED
         if total != roles.total:
-            return in_proportion(roles, total) if demand is None else best_split(demand, total, size.fixed)
+            best = NOT_SIZED if demand is None else best_split(demand, total, size.fixed)
+            return best if best.total else in_proportion(roles, total)
         if demand is None or now - max(scaling.changed_at(now)) < SWITCH_PAUSE_SECONDS:
             return roles
         return better_split(demand, roles, size.fixed, step=self.limits.step_up)

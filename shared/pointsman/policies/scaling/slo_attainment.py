@@ -142,7 +142,7 @@ class SloAttainment(ScalingPolicy):
         return ceil(prefill_demand(state, prefills) / span / self.busy_max)
 
     def _fewer(self, state: State, size: PoolSize, window: ServiceWindow, now: EngineSeconds) -> ScaleTarget:
-        if size.ready < size.wanted or size.ready < 1:
+        if size.ready < size.wanted or not state.fleet.ready:
             return ScaleTarget(size.wanted, "not all that were wanted are there")
         changes = state.scaling.changed_at(now)
         idle = now - max(window.last_arrival_at, changes.up)

@@ -41,7 +41,7 @@ class TargetUtilisation(ScalingPolicy):
         full = sum(instance.kv_usage for instance in ready) / len(ready) if ready else 0.0
         measured = f"prefill is {busy:.0%} in use of {self.prefill:.0%}, KV memory {full:.0%} of {self.kv:.0%}"
         ratio = max(busy / self.prefill, full / self.kv)
-        if abs(ratio - 1) <= self.tolerance or (ratio > 1 and size.ready < size.wanted):
+        if abs(ratio - 1) <= self.tolerance or size.ready < size.wanted:
             return ScaleTarget(size.wanted, measured)
         return ScaleTarget(max(1, ceil(size.ready * ratio)), measured)
 
@@ -51,7 +51,7 @@ class TargetUtilisation(ScalingPolicy):
         measured = f"{demand.prefill:.1f} of {size.roles.prefill} that prefill and {demand.decode:.1f} of {size.roles.decode} that decode are needed"
         needed = max(2, ceil(demand.prefill) + ceil(demand.decode))
         pressure = demand.pressure(best_split(demand, size.wanted, size.fixed))
-        if abs(pressure - 1) <= self.tolerance or (needed > size.wanted and size.ready < size.wanted):
+        if abs(pressure - 1) <= self.tolerance or size.ready < size.wanted:
             needed = size.wanted
         return ScaleTarget(needed, measured, demand=demand)
 
