@@ -93,8 +93,6 @@ class _Request:
     first_token_at: EngineSeconds | None = None
     prefill_seconds: EngineSeconds = 0.0
     decode_seconds: EngineSeconds = 0.0
-    counted_before: bool = False
-    """It ended before what counts, and its ingress asked again under this id."""
 
     def arrive(self, event: RequestArrived, model: str) -> None:
         self.tenant, self.model, self.arrived = event.tenant, model, True
@@ -171,8 +169,7 @@ class UsageAccount:
             )
 
     def read(self, entries: Iterable[LogEntry], *, since: Moment = Moment()) -> None:  # noqa: B008 - immutable
-        """Counts requests whose first end is at `since` or later: the sum over consecutive spans counts each once. Raises
-        TooManyGroupsError."""
+        """Counts requests that ended at `since` or later. Raises TooManyGroupsError."""
         counting, reached = since == Moment(), since.reached()
         for entry in entries:
             counting = counting or reached(entry)
@@ -206,16 +203,12 @@ class UsageAccount:
 
     def _arrive(self, event: RequestArrived) -> None:
         before = self._ended.get(event.instead_of)
-        if before is not None and not (may_come_again(before.event) and before.request.tenant == event.tenant):
-            before = None
-        if before is not None:
+        if before is not None and may_come_again(before.event) and before.request.tenant == event.tenant:
             self._count(before, -1)  # it is the same request
             self._ended[event.instead_of] = replace(before, counting=False)
         ended = self._ended.get(event.request)
         if ended is None:
-            request = self._requests.setdefault(event.request, _Request())
-            request.counted_before |= before is not None and not before.counting and not request.arrived
-            request.arrive(event, event.adapter or self._model)
+            self._requests.setdefault(event.request, _Request()).arrive(event, event.adapter or self._model)
         elif not ended.request.arrived:
             self._count(ended, -1)
             ended.request.arrive(event, event.adapter or self._model)
@@ -255,9 +248,7 @@ class UsageAccount:
             return
         if earlier is not None:
             self._count(earlier, -1)
-            counting = earlier.counting  # an earlier span has counted it
         request = self._in_flight(event.request) or _Request(model=self._model)
-        counting = counting and not request.counted_before
         self._requests.pop(event.request, None)
         in_flight = replace(request) if is_given_up(event) else None
         request.leave_engine(event.at)

@@ -118,20 +118,16 @@ def test_a_request_that_comes_again_under_another_id_counts_once() -> None:
     assert counted(arrived("r", 1), finished("r", 4), *again).total.requests == 2, "it had its answer"
 
 
-@pytest.mark.parametrize("asked_again", [False, True])
-def test_a_request_that_was_given_up_in_one_span_and_ended_in_the_next_counts_in_the_first(asked_again: bool) -> None:
+def test_what_a_request_cost_counts_in_the_span_in_which_it_ended_though_it_was_given_up_before() -> None:
     lost: list[LogEvent] = [arrived("r", 1), granted("r", 3), given_up("r", at=4, instance=ENGINE)]
-    again: list[LogEvent] = [arrived("s", 5, instead_of="r"), granted("s", 6), finished("s", 9)]
-    later: list[LogEvent] = [arrived("t", 5), finished("t", 9)]
-    events = log_of(*lost, *(again if asked_again else [finished("r", 9)]), *later)
-    first, second, whole = (UsageAccount(1.0, ()) for _ in range(3))
+    events = log_of(*lost, finished("r", 9))
+    first, second = UsageAccount(1.0, ()), UsageAccount(1.0, ())
 
     first.read(events[: len(lost)])
     second.read(events, since=Moment(sequence=len(lost) + 1))
-    whole.read(events)
 
-    assert (first.total.requests, second.total.requests, whole.total.requests) == (1, 1, 2)
-    assert second.total == counted(*later).total
+    assert (first.total.cancelled, first.total.output_tokens) == (1, 0)
+    assert (second.total.finished, second.total.output_tokens) == (1, 7)
 
 
 def test_a_request_that_decodes_at_the_checkpoint_has_prefilled_before(tmp_path: Path) -> None:
