@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Generator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -13,10 +14,9 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from pointsman.analysis import recorded_traffic
 from pointsman.analysis.calibration import profile_of
 from pointsman.analysis.comparison import fidelity
-from pointsman.analysis.recorded_traffic import read_record
+from pointsman.analysis.recorded_traffic import TrafficBounds, read_record
 from pointsman.analysis.what_if import ReplayedFleet
 from pointsman.contracts.cache import BlocksStored
 from pointsman.contracts.codec import LogEvent
@@ -304,15 +304,18 @@ def test_a_span_with_more_requests_than_can_be_simulated_is_refused(
 ) -> None:
     """Of earlier requests as many warm the caches as fit."""
     keys = [len(entry.event.keys) for entry in entries if isinstance(entry.event, RequestArrived)]
-    if bound == "requests":
-        monkeypatch.setattr(recorded_traffic, "REQUESTS_MAX", 100)
-    else:
-        monkeypatch.setattr(recorded_traffic, "KEY_BYTES_MAX", sum(keys[-100:]))
+    bounds = TrafficBounds(requests=100) if bound == "requests" else TrafficBounds(key_bytes=sum(keys[-100:]))
+    monkeypatch.setattr("pointsman_cli.what_if.command.read_record", partial(read_record, bounds=bounds))
     refused = what_if(entries, tmp_path, "--policy", "min_ttft")
-    record = read_record(entries, origin="a log", settings=SETTINGS, since=lambda entry: entry.event.at > 60)  # type: ignore[union-attr]
+    later = entries[
+        next(n for n, entry in enumerate(entries) if entry.event is not None and entry.event.at > 60)
+    ].sequence
+    record = read_record(
+        entries, origin="a log", settings=SETTINGS, since=lambda entry: entry.sequence >= later, bounds=bounds
+    )
 
     assert refused.exit_code == 2
-    assert re.search(r"more than 20,000 requests.*: give --since", refused.output)
+    assert re.search(r"more than 100(,000)? requests or .*: give --since", refused.output)
     assert len(record.requests) == 100
     assert len(record.requests) - record.warmup == pytest.approx(240 - 59 / 0.4, abs=2)
     assert any(note.startswith("140 earlier requests are left out") for note in record.notes)

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median_low
 
+from typing_extensions import override
+
 from pointsman.analysis.calibration import profile_of, usual_profile
 from pointsman.analysis.log_time import Passed
 from pointsman.analysis.restarts import Restarts
@@ -43,9 +45,18 @@ from pointsman.state.workload import EMPTY_QUEUE
 
 ANSWERS_MIN = 30
 SAMPLE_SECONDS = 1.0
-REQUESTS_MAX = 20_000
-KEY_BYTES_MAX = 64 * 2**20
-TOO_LARGE = f"more than {REQUESTS_MAX:,} requests, or {KEY_BYTES_MAX >> 20} MiB of prefixes"
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficBounds:
+    """Of what is kept in memory to be simulated."""
+
+    requests: int = 100_000
+    key_bytes: int = 128 * 2**20
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.requests:,} requests or {self.key_bytes >> 20} MiB of prefixes"
 
 
 class UnusableTrafficError(ValueError):
@@ -85,6 +96,7 @@ def read_record(
     begins: Passed | None = None,
     since: Passed | None = None,
     until: Passed | None = None,
+    bounds: TrafficBounds = TrafficBounds(),
 ) -> Record:
     """Reads the log once. `known`: initial state; a copy is used. Requests from `begins` on are simulated, those from
     `since` on are counted; None: all. Of those that only warm the caches the latest are kept. Raises
@@ -95,7 +107,12 @@ def read_record(
     for entry in entries:
         if reader is None and (begins is None or begins(entry)):
             reader = TrafficReader(
-                state, policies=known.policies if known else None, fleet_from=start, since=since, until=until
+                state,
+                policies=known.policies if known else None,
+                fleet_from=start,
+                since=since,
+                until=until,
+                bounds=bounds,
             )
         if entry.sequence >= start:
             state.apply_entry(entry)
@@ -130,12 +147,14 @@ class TrafficReader:
         fleet_from: Sequence = 1,
         since: Passed | None = None,
         until: Passed | None = None,
+        bounds: TrafficBounds = TrafficBounds(),
     ) -> None:
         """`state` is the caller's, who applies each entry before `take`; entries before `fleet_from` are in it already.
         `policies`: those in force, if known. Requests arriving after `until` are left out."""
         self._state = state
         self._fleet_from = fleet_from
         self._since, self._until = since, until
+        self._bounds = bounds
         self._since_passed = self._until_passed = False
         self._term = Term(0)
         self._first: Sequence = 0
@@ -165,14 +184,14 @@ class TrafficReader:
 
     @property
     def is_too_large(self) -> bool:
-        return len(self._requests) > REQUESTS_MAX or self.key_bytes > KEY_BYTES_MAX
+        return len(self._requests) > self._bounds.requests or self.key_bytes > self._bounds.key_bytes
 
     def make_room(self) -> None:
         """Forgets the oldest requests that only warm the caches. Raises UnusableTrafficError."""
         while self.is_too_large:
             oldest = next(iter(self._requests))
             if self._requests[oldest].counted:
-                msg = f"the span has {TOO_LARGE}: give --since or --until for a shorter one"
+                msg = f"the span has more than {self._bounds}: give --since or --until for a shorter one"
                 raise UnusableTrafficError(msg)
             self._forget(oldest)
             self._forgotten += 1
@@ -377,7 +396,7 @@ class TrafficReader:
             f"{', '.join(others)}: another cost model or KV cache than most; simulated as one of them": bool(others),
             "engines load from slower cache tiers: they are not simulated, and what is only there is computed": bool(self._state.slower),
             f"{adapted:,} requests are for LoRA adapters: every simulated engine has them all": bool(adapted),
-            f"{self._forgotten:,} earlier requests are left out: the latest, {REQUESTS_MAX:,} or {KEY_BYTES_MAX >> 20} MiB of prefixes, are simulated": bool(self._forgotten),
+            f"{self._forgotten:,} earlier requests are left out: the latest, {self._bounds}, are simulated": bool(self._forgotten),
             f"several policies placed these requests: {', '.join(self._policies)}; compared with the last": len(self._policies) > 1,
             f"before entry {self._first:,} nothing is simulated: the caches begin empty there": self._first > 1,
             f"requests are counted from entry {self._fleet_from:,} on; earlier ones warm the caches": self._fleet_from > 1,

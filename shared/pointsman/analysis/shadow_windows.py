@@ -13,7 +13,7 @@ import msgspec
 
 from pointsman.analysis.comparison import Regret, Side, fidelity, regret
 from pointsman.analysis.log_time import LogTime, Passed
-from pointsman.analysis.recorded_traffic import TOO_LARGE, TrafficReader
+from pointsman.analysis.recorded_traffic import TrafficBounds, TrafficReader
 from pointsman.analysis.what_if import Change, Progress, ReplayedFleet, WhatIf
 from pointsman.contracts.codec import LogEvent, short_reason
 from pointsman.contracts.requests import RequestArrived
@@ -27,6 +27,8 @@ WINDOW_WALL_SECONDS_MIN: WallSeconds = WallSeconds(30.0)
 WINDOW_WALL_SECONDS_MAX: WallSeconds = WallSeconds(480.0)
 WINDOW_REQUESTS = 1000
 """Windows are as long as so many requests take, within the bounds."""
+BOUNDS = TrafficBounds(requests=20_000, key_bytes=64 * 2**20)
+"""Of a window: it is simulated while the next one is read."""
 SETTLE_WALL_SECONDS: WallSeconds = WallSeconds(120.0)
 WAITING_MAX = 2
 """Closed windows that wait to be simulated; beyond, the oldest is shed."""
@@ -81,7 +83,7 @@ class _Window:
     ) -> None:
         self.since, self.until, self.warmup = since, until, warmup
         self.closed_at: LogSequence = 0
-        self.reader = TrafficReader(state, policies=policies, since=passed(since), until=passed(until))
+        self.reader = TrafficReader(state, policies=policies, since=passed(since), until=passed(until), bounds=BOUNDS)
 
     @property
     def name(self) -> str:
@@ -210,7 +212,7 @@ class ShadowWindows:
             return
         if window.reader.is_too_large:
             self.shed += 1
-            self.problem = f"{window.name}: {TOO_LARGE}"
+            self.problem = f"{window.name}: more than {BOUNDS}"
         else:
             self._waiting.append(window)
         if len(self._waiting) > self._waiting_max:
