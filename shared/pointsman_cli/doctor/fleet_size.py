@@ -31,24 +31,24 @@ class FleetSize(Examiner):
 
     @override
     def begin(self, state: State, *, blind: bool) -> None:
-        self._look(state, state.last_at)
+        self._look(state)
 
     @override
     def after(self, event: LogEvent, state: State) -> None:
         if isinstance(event, FleetEvent | ScaleDecided):
-            self._look(state, event.at)
+            self._look(state)
 
-    def _look(self, state: State, at: EngineSeconds) -> None:
+    def _look(self, state: State) -> None:
         if len(in_service(state)) >= _wanted(state):
             self._short_since = None
         elif self._short_since is None:
-            self._short_since = at
+            self._short_since = self.time.now
 
     @override
     def findings(self, state: State) -> Iterator[Finding]:
         if self._short_since is None:
             return
-        seconds, wanted, ready = self.wall(state.last_at - self._short_since), _wanted(state), len(in_service(state))
+        seconds, wanted, ready = self.wall(self.time.now - self._short_since), _wanted(state), len(in_service(state))
         if seconds < SHORT_WALL_SECONDS_MIN:
             return
         yield self.warning(
