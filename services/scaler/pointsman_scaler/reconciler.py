@@ -147,6 +147,7 @@ def next_steps(
     stoppable_now = set(stoppable(list(status.provided)))
     stopped = [Stop(instance, reason) for instance, reason in status.overdue.items() if instance in stoppable_now]
     steps: list[Step] = [*stopped]
+    running = [instance for instance in status.provided if instance not in {step.instance for step in stopped}]
     missing = wanted - status.total
     leaving = [i for i in status.leaving if i.id in status.provided]
     if missing > 0:
@@ -154,13 +155,12 @@ def next_steps(
         steps += [Undrain(instance.id) for instance in back]
         leaving = leaving[missing:]
         if missing > len(back):
-            running = len(status.provided) - len(stopped)
-            steps += _growth(state, status, running, missing - len(back), highest=highest)
+            steps += _growth(state, status, len(running), missing - len(back), highest=highest)
     elif missing < 0:
         starting = [instance for instance in status.starting if instance in stoppable_now][:-missing]
         steps += [Stop(instance, NOT_NEEDED) for instance in starting]
         if not starting and not status.leaving and len(status.staying) > wanted:
-            candidate = _scale_down_candidate(state, status, stoppable, roles, empties=wanted == 0)
+            candidate = _scale_down_candidate(state, status, set(stoppable(running)), roles, empties=wanted == 0)
             steps += [Drain(candidate)] if candidate is not None else []
     if missing >= 0:
         steps += role_switches(state, roles)
@@ -211,15 +211,13 @@ def _growth(state: State, status: PoolStatus, running: int, missing: int, *, hig
 def _scale_down_candidate(
     state: State,
     status: PoolStatus,
-    stoppable: Callable[[list[InstanceId]], list[InstanceId]],
+    allowed: Collection[InstanceId],
     roles: RoleSizes,
     *,
     empties: bool,
 ) -> InstanceId | None:
-    """A useless one, else one of a role with too many, else the least loaded; never the last of a needed role unless
-    `empties`."""
-    stopped = set(stoppable(list(status.provided))) & status.overdue.keys()
-    allowed = set(stoppable([instance for instance in status.provided if instance not in stopped]))
+    """Of those allowed: a useless one, else one of a role with too many, else the least loaded; never the last of a needed
+    role unless `empties`."""
     candidates = [i for i in status.staying if i.id in allowed and (empties or not _is_needed(state, i))]
     if not candidates:
         return None

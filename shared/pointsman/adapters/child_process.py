@@ -54,8 +54,9 @@ def kill_group(process: "subprocess.Popen[bytes]") -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def described_exit(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+def described_exit(code: int, last_words: str = "") -> str:
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return f"{how}: {last_words}" if last_words else how
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> Callable[[], None] | None:

@@ -108,7 +108,7 @@ class InstanceSupervisor:
 
     def _ended(self, part: str, code: int) -> str:
         words = last_line(self._log_file(part), self._log_from[part])
-        return short_reason(f"{part} {described_exit(code)}{f': {words}' if words else ''}")
+        return short_reason(f"{part} {described_exit(code, words)}")
 
     def _restart_worker(self, code: int) -> None:
         """Once it is due."""

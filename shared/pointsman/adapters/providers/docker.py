@@ -110,7 +110,7 @@ class DockerProvider(InstanceProvider):
         """Before it is removed, with its log."""
         state, lines = container.attrs["State"], self._log_end(container)
         words = next((line for line in reversed(lines) if line), "")
-        why = f"container {described_exit(int(state['ExitCode']))}{f': {words}' if words else ''}"
+        why = f"container {described_exit(int(state['ExitCode']), words)}"
         ran = _moment(state["FinishedAt"]) - _moment(state["StartedAt"])
         self._ends.note(container.name, short_reason(why), ran_seconds=max(0.0, ran.total_seconds()), lines=lines)
 

@@ -48,6 +48,10 @@ class InstanceTemplate:
     guard: Path | None = None
 
 
+ASKED_TO_END = (0, -signal.SIGTERM)
+"""Exit codes of a supervisor that a scaler stopped; the second if it had just been started."""
+
+
 @dataclass(slots=True, kw_only=True)
 class _Supervisor:
     """Started here. `log_from`: bytes of its log at its start. `stopped`: here."""
@@ -195,7 +199,7 @@ class ProcessProvider(InstanceProvider):
             code = supervisor.process.poll()
             if code is None:
                 self._supervisors.append(supervisor)
-            elif code and not supervisor.stopped:
+            elif code not in ASKED_TO_END and not supervisor.stopped:
                 why = last_line(self._log_file(supervisor.instance), supervisor.log_from) if code > 0 else ""
                 ran_seconds = time.monotonic() - supervisor.started_at
                 self._ends.note(
