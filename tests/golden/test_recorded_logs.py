@@ -4,7 +4,8 @@
 several terms, writes of deposed leaders, entries that do not decode. `fold-N.pmlog` are of `tests/support/recorded_log.py` with that
 fold version: tenants with limits, and an engine that takes few prompts at a time; 10 with prompts that are late even alone, at engines
 that fail, requests of several answers under `tpot_check`, and what its leader gives up comes again under another id.
-`fold-10-order.pmlog`: tenants overtake each other in queues of `fair_edf`. `expected.json` is what that version made of them; a
+`fold-10-order.pmlog`: tenants overtake each other in queues of `fair_edf`. 11: decisions come behind later ones, workers' clocks
+differ, and an engine fails requests that come seldom. `expected.json` is what that version made of them; a
 log that lost its beginning or a decision is in `test_fold.py` only.
 """
 

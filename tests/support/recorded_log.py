@@ -63,16 +63,19 @@ class RecordedFleet:
         failing: bool = False,
         limited: bool = False,
         fetching: bool = False,
+        resending: bool = False,
         recording: Callable[[], Recording] = Recording,
     ) -> None:
         """`roles` of the engines, in their order, where they do not all do everything. `failing`: whether engines fail
         requests, and are ejected. `limited`: whether tenants have limits, and requests priorities.
-        `fetching`: whether engines fetch prefixes from each other. `recording`: of each leader."""
+        `fetching`: whether engines fetch prefixes from each other. `resending`: whether decisions come behind later
+        ones, and workers' clocks differ. `recording`: of each leader."""
         self._recording = recording
         self._engines = [InstanceId(f"engine-{number}") for number in range(1, engines + 1)]
         self._failing = failing
         self._limited = limited
         self._fetching = fetching
+        self._resending = resending
         self.entries: list[LogEntry] = []
         self._roles = dict(zip(self._engines, roles, strict=False))
         self._policies = policies
@@ -103,6 +106,8 @@ class RecordedFleet:
             happenings += [(6, self._fail_attempt), (4, self._eject)]
         if self._limited:
             happenings.append((1, self._set_tenant_policies))
+        if self._resending:
+            happenings += [(3, self._drain), (3, self._restart_engine)]
         if self._fetching:
             happenings = [
                 (weight, happens) for weight, happens in happenings if happens != self._report
@@ -164,6 +169,8 @@ class RecordedFleet:
     def _write_decision(self) -> None:
         for _ in range(self._random.randint(1, 4)):
             if self._unwritten:
+                if self._resending and self._random.random() < 0.3:
+                    self._unwritten.rotate(-1)  # the first waits until others are written
                 self._append(self._unwritten.popleft())
 
     def _decided(self, events: list[LogEvent]) -> None:
@@ -344,7 +351,8 @@ class RecordedFleet:
         self._cache[engine] = 0
         role = {"role": self._roles[engine]} if engine in self._roles else {}
         fetches = {"fetches": True, "transfer_tokens_per_s": 100_000.0} if self._fetching else {}
-        self._append(joined(engine, at=self._now, epoch=self._epochs[engine], **role, **fetches))
+        at = self._now + (self._random.choice((-60.0, 0.0, 60.0)) if self._resending else 0.0)
+        self._append(joined(engine, at=at, epoch=self._epochs[engine], **role, **fetches))
 
     def _restart_engine(self) -> None:
         self._join(self._random.choice(self._engines))

@@ -13,6 +13,11 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True):
     number: Count
     as_of: Sequence
 
+    @property
+    def order(self) -> tuple[Term, Count]:
+        """Grows from each decision to the next."""
+        return self.term, self.number
+
 
 def is_fenced(stamp: Stamp | None, term: Term) -> bool:
     """Whether a leader deposed before `term` (the newest elected) wrote this. Such events do not count."""

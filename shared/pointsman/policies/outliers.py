@@ -16,6 +16,7 @@ from pointsman.contracts.decisions import Settings
 from pointsman.contracts.fleet import EjectionCause
 from pointsman.primitives import EngineSeconds, InstanceId, WallSeconds, engine_seconds
 from pointsman.state.fleet import Instance, Status
+from pointsman.state.fold_versions import FAILURE_SHARE_BACK
 from pointsman.state.outliers import HISTORY_WALL_SECONDS, Failure, Prefill, Record
 from pointsman.state.state import State
 from pointsman.state.workload import Request, Stage
@@ -186,13 +187,16 @@ class _Evaluation:
         return f"{count} requests in a row failed there: {unsettled[-1].what if unsettled else record.last_failure}"
 
     def _failure_share(self, instance: Instance, record: Record) -> str:
-        served, failed = self._served_and_failed(instance)
+        share, seconds = self._settings.failure_share, self._settings.interval_seconds
+        served, failed = self._served_and_failed(instance, self._since)
+        goes_back = self._state.settings.fold_version >= FAILURE_SHARE_BACK and record.last_failure_at >= self._since
+        if served + failed < FAILURE_SHARE_REQUESTS_MIN and goes_back:
+            seconds, since = HISTORY_WALL_SECONDS, self._now - engine_seconds(HISTORY_WALL_SECONDS, self._speed)
+            served, failed = self._served_and_failed(instance, since, newest=FAILURE_SHARE_REQUESTS_MIN)
         whole = served + failed
-        share = self._settings.failure_share
         if whole < FAILURE_SHARE_REQUESTS_MIN or not share or failed < share * whole:
             return ""
-        interval = self._settings.interval_seconds
-        return f"{failed} of {whole} requests in {interval:g} s failed there: {record.last_failure}"
+        return f"{failed} of {whole} requests in {seconds:g} s failed there: {record.last_failure}"
 
     def _below_success_rate(self, instance: Instance, record: Record) -> str:
         factor, own = self._settings.success_rate_stdev_factor, self._success_rates.get(instance.id, 1.0)
@@ -206,15 +210,17 @@ class _Evaluation:
 
     @cached_property
     def _success_rates(self) -> dict[InstanceId, float]:
-        counts = ((i.id, *self._served_and_failed(i)) for i in self._healthy)
+        counts = ((i.id, *self._served_and_failed(i, self._since)) for i in self._healthy)
         return {
             name: served / (served + failed)
             for name, served, failed in counts
             if served + failed >= SUCCESS_RATE_REQUESTS_MIN
         }
 
-    def _served_and_failed(self, instance: Instance) -> tuple[int, int]:
-        served, failed = self._state.outliers.served_and_failed(instance.id, since=self._since)
+    def _served_and_failed(
+        self, instance: Instance, since: EngineSeconds, *, newest: int | None = None
+    ) -> tuple[int, int]:
+        served, failed = self._state.outliers.served_and_failed(instance.id, since=since, newest=newest)
         return served, failed + len(self._unsettled.get(instance.id, ()))
 
     @cached_property
@@ -224,8 +230,7 @@ class _Evaluation:
         for request_id, failures in self._state.outliers.open_failures():
             request, last = self._state.workload.requests.get(request_id), failures[-1]
             alone = all(failure.instance == last.instance for failure in failures)
-            record = self._state.outliers.record(last.instance)
-            counts = last.at >= max(self._since, record.ejected_at, record.whole_since)
+            counts = last.at >= self._since and self._state.outliers.is_present(last)
             if request is not None and alone and counts and self._runs_elsewhere(request, last):
                 found.setdefault(last.instance, []).append(last)
         return found

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Literal, Protocol
 
+from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import ANY_RANK, DecodeCost, InstanceJoined, InstanceReported, PrefillCost, Role
 from pointsman.primitives import EngineSeconds, Epoch, InstanceId, Sequence, Tokens
 from pointsman.state.derived import Derived
@@ -83,6 +84,9 @@ class Instance:
     leaving: bool = False
     becomes: Role | Literal[""] = ""
     """The role that it takes once its drain is over."""
+    drain_decided: Stamp | None = field(default=None, compare=False)
+    """The newest decision about its drain or role."""
+    ejection_decided: Stamp | None = field(default=None, compare=False)
     ejected: bool = False
     half_open: bool = False
     """Ejection is over but unproven: takes one request at a time."""
@@ -286,6 +290,7 @@ class Fleet:
             draining_since=known.draining_since if known else 0.0,
             leaving=known.leaving if known else False,
             becomes=known.becomes if known and stays else "",
+            drain_decided=known.drain_decided if known else None,
             adapters=tuple(event.adapters),
             aliases=tuple(event.aliases),
             role=known.role if known and stays else event.role,

@@ -2,7 +2,7 @@
 decisions of before stay as they were made. 1 is a log that names none. A new rule that changes how an old event folds, or
 an old decision is made, gets the next version, an entry here and a golden fold (`tests/golden`)."""
 
-FOLD_VERSION = 10
+FOLD_VERSION = 11
 """Of this release."""
 
 DELIVERIES_CHECKED = 2
@@ -59,3 +59,9 @@ RENAMED_ONCE = 10
 """A request that comes again under another id is booked once, and stays best effort."""
 PREDICTIONS_KEPT = 10
 """Within a queue, neither fairness nor a cached prefix makes a request late that was placed to be on time (`fair_edf`)."""
+IN_ORDER = 11
+"""A decision that reaches the log behind a later one about the same (a drain or role, an ejection, tenant policies) is over."""
+PHASES_COUNTED = 11
+"""Failures belong to the phase of their instance in which they were read, whatever its worker's clock says."""
+FAILURE_SHARE_BACK = 11
+"""The failure share is that of the newest requests, of a minute where an interval has too few."""

@@ -6,9 +6,10 @@ the engine reported no work, are always the engine's fault. Client cancellations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, WallSeconds
+from pointsman.state.fold_versions import FOLD_VERSION, LEFT_FORGOTTEN, PHASES_COUNTED
 
 HISTORY_WALL_SECONDS: WallSeconds = WallSeconds(60.0)
 PREFILLS_MAX = 64
@@ -22,12 +23,13 @@ OVERDUE_SECONDS: EngineSeconds = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """`since`: when it was granted, or `at` if unknown."""
+    """`since`: when it was granted, or `at` if unknown. `phase`: of the instance's record."""
 
     instance: InstanceId
     at: EngineSeconds
     since: EngineSeconds
     what: str
+    phase: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class Tally:
 class Record:
     """One epoch of an instance. `until` and `half_open_since` are 0 outside these phases."""
 
+    phase: int = 0
+    """Which of all phases of all instances: each join, ejection and return begins one."""
     tallies: dict[int, Tally] = field(default_factory=dict)
     in_a_row: int = 0
     """Consecutive failed attempts begun after the newest served one."""
@@ -86,10 +90,10 @@ class Record:
 
 
 class Outliers:
-    def __init__(self, speed: float, *, known_only: bool = True) -> None:
-        """`known_only`: False before fold version 9; failures of an instance that left began a record of it."""
+    def __init__(self, speed: float, *, fold_version: int = FOLD_VERSION) -> None:
         self._speed = speed
-        self._known_only = known_only
+        self._fold_version = fold_version
+        self._phases = 0
         self._records: dict[InstanceId, Record] = {}
         self._open: dict[RequestId, list[Failure]] = {}
         self._given_up: dict[RequestId, _GivenUp] = {}
@@ -108,13 +112,20 @@ class Outliers:
             return True
         return any(f.instance == instance and f.since >= since for failures in self._open.values() for f in failures)
 
-    def served_and_failed(self, instance: InstanceId, *, since: EngineSeconds) -> tuple[int, int]:
-        first = int(since / self._speed)
-        tallies = [tally for second, tally in self.record(instance).tallies.items() if second >= first]
-        return sum(tally.served for tally in tallies), sum(tally.failed for tally in tallies)
+    def served_and_failed(
+        self, instance: InstanceId, *, since: EngineSeconds, newest: int | None = None
+    ) -> tuple[int, int]:
+        """In whole seconds from `since` on; only in the newest of them that have `newest` together."""
+        first, served, failed = int(since / self._speed), 0, 0
+        for second, tally in sorted(self.record(instance).tallies.items(), reverse=True):
+            if second < first or (newest is not None and served + failed >= newest):
+                break
+            served, failed = served + tally.served, failed + tally.failed
+        return served, failed
 
     def failed(self, request: RequestId, failure: Failure, *, proven: bool) -> None:
         """`proven`: certainly the engine's fault."""
+        failure = replace(failure, phase=self.record(failure.instance).phase)
         if proven:
             self._convict(failure)
             return
@@ -179,29 +190,42 @@ class Outliers:
     ) -> None:
         record = self._of(instance)
         record.clear()
+        record.phase = self._next_phase()
         record.ejected_at, record.until, record.number, record.why = at, at + seconds, number, why
 
     def unejected(self, instance: InstanceId, at: EngineSeconds, *, half_open: bool) -> None:
         record = self._of(instance)
         record.clear()
+        record.phase = self._next_phase()
         record.half_open_since = at if half_open else 0.0
         record.whole_since = at
 
     def joined(self, instance: InstanceId, at: EngineSeconds) -> None:
-        self._records[instance] = Record(whole_since=at)
+        self._records[instance] = Record(phase=self._next_phase(), whole_since=at)
 
     def left(self, instance: InstanceId) -> None:
         self._records.pop(instance, None)
+
+    def _next_phase(self) -> int:
+        self._phases += 1
+        return self._phases
+
+    def is_present(self, failure: Failure) -> bool:
+        """Whether it is of the present phase of its instance. Decided by order: clocks differ, and dates jump."""
+        record = self.record(failure.instance)
+        if self._fold_version < PHASES_COUNTED:
+            return failure.at >= max(record.ejected_at, record.whole_since)
+        return failure.phase == record.phase
 
     def _of(self, instance: InstanceId) -> Record:
         return self._records.setdefault(instance, Record())
 
     def _convict(self, failure: Failure) -> None:
-        if self._known_only and failure.instance not in self._records:
+        if failure.instance not in self._records and self._fold_version >= LEFT_FORGOTTEN:
             return
         record = self._of(failure.instance)
-        if failure.at < max(record.ejected_at, record.whole_since):
-            return  # of an earlier phase
+        if not self.is_present(failure):
+            return
         self._tally(record, failure.at).failed += 1
         record.last_failure, record.last_failure_at = failure.what, failure.at
         if failure.since > record.served_since:

@@ -119,7 +119,7 @@ class StateParts:
         self.decode_load = DecodeLoad()
         self.decode_load.fold_version = version
         self.outages = Outages(settings.speed)
-        self.outliers = Outliers(settings.speed, known_only=version >= fold_versions.LEFT_FORGOTTEN)
+        self.outliers = Outliers(settings.speed, fold_version=version)
         self.scaling = Scaling()
         self.transfers = Transfers()
         self.copies = CopiesUnderWay()

@@ -21,6 +21,7 @@ from pointsman.contracts.decisions import (
     ScaleDecided,
     WritesLost,
 )
+from pointsman.contracts.envelope import Event, Stamp
 from pointsman.contracts.fleet import (
     FleetEvent,
     InstanceDraining,
@@ -146,7 +147,9 @@ class State(StateParts):
             case ScaleApplied():
                 self.scaling.apply(event)
             case TenantPoliciesSet():
-                self.tenants.set_policies(event.policies, self.workload.requests.values(), event.at)
+                if not self._is_over(event, self.tenants.policies_decided):
+                    self.tenants.policies_decided = self._newest(event, self.tenants.policies_decided)
+                    self.tenants.set_policies(event.policies, self.workload.requests.values(), event.at)
             case ApiKeyChanged() | RequestsRefused():
                 pass
             case _:
@@ -213,30 +216,25 @@ class State(StateParts):
             case InstanceSuspected():
                 if self.current(event.instance, event.epoch):
                     self.fleet.suspect(event.instance)
-            case InstanceDraining():
+            case InstanceDraining() | InstanceUndrained() | InstanceRoleChanged():
                 if self._is_there_since(event):
-                    self.fleet.drain(
-                        event.instance,
-                        draining=self._may_become(event) if event.becomes else True,
-                        leaving=event.leaving,
-                        becomes=event.becomes if self._may_become(event) else "",
-                        at=event.at,
-                    )
-            case InstanceUndrained():
-                if self._is_there_since(event):
-                    self.fleet.drain(event.instance, draining=False)
-            case InstanceRoleChanged():
-                if self._is_there_since(event):
-                    known = self.fleet[event.instance]
-                    self.fleet.change_role(known.id, event.role if self._may_become(event) else known.role)
-            case InstanceEjected():
+                    self._drain(event)
+            case InstanceEjected() | InstanceUnejected():
                 self._eject(event)
-            case InstanceUnejected():
-                self._uneject(event)
             case InstanceLeft():
                 self._leave(event)
             case _:
                 assert_never(event)
+
+    def _is_over(self, event: Event, newest: Stamp | None) -> bool:
+        """`newest`: of the decisions about the same. A write that is sent again can come behind later ones."""
+        if event.stamp is None or newest is None or self.settings.fold_version < fold_versions.IN_ORDER:
+            return False
+        return event.stamp.order <= newest.order
+
+    def _newest(self, event: Event, newest: Stamp | None) -> Stamp | None:
+        """Not one of a term in which nobody was elected: it is forged, and later ones count."""
+        return newest if event.stamp is None or event.stamp.term > self.term else event.stamp
 
     def _is_there_since(self, event: InstanceDraining | InstanceUndrained | InstanceRoleChanged | InstanceLeft) -> bool:
         """Whether the instance has been there without a break since this was decided; a join under a newer epoch is no
@@ -246,10 +244,27 @@ class State(StateParts):
             return known is not None and event.epoch == known.epoch
         return event.stamp is not None and event.stamp.as_of >= known.arrived_at
 
-    def _may_become(self, event: InstanceDraining | InstanceRoleChanged) -> bool:
-        """Whether its worker has announced nothing else since. If so, its drain for a role is over for every reader,
-        whether the decision or the announcement came first."""
-        return self.fleet[event.instance].may_become(event.epoch)
+    def _drain(self, event: InstanceDraining | InstanceUndrained | InstanceRoleChanged) -> None:
+        """Where its worker has announced something else since, its drain for a role is over for every reader, whether the
+        decision or the announcement came first."""
+        known = self.fleet[event.instance]
+        if self._is_over(event, known.drain_decided):
+            return
+        known.drain_decided = self._newest(event, known.drain_decided)
+        may_become = known.may_become(event.epoch)
+        match event:
+            case InstanceDraining():
+                self.fleet.drain(
+                    known.id,
+                    draining=may_become or not event.becomes,
+                    leaving=event.leaving,
+                    becomes=event.becomes if may_become else "",
+                    at=event.at,
+                )
+            case InstanceUndrained():
+                self.fleet.drain(known.id, draining=False)
+            case InstanceRoleChanged():
+                self.fleet.change_role(known.id, event.role if may_become else known.role)
 
     def _join(self, event: InstanceJoined) -> None:
         newest = self.newest_epoch(event.instance)
@@ -284,18 +299,20 @@ class State(StateParts):
         self.fleet.apply_report(event)
         holdings.compare_with_report(self, instance, event, is_new=is_new)
 
-    def _eject(self, event: InstanceEjected) -> None:
-        if self.current(event.instance, event.epoch):
+    def _eject(self, event: InstanceEjected | InstanceUnejected) -> None:
+        known = self.current(event.instance, event.epoch)
+        if known is None or self._is_over(event, known.ejection_decided):
+            return
+        known.ejection_decided = self._newest(event, known.ejection_decided)
+        if isinstance(event, InstanceEjected):
             why = f"{event.cause}: {event.detail}"
             self.fleet.eject(event.instance)
             self.outliers.ejected(event.instance, event.at, seconds=event.seconds, number=event.number, why=why)
-
-    def _uneject(self, event: InstanceUnejected) -> None:
-        if self.current(event.instance, event.epoch):
-            self.fleet.uneject(event.instance, half_open=event.half_open)
-            self.outliers.unejected(event.instance, event.at, half_open=event.half_open)
-            if not event.half_open:
-                self.forget_speed(event.instance)  # learned from a failing engine
+            return
+        self.fleet.uneject(event.instance, half_open=event.half_open)
+        self.outliers.unejected(event.instance, event.at, half_open=event.half_open)
+        if not event.half_open:
+            self.forget_speed(event.instance)  # learned from a failing engine
 
     def _leave(self, event: InstanceLeft) -> None:
         if self.current(event.instance, event.epoch):

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, floor
 
+from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import RequestFinished
 from pointsman.contracts.tenants import RateLimit, RateLimits, TenantPolicies, TenantPolicy
@@ -97,6 +98,7 @@ class Tenants:
         """`output_lengths`: None before fold version 6."""
         self._output_lengths = output_lengths
         self.policies: TenantPolicies | None = None
+        self.policies_decided: Stamp | None = None
         self.named: dict[Tenant, Account] = {}
         self.unnamed: OrderedDict[Tenant, Account] = OrderedDict()
         self.limits_kv = False

@@ -52,6 +52,38 @@ def test_half_of_the_requests_of_an_interval_failing_is_enough() -> None:
     assert "5 of 10 requests in 10 s failed there" in pool.ejections()[0].detail
 
 
+def test_where_requests_are_few_half_of_the_newest_ones_failing_is_enough() -> None:
+    """One in a few seconds, with an answer in between: neither five in a row nor ten in an interval."""
+    pool = Pool(policies=policies(success_rate_stdev_factor=0))
+    for _ in range(3):
+        pool.visit(A, 2, sick=A)
+        pool.visit(A, 1)
+        pool.later(11.0)
+    assert not pool.ejections()
+    pool.visit(A, 1, sick=A)
+
+    assert [(e.instance, e.cause) for e in pool.ejections()] == [(A, "failure_share")]
+    assert "7 of 10 requests in 60 s failed there" in pool.ejections()[0].detail
+    assert pool.proven
+
+
+def test_failures_of_more_than_a_minute_ago_and_those_that_are_over_eject_nobody() -> None:
+    pool = Pool(policies=policies(success_rate_stdev_factor=0))
+    for _ in range(4):
+        pool.visit(A, 2, sick=A)
+        pool.visit(A, 1)
+        pool.later(21.0)
+    assert not pool.ejections(), "ten in more than a minute"
+
+    over = Pool(policies=policies(success_rate_stdev_factor=0))
+    for _ in range(3):
+        over.visit(A, 2, sick=A)
+        over.visit(A, 1)
+    over.later(11.0)
+    over.visit(A, 4)
+    assert not over.ejections(), "the last failure was before the interval"
+
+
 def test_failing_far_more_often_than_the_others_is_enough() -> None:
     pool = Pool(engines="abc", policies=policies(interval_seconds=30))
     for _ in range(10):
@@ -377,6 +409,29 @@ def test_a_new_life_begins_whole() -> None:
 
     assert pool.status(A) == WHOLE
     assert not pool.look()
+
+
+@pytest.mark.parametrize("clock", [-60.0, 600.0])
+def test_the_clock_of_a_worker_neither_hides_failures_nor_brings_back_those_of_the_life_before(clock: float) -> None:
+    pool = Pool()
+    doubted = []
+    while len(doubted) < 4:
+        request, instance = pool.asks()
+        if instance == A:
+            pool.fails(request, A)
+            doubted.append(request)
+        else:
+            pool.answers(request, instance)
+    pool.happens(joined("a", at=pool.now + clock, epoch=2))
+    for request in doubted:  # another engine serves it: the life before was to blame
+        _, instance = pool.asks(request=request, attempt=2, excluded="a")
+        pool.answers(request, instance)
+    pool.visit(A, 4, sick=A)
+    assert not pool.ejections()
+    pool.visit(A, 1, sick=A)
+
+    assert [e.detail for e in pool.ejections()] == ["5 requests in a row failed there: 500 Internal Server Error"]
+    assert pool.proven
 
 
 def test_where_nobody_else_is_ready_who_is_ejected_serves() -> None:

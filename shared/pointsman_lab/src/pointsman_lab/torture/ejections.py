@@ -25,6 +25,7 @@ class Attempt:
     at: EngineSeconds
     begun: EngineSeconds
     to_blame: bool | None
+    phase: int
 
 
 @dataclass(frozen=True)
@@ -47,19 +48,25 @@ class FirstToken:
 
 @dataclass(eq=False)
 class HealthRecord:
-    """One epoch of an instance. `phase_at`: start of the epoch, ejection or return; earlier events do not count."""
+    """One epoch of an instance. `phase_at`: of its ejection or return; what was before does not count. `phase`: their
+    number so far. The clock of its worker, which dates its joins, says nothing of failures."""
 
-    phase_at: EngineSeconds
+    phase_at: EngineSeconds = 0.0
+    phase: int = 0
     failures: list[Attempt] = field(default_factory=list)
     served: list[Served] = field(default_factory=list)
     first_tokens: list[FirstToken] = field(default_factory=list)
     number: int = 0
     ejected_until: EngineSeconds = 0.0
 
+    def begin_phase(self, at: EngineSeconds) -> None:
+        self.phase_at = at
+        self.phase += 1
+
     @property
     def blamed(self) -> list[Attempt]:
         """Failures of this phase that are the instance's, or may be."""
-        return [failure for failure in self.failures if failure.to_blame is not False and failure.at >= self.phase_at]
+        return [failure for failure in self.failures if failure.to_blame is not False and failure.phase == self.phase]
 
     @property
     def in_a_row(self) -> int:
@@ -80,10 +87,10 @@ class HealthRecords:
         self._open: dict[RequestId, list[Attempt]] = {}
 
     def of(self, instance: InstanceId) -> HealthRecord:
-        return self._of.setdefault(instance, HealthRecord(0.0))
+        return self._of.setdefault(instance, HealthRecord())
 
-    def joined(self, instance: InstanceId, at: EngineSeconds) -> None:
-        self._of[instance] = HealthRecord(at)
+    def joined(self, instance: InstanceId) -> None:
+        self._of[instance] = HealthRecord()
 
     def left(self, instance: InstanceId) -> None:
         self._of.pop(instance, None)
@@ -91,8 +98,9 @@ class HealthRecords:
     def failed(
         self, request: RequestId, instance: InstanceId, at: EngineSeconds, begun: EngineSeconds, *, proven: bool
     ) -> None:
-        attempt = Attempt(request, instance, at, begun, True if proven else None)
-        self.of(instance).failures.append(attempt)
+        record = self.of(instance)
+        attempt = Attempt(request, instance, at, begun, True if proven else None, record.phase)
+        record.failures.append(attempt)
         if not proven:
             self._open.setdefault(request, []).append(attempt)
             self._compare(request)
@@ -109,10 +117,11 @@ class HealthRecords:
 
     def ejected(self, event: InstanceEjected) -> None:
         record = self.of(event.instance)
-        record.phase_at, record.number, record.ejected_until = event.at, event.number, event.at + event.seconds
+        record.begin_phase(event.at)
+        record.number, record.ejected_until = event.number, event.at + event.seconds
 
     def unejected(self, event: InstanceUnejected) -> None:
-        self.of(event.instance).phase_at = event.at
+        self.of(event.instance).begin_phase(event.at)
 
     def _compare(self, request: RequestId) -> None:
         attempts = self._open[request]
@@ -196,7 +205,12 @@ class EjectionRules:
             case "consecutive_failures":
                 return 0 < settings["consecutive_failures"] <= record.in_a_row
             case "failure_share":
-                return enough >= SHARE_REQUESTS_MIN and failed >= settings["failure_share"] * (served + failed)
+                back = range(int(settings["interval_seconds"]), round(float(MEMORY_WALL_SECONDS)) + 1)
+                longer = [record.outcomes(now - seconds * self._speed, self._speed) for seconds in back]
+                return any(
+                    at_most + failed >= SHARE_REQUESTS_MIN and failed >= settings["failure_share"] * (served + failed)
+                    for served, failed, at_most in longer
+                )
             case "success_rate":
                 rates = [rate for other in others if (rate := self._rate(other.id, since)) is not None]
                 many = len(rates) + 1 >= RATE_HOSTS_MIN and enough >= RATE_REQUESTS_MIN

@@ -69,6 +69,7 @@ class Known:
 class LimitsModel:
     def __init__(self) -> None:
         self.policies: TenantPolicies | None = None
+        self.set_by = (0, 0)
         self.uses: dict[str, Use] = {}
         self.known: dict[str, Known] = {}
         self.ended: set[str] = set()
@@ -85,7 +86,10 @@ class LimitsModel:
         """Returns a violation, or ''."""
         match event:
             case TenantPoliciesSet():
-                self._set(event.policies, event.at)
+                decided = (event.stamp.term, event.stamp.number) if event.stamp is not None else self.set_by
+                if decided >= self.set_by:  # else it comes behind a later one
+                    self.set_by = decided
+                    self._set(event.policies, event.at)
             case InstanceJoined():
                 self.capacity[event.instance] = event.kv_capacity_tokens
             case InstanceLeft():

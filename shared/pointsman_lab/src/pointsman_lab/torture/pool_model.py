@@ -112,6 +112,11 @@ class PoolModel(PoolRequests):
     def _drain(self, event: InstanceDraining | InstanceUndrained | InstanceRoleChanged) -> None:
         """A change of role counts only while the worker announces what it did when it was decided."""
         known = self.instances[event.instance]
+        if event.stamp is not None:
+            decision = (event.stamp.term, event.stamp.number)
+            if decision < known.drain_decided:
+                return
+            known.drain_decided = decision
         role = event.becomes if isinstance(event, InstanceDraining) else ""
         holds = known.switching and event.epoch >= known.announced_since
         known.draining = isinstance(event, InstanceDraining) and (not role or holds)
@@ -133,7 +138,7 @@ class PoolModel(PoolRequests):
             return
         self._newest[event.instance] = event.epoch
         self._forget(event.instance)
-        self.health.joined(event.instance, event.at)
+        self.health.joined(event.instance)
         self._aborted.pop(event.instance, None)
         before = self.instances.get(event.instance)
         same = before is not None and event.role_switching and before.announced == event.role
@@ -150,6 +155,7 @@ class PoolModel(PoolRequests):
             switching=event.role_switching,
             becomes=before.becomes if before is not None and same else "",
             draining_since=before.draining_since if before is not None else 0.0,
+            drain_decided=before.drain_decided if before is not None else (0, 0),
             model=event.model,
             model_since=before.model_since if before is not None and before.model == event.model else event.epoch,
             context=event.max_model_len,
@@ -190,6 +196,11 @@ class PoolModel(PoolRequests):
         self.paces.pop(instance, None)
 
     def _eject(self, instance: ModelledInstance, event: InstanceEjected | InstanceUnejected) -> None:
+        if event.stamp is not None:
+            decision = (event.stamp.term, event.stamp.number)
+            if decision < instance.ejection_decided:
+                return
+            instance.ejection_decided = decision
         instance.ejected = isinstance(event, InstanceEjected)
         instance.half_open = isinstance(event, InstanceUnejected) and event.half_open
         if isinstance(event, InstanceEjected):

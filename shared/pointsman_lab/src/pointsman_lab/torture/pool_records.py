@@ -108,6 +108,9 @@ class ModelledInstance:
     announced_since: Epoch = Epoch(0)  # noqa: RUF009 - a number
     switching: bool = False
     ejected: bool = False
+    drain_decided: tuple[int, int] = (0, 0)
+    ejection_decided: tuple[int, int] = (0, 0)
+    """Term and number of the newest decision about it: one that comes behind a later one does not count."""
     half_open: bool = False
     """Ejection expired, no success yet: one request at a time."""
     suspected: bool = False

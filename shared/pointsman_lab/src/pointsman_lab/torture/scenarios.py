@@ -31,6 +31,8 @@ TOUCHED_SHARE_MAX = 0.02
 TRIED_SHARE_MAX = 0.06
 BACK_SECONDS_MAX: EngineSeconds = 30.0
 EVIDENCE = 5
+SLOW_SECONDS: EngineSeconds = 2.0
+"""From the first sign of slowness to the last (docs/policies.md)."""
 NOTICED_SECONDS: EngineSeconds = 0.25
 EJECTED_SECONDS: EngineSeconds = 0.5
 """A leader looks for outliers every 0.25 s."""
@@ -46,7 +48,7 @@ def a_bad_engine_is_kept_away(cluster: Cluster) -> Iterator[str]:
     bad = next(host for host in cluster.hosts.values() if host.well_since)
     hangs, from_then = bad.last_failure_mode == "hang", bad.well_since - BAD_SECONDS + FIRST_SECONDS
     asked, granted, trials, touched, evidence, excused, assumed = (set[RequestId]() for _ in range(7))
-    half_open, evident_at = False, inf
+    half_open, evident_at, first_at = False, inf, inf
     for stored in cluster.network.history:
         event = stored.event
         if isinstance(event, RequestArrived) and from_then <= stored.at < bad.well_since:
@@ -56,7 +58,7 @@ def a_bad_engine_is_kept_away(cluster: Cluster) -> Iterator[str]:
             if isinstance(event, InstanceUnejected) and not half_open:
                 granted.clear()
                 evidence.clear()
-                evident_at = inf
+                evident_at = first_at = inf
         elif isinstance(event, PrefillFinished) and event.stamp is not None:
             assumed.add(event.request)
         elif isinstance(event, RequestGranted) and event.instance == bad.instance:
@@ -68,9 +70,12 @@ def a_bad_engine_is_kept_away(cluster: Cluster) -> Iterator[str]:
             if hangs and stored.at < bad.well_since:
                 touched.add(event.request)
         elif isinstance(event, RequestEvent) and _shows(event, bad, cluster.plan.speed):
-            if not (bad.last_failure_mode == "slow" and event.request in assumed):
+            slow = bad.last_failure_mode == "slow"
+            if len(evidence) < EVIDENCE and not (slow and event.request in assumed):
                 evidence.add(event.request)
-            if len(evidence) == EVIDENCE and evident_at == inf:
+                first_at = min(first_at, stored.at)
+            lasts = SLOW_SECONDS if slow else 0.0
+            if len(evidence) == EVIDENCE and stored.at >= first_at + lasts and evident_at == inf:
                 excused |= granted - evidence
                 evident_at = stored.at
             if not hangs:
