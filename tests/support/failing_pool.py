@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.fleet import InstanceEjected
 from pointsman.contracts.requests import AttemptFailure, RequestAttemptFailed, RequestFailed
 from pointsman.policies.policy_set import PolicySet, policy_set
@@ -27,8 +28,10 @@ class FailingPool(LoggedLeader):
 
     engines: str = "abcd"
     policies: PolicySet = field(default_factory=policies)
-    now: float = 100.0
+    now: float = 1000.0
     numbers: int = 0
+    clock: float = 0.0
+    """How far the ingress's clock is ahead."""
 
     def __post_init__(self) -> None:
         self.lead(self.policies, at=self.now)
@@ -48,21 +51,34 @@ class FailingPool(LoggedLeader):
             self.numbers += 1
             request = f"r{self.numbers}"
         command = route(
-            request, [self.numbers], arrived_at=self.now, attempt=attempt, excluded=[InstanceId(i) for i in excluded]
-        )
+            request, [self.numbers], arrived_at=self.now + self.clock, sent_at=self.now + self.clock, attempt=attempt,
+            excluded=[InstanceId(i) for i in excluded],
+        )  # fmt: skip
         self.decides(self.dispatcher.route(command, self.now))
         return request, self.state.workload.requests[RequestId(request)].instance
 
     def fails(self, request: str, instance: str, failure: AttemptFailure = "http_5xx", *, attempt: int = 1) -> None:
         self.happens(
             RequestAttemptFailed(
-                at=self.now, request=RequestId(request), instance=InstanceId(instance), attempt=attempt,
+                at=self.now + self.clock, request=RequestId(request), instance=InstanceId(instance), attempt=attempt,
                 failure=failure, status=500 if failure == "http_5xx" else 0, detail="Internal Server Error",
             )
         )  # fmt: skip
 
+    def at_of(self, request: str) -> InstanceId:
+        return self.state.workload.requests[RequestId(request)].instance
+
+    def refuses(self, request: str) -> None:
+        """The leader refuses its next attempt."""
+        self.happens(
+            RequestRejected(
+                at=self.now, request=RequestId(request), reason="slo_ttft", detail="", retry_after=1.0, policy="round_robin",
+                settings={}, candidates=[], attempt=2,
+            )
+        )  # fmt: skip
+
     def gives_up(self, request: str) -> None:
-        self.happens(RequestFailed(at=self.now, request=RequestId(request), reason="engine", status=502))
+        self.happens(RequestFailed(at=self.now + self.clock, request=RequestId(request), reason="engine", status=502))
 
     def fails_everywhere(self) -> tuple[str, str, str]:
         """A request, and the two engines that failed it before its ingress gave up."""
@@ -76,8 +92,8 @@ class FailingPool(LoggedLeader):
     def answers(self, request: str, instance: str, *, after: float = PREFILL) -> None:
         self.later(after)
         granted_at = self.state.workload.requests[RequestId(request)].granted_at
-        self.happens(first_token(request, instance, at=self.now, prefill=self.now - granted_at))
-        self.happens(finished(request, instance, at=self.now))
+        self.happens(first_token(request, instance, at=self.now + self.clock, prefill=self.now - granted_at))
+        self.happens(finished(request, instance, at=self.now + self.clock))
 
     def serve(self, count: int, *, sick: str = "", slow: float = 1.0) -> list[str]:
         """So many requests, one after the other. `sick` answers 500 to each, and the next engine serves it, or, where

@@ -139,7 +139,8 @@ class CommandHandlers:
         started = self._clock.wall()
         term.ownership.named(command.request, started)
         term.waiters.add(command, reply)
-        events = term.dispatcher.route(command, self._clock.now())
+        now = self._clock.now()
+        events = term.dispatcher.route(term.clock_offsets.dated(command, now), now)
         self._decision_seconds.observe(float(self._clock.wall() - started))
         await term.publish(events or self._abandon_lost_grant(term, command))
         if not events:

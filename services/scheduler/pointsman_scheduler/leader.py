@@ -11,6 +11,7 @@ import structlog
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.wire import WIRE_VERSION
+from pointsman.policies.clock_offsets import ClockOffsets
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.dispatch.recording import SETTINGS_EVERY, Recording
 from pointsman.policies.heard_reports import HeardReports
@@ -71,6 +72,7 @@ class ActiveTerm:
         self.waiters = Waiters(self.dispatcher, pool)
         self.ownership = Ownership()
         self.heard = HeardReports()
+        self.clock_offsets = ClockOffsets(state.settings.speed)
         self.flush_pace = FlushPace(now)
         self.migrations = MigrationHandler(self.dispatcher, pool)
         self.spans = spans

@@ -125,7 +125,7 @@ class Waiters:
 
     def _limits(self, tenant: Tenant) -> RateLimits | None:
         state = self._dispatcher.state
-        return state.tenants.rate_limits(tenant, state.last_at)
+        return state.tenants.rate_limits(tenant, state.now)
 
     def _ended_detail(self, request: RequestId) -> str:
         return f"the request has ended already ({self._dispatcher.state.workload.end_of(request)})"

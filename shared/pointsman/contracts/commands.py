@@ -75,6 +75,8 @@ class RouteRequest(Command, frozen=True, kw_only=True):
     followed: bool = False
     """Whether the ingress lists it in `cmd.follow`; if it is no longer listed, the ingress has lost it."""
     held_up: EngineSeconds = 0.0
+    sent_at: Moment = 0.0
+    """When its ingress sent this command, by its clock; 0: not told."""
     cache_group: Name = ""
     priority: Priority = "standard"
     client_request_id: Name = ""

@@ -56,6 +56,9 @@ class RequestArrived(RequestEvent, frozen=True, kw_only=True):
     """Prompt and demanded output; 0: any instance may serve it."""
     followed: bool = False
     held_up: EngineSeconds = NO_SECONDS
+    sent_at: Moment = NO_SECONDS
+    """When its ingress sent the command, by its clock (`ClockOffsets`): `at` less this turns its dates into the leader's.
+    0: not known."""
     cache_group: Name = ""
     """Tenants of one group share cached prefixes; empty: cache isolation is off."""
     priority: Priority = "standard"

@@ -179,7 +179,7 @@ class _Evaluation:
         ]
 
     def _consecutive_failures(self, instance: Instance, record: Record) -> str:
-        unsettled = [f for f in self._unsettled.get(instance.id, ()) if f.since > record.served_since]
+        unsettled = [f for f in self._unsettled.get(instance.id, ()) if f.grant > record.newest_served]
         count = record.in_a_row + len(unsettled)
         recent = unsettled or record.last_failure_at >= self._since
         if not 0 < self._settings.consecutive_failures <= count or not recent:

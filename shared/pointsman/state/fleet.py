@@ -54,6 +54,8 @@ class NoDemand:
 
 
 NO_DEMAND = NoDemand()
+CLOCK_BACK_SECONDS_MIN: EngineSeconds = 60.0
+"""A report that is so much earlier than the one before is of a worker whose clock was ahead; less is an old copy."""
 
 
 @dataclass(slots=True)
@@ -93,6 +95,9 @@ class Instance:
     answered: bool = False
     """Its worker has reported a serving engine in this epoch."""
     sequence: Sequence = 0
+    """Of its cache events."""
+    reported: Sequence = field(default=0, compare=False)
+    """Log entry of its newest report."""
     parity: bool | None = None
     """Whether a probe found the engine's block keys equal to ours; None: not probed yet."""
     forged: bool = False
@@ -314,9 +319,11 @@ class Fleet:
         self._changed()
         return instance
 
-    def apply_report(self, event: InstanceReported) -> None:
+    def apply_report(self, event: InstanceReported, sequence: Sequence, *, clock_may_go_back: bool) -> None:
         instance = self._instances[event.instance]
-        instance.heard_at = max(instance.heard_at, event.at)
+        instance.reported = sequence
+        went_back = clock_may_go_back and event.at < instance.heard_at - CLOCK_BACK_SECONDS_MIN
+        instance.heard_at = event.at if went_back else max(instance.heard_at, event.at)
         instance.excused_until = event.at + event.back_within if event.back_within else 0.0
         instance.answered = instance.answered or event.serving
         instance.waiting = event.waiting

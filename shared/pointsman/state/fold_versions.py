@@ -61,7 +61,11 @@ PREDICTIONS_KEPT = 10
 """Within a queue, neither fairness nor a cached prefix makes a request late that was placed to be on time (`fair_edf`)."""
 IN_ORDER = 11
 """A decision that reaches the log behind a later one about the same (a drain or role, an ejection, tenant policies) is over."""
-PHASES_COUNTED = 11
-"""Failures belong to the phase of their instance in which they were read, whatever its worker's clock says."""
+ATTEMPTS_COUNTED = 11
+"""Failed and served attempts are told apart by the order of grants and of an instance's phases, not by dates; one that is
+read after its retry counts as one that is read before."""
+CLOCKS_DIFFER = 11
+"""Dates of an ingress become the leader's (`ClockOffsets`). What ends by time ends by the leader's time. A worker's clock may
+go back. A report ends a suspicion that was decided before it was read."""
 FAILURE_SHARE_BACK = 11
 """The failure share is that of the newest requests, of a minute where an interval has too few."""

@@ -2,11 +2,14 @@
 `Instance.contradicted`) and promises of placed prompts. Functions over `StateParts`. Events of an older epoch and
 repeats change nothing."""
 
+from math import inf
+
 from pointsman.contracts.block_keys import KEY_BYTES, unpack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, CacheGap, CacheSnapshot
 from pointsman.contracts.fleet import InstanceReported
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, WallSeconds, engine_seconds
+from pointsman.state import fold_versions
 from pointsman.state.fleet import Instance
 from pointsman.state.no_index import NoIndex
 from pointsman.state.parts import StateParts, check_step
@@ -197,8 +200,10 @@ def promise_until_confirmed(parts: StateParts, request: Request, at: EngineSecon
 
 
 def settle_promises(parts: StateParts, now: EngineSeconds) -> None:
+    """Also one whose end is too far ahead: the clock that dated it was wrong."""
     unconfirmed = parts.promises.unconfirmed
-    while unconfirmed and unconfirmed[0][0] <= now:
+    longest = parts.clock_step if parts.settings.fold_version >= fold_versions.CLOCKS_DIFFER else inf
+    while unconfirmed and not now < unconfirmed[0][0] <= now + longest:
         _, instance, epoch, keys = unconfirmed.popleft()
         release(parts, instance, epoch, keys)
 

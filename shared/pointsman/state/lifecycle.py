@@ -37,7 +37,7 @@ from pointsman.state.parts import StateParts
 from pointsman.state.prefix_copies import COPY_WALL_SECONDS
 from pointsman.state.promises import Promises
 from pointsman.state.transfers import REST_WALL_SECONDS, FetchUnderWay
-from pointsman.state.workload import NO_INSTANCE, Rejection, Request, Stage
+from pointsman.state.workload import NO_INSTANCE, AttemptBefore, Rejection, Request, Stage
 
 
 class Trigger(StrEnum):
@@ -79,6 +79,7 @@ def arrive(parts: StateParts, event: RequestArrived) -> None:
     if event.request in parts.workload.requests or parts.workload.end_of(event.request):
         return
     before = parts.workload.pop_given_up(event.instead_of, event.tenant)
+    offset = event.at - event.sent_at if event.sent_at else None
     request = parts.workload.requests[event.request] = Request(
         id=event.request,
         tenant=event.tenant,
@@ -88,7 +89,7 @@ def arrive(parts: StateParts, event: RequestArrived) -> None:
         max_output_tokens=event.max_output_tokens,
         slo_ttft=event.slo_ttft + parts.outages.allowance(event.held_up, event.at),
         slo_tpot=event.slo_tpot,
-        arrived_at=event.arrived_at,
+        arrived_at=event.arrived_at + (offset or 0.0),
         exact=event.exact,
         streaming=event.streaming,
         priority=event.priority,
@@ -97,6 +98,8 @@ def arrive(parts: StateParts, event: RequestArrived) -> None:
         alias=event.alias,
         context_tokens=event.context_tokens,
         answers=event.answers,
+        clock_offset=offset,
+        arrived_by_ingress=event.arrived_at,
     )
     if before is not None:
         request.instead_of = event.instead_of
@@ -125,6 +128,10 @@ def place(parts: StateParts, event: RequestPlaced) -> None:
         return
     if not event.instance:
         return  # forged: nobody would ever take it from there
+    if trigger is Trigger.RETRIED and request.instance:
+        request.attempt_before = AttemptBefore(
+            request.attempt, request.instance, request.epoch, request.granted_at, request.grant
+        )
     _unplace(parts, request, event.at)
     request.attempt = event.attempt
     request.excluded = tuple(event.excluded)
@@ -145,7 +152,7 @@ def migrate(parts: StateParts, event: RequestMigrated) -> None:
         parts.workload.queue(event.source).note_abort(event.at)
         if event.overdue > OVERDUE_SECONDS and parts.current(event.source, request.epoch) is not None:
             what = f"no first token, {event.overdue:.1f} s after it was due"
-            failure = Failure(event.source, event.at, request.granted_at, what)
+            failure = Failure(event.source, event.at, request.granted_at, parts.grant_place(request), what)
             parts.outliers.failed(event.request, failure, proven=False)
     _unplace(parts, request, event.at)
     _queue_as_decided(parts, request, event)
@@ -351,6 +358,8 @@ def _enter_engine(parts: StateParts, request: Request, at: EngineSeconds) -> Non
         parts.promises.promise(request.instance, request.keys)
     request.stage = Stage.PREFILL
     request.granted_at = at
+    parts.workload.grants += 1
+    request.grant = parts.workload.grants
     parts.workload.queue(request.instance).grant(request, at, fold_version=parts.settings.fold_version)
     if parts.tenants.policies is not None:
         parts.tenants.granted(request)
@@ -411,7 +420,7 @@ def _keep_at_source(parts: StateParts, request: Request, event: PrefillFinished)
 def _learn_prefill(parts: StateParts, request: Request, at: EngineSeconds, took: EngineSeconds) -> None:
     """Before it leaves the queue. `took`: by its ingress's clock, which may differ from the leader's."""
     prefill = Prefill(at, took, request.engine_seconds + request.load_seconds)
-    parts.outliers.prefilled(request.instance, prefill, since=request.granted_at)
+    parts.outliers.prefilled(request.instance, prefill, grant=parts.grant_place(request))
     if request.loads:
         _learn_load(parts, request, at - request.granted_at)
         return
@@ -488,20 +497,36 @@ def _transfer_in(
         parts.promises.promise(to, request.keys)
 
 
+UNSERVED = (RequestRejected.__name__, RequestFailed.__name__)
+"""Ends that accuse the engine that failed the request."""
+
+
 def fail_attempt(parts: StateParts, event: RequestAttemptFailed) -> None:
     instance = parts.fleet.get(event.instance)
     request = parts.workload.requests.get(event.request)
     if instance is None:
         return
-    since = event.at
-    if request is not None and event.instance in (request.instance, request.prefilled_by):
+    since, grant = event.at, parts.next_grant_place(event.at)
+    counted = parts.settings.fold_version >= fold_versions.ATTEMPTS_COUNTED
+    before = request.attempt_before if request is not None and counted else None
+    if before is not None and (before.attempt, before.instance) == (event.attempt, event.instance):
+        if before.epoch != instance.epoch:
+            return
+        if before.granted_at:
+            since, grant = before.granted_at, before.grant
+    elif request is not None and event.instance in (request.instance, request.prefilled_by):
         if event.instance == request.instance and request.epoch != instance.epoch:
             return  # an earlier epoch failed it
-        since = request.granted_at or event.at
+        if request.granted_at:
+            since, grant = request.granted_at, parts.grant_place(request)
     given_up = parts.outliers.pop_given_up(event.request, event.instance)
-    failure = Failure(event.instance, event.at, since if given_up is None else given_up, event.what)
+    if given_up is not None:
+        since, grant = given_up
     proven = event.failure == "connect_failure" or given_up is not None
+    failure = Failure(event.instance, event.at, since, grant, event.what)
     parts.outliers.failed(event.request, failure, proven=proven)
+    if counted and parts.workload.end_of(event.request) in UNSERVED:
+        parts.outliers.ended(event.request, cancelled=False)  # the command of its next attempt came before this
 
 
 def end(parts: StateParts, event: RequestEnd) -> None:
@@ -535,11 +560,11 @@ def _note_end(parts: StateParts, request: Request, event: RequestEnd) -> None:
         of_each = ceil(finished.completion_tokens / request.answers)
         parts.output_lengths.learn(request.tenant, of_each, request.max_output_tokens)
         if finished.instance == request.instance:
-            parts.outliers.served(finished.instance, finished.at, since=request.granted_at)
+            parts.outliers.served(finished.instance, finished.at, grant=parts.grant_place(request))
         if parts.learns_from_deliveries:
             learn_delivered(parts, request, finished)
     if isinstance(event, RequestRejected):
-        rejection = Rejection(request.arrived_at, event.attempt, event.reason, event.detail, event.retry_after)
+        rejection = Rejection(request.arrived_by_ingress, event.attempt, event.reason, event.detail, event.retry_after)
         parts.workload.reject(event.request, rejection)
     is_computed = finished is not None and finished.instance != request.rebound_from
     if is_computed and request.stage in (Stage.PREFILL, Stage.HANDED_OVER):
@@ -565,5 +590,6 @@ def _note_end_for_outliers(parts: StateParts, event: RequestEnd) -> None:
         request = parts.workload.requests.get(event.request)
         if request is not None and request.instance == event.instance:
             idle = event.cause is CancelCause.ENGINE_IDLE
-            parts.outliers.gave_up(event.request, event.instance, since=request.granted_at, idle=idle)
+            since, grant = request.granted_at, parts.grant_place(request)
+            parts.outliers.gave_up(event.request, event.instance, since=since, grant=grant, idle=idle)
     parts.outliers.ended(event.request, cancelled=is_cancelled)

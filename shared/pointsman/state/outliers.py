@@ -5,11 +5,12 @@ request, if two or more failed it and none served it. Refused connections, and r
 the engine reported no work, are always the engine's fault. Client cancellations prove nothing. Engine seconds; history covers HISTORY_WALL_SECONDS."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, WallSeconds
-from pointsman.state.fold_versions import FOLD_VERSION, LEFT_FORGOTTEN, PHASES_COUNTED
+from pointsman.state.fold_versions import ATTEMPTS_COUNTED, FOLD_VERSION, LEFT_FORGOTTEN
 
 HISTORY_WALL_SECONDS: WallSeconds = WallSeconds(60.0)
 PREFILLS_MAX = 64
@@ -23,11 +24,13 @@ OVERDUE_SECONDS: EngineSeconds = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """`since`: when it was granted, or `at` if unknown. `phase`: of the instance's record."""
+    """`since`: when it was granted, or `at` if unknown; `grant`: its place among all grants. `phase`: of the instance's
+    record."""
 
     instance: InstanceId
     at: EngineSeconds
     since: EngineSeconds
+    grant: float
     what: str
     phase: int = 0
 
@@ -43,10 +46,11 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class _GivenUp:
-    """A request that the leader ended: its instance, grant time, and whether the engine reported no work."""
+    """A request that the leader ended: its instance and grant, and whether the engine reported no work."""
 
     instance: InstanceId
     since: EngineSeconds
+    grant: float
     idle: bool
 
 
@@ -58,7 +62,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Record:
-    """One epoch of an instance. `until` and `half_open_since` are 0 outside these phases."""
+    """One epoch of an instance. `until`, `half_open_since` and `trials_from` are 0 outside these phases."""
 
     phase: int = 0
     """Which of all phases of all instances: each join, ejection and return begins one."""
@@ -68,12 +72,15 @@ class Record:
     last_failure: str = ""
     last_failure_at: EngineSeconds = 0.0
     prefills: deque[Prefill] = field(default_factory=deque)
-    served_since: EngineSeconds = 0.0
+    newest_served: float = 0.0
+    """Its grant."""
     number: int = 0
     ejected_at: EngineSeconds = 0.0
     until: EngineSeconds = 0.0
     why: str = ""
     half_open_since: EngineSeconds = 0.0
+    trials_from: float = 0.0
+    """The first grant of this half-open phase."""
     whole_since: EngineSeconds = 0.0
     """Since when not ejected."""
     trial: Prefill | None = None
@@ -85,7 +92,7 @@ class Record:
         self.tallies = {}
         self.prefills = deque()
         self.in_a_row, self.last_failure = 0, ""
-        self.until = self.half_open_since = 0.0
+        self.until = self.half_open_since = self.trials_from = 0.0
         self.trial, self.trial_served, self.trials_served, self.trial_failure = None, False, 0, ""
 
 
@@ -106,11 +113,11 @@ class Outliers:
         """Failed requests with neither a first token since nor an end."""
         yield from self._open.items()
 
-    def is_open(self, instance: InstanceId, *, since: EngineSeconds) -> bool:
-        """Whether an attempt begun there since then failed or was given up and is not attributed yet."""
-        if any(gone.instance == instance and gone.since >= since for gone in self._given_up.values()):
-            return True
-        return any(f.instance == instance and f.since >= since for failures in self._open.values() for f in failures)
+    def is_open(self, instance: InstanceId, *, first: float, since: EngineSeconds) -> bool:
+        """Whether an attempt there, of the grant `first` or a later one and begun since then, failed or was given up and is
+        not attributed yet."""
+        attempts: Iterable[Failure | _GivenUp] = chain(self._given_up.values(), *self._open.values())
+        return any(a.instance == instance and a.grant >= first and a.since >= since for a in attempts)
 
     def served_and_failed(
         self, instance: InstanceId, *, since: EngineSeconds, newest: int | None = None
@@ -136,9 +143,11 @@ class Outliers:
         if len(self._open) > OPEN_MAX:
             del self._open[next(iter(self._open))]
 
-    def gave_up(self, request: RequestId, instance: InstanceId, *, since: EngineSeconds, idle: bool) -> None:
+    def gave_up(
+        self, request: RequestId, instance: InstanceId, *, since: EngineSeconds, grant: float, idle: bool
+    ) -> None:
         """The leader ended a request granted there at `since`. `idle`: because the engine reported no work."""
-        self._given_up[request] = _GivenUp(instance, since, idle)
+        self._given_up[request] = _GivenUp(instance, since, grant, idle)
         if len(self._given_up) > GIVEN_UP_MAX:
             del self._given_up[next(iter(self._given_up))]
 
@@ -146,13 +155,13 @@ class Outliers:
         gone = self._given_up.get(request)
         return gone is not None and gone.idle and gone.instance == instance
 
-    def pop_given_up(self, request: RequestId, instance: InstanceId) -> EngineSeconds | None:
-        """Grant time of a request that the leader gave up there, once; else None."""
+    def pop_given_up(self, request: RequestId, instance: InstanceId) -> tuple[EngineSeconds, float] | None:
+        """When and which grant of a request that the leader gave up there, once; else None."""
         gone = self._given_up.get(request)
         if gone is None or gone.instance != instance:
             return None
         del self._given_up[request]
-        return gone.since
+        return gone.since, gone.grant
 
     def answered(self, request: RequestId, instance: InstanceId) -> None:
         """A first token: engines that failed the request before are to blame."""
@@ -166,21 +175,21 @@ class Outliers:
         if not cancelled and len({failure.instance for failure in failures}) == 1:
             self._convict(failures[-1])
 
-    def prefilled(self, instance: InstanceId, prefill: Prefill, *, since: EngineSeconds) -> None:
+    def prefilled(self, instance: InstanceId, prefill: Prefill, *, grant: float) -> None:
         record = self._of(instance)
         record.prefills.append(prefill)
         if len(record.prefills) > PREFILLS_MAX:
             record.prefills.popleft()
-        if record.half_open_since and since >= record.half_open_since:
+        if record.trials_from and grant >= record.trials_from:
             record.trial, record.trial_served, record.trial_failure = prefill, False, ""
 
-    def served(self, instance: InstanceId, at: EngineSeconds, *, since: EngineSeconds) -> None:
+    def served(self, instance: InstanceId, at: EngineSeconds, *, grant: float) -> None:
         record = self._of(instance)
         self._tally(record, at).served += 1
-        if since >= record.served_since:
-            record.served_since = since
+        if grant >= record.newest_served:
+            record.newest_served = grant
             record.in_a_row = 0
-        if record.half_open_since and since >= record.half_open_since:
+        if record.trials_from and grant >= record.trials_from:
             record.trial, record.trial_served = record.trial or Prefill(at, 0.0, 0.0), True
             record.trials_served += 1
             record.trial_failure = ""
@@ -193,11 +202,13 @@ class Outliers:
         record.phase = self._next_phase()
         record.ejected_at, record.until, record.number, record.why = at, at + seconds, number, why
 
-    def unejected(self, instance: InstanceId, at: EngineSeconds, *, half_open: bool) -> None:
+    def unejected(self, instance: InstanceId, at: EngineSeconds, *, half_open: bool, first: float) -> None:
+        """`first`: place of the next grant."""
         record = self._of(instance)
         record.clear()
         record.phase = self._next_phase()
-        record.half_open_since = at if half_open else 0.0
+        if half_open:
+            record.half_open_since, record.trials_from = at, first
         record.whole_since = at
 
     def joined(self, instance: InstanceId, at: EngineSeconds) -> None:
@@ -213,7 +224,7 @@ class Outliers:
     def is_present(self, failure: Failure) -> bool:
         """Whether it is of the present phase of its instance. Decided by order: clocks differ, and dates jump."""
         record = self.record(failure.instance)
-        if self._fold_version < PHASES_COUNTED:
+        if self._fold_version < ATTEMPTS_COUNTED:
             return failure.at >= max(record.ejected_at, record.whole_since)
         return failure.phase == record.phase
 
@@ -228,9 +239,9 @@ class Outliers:
             return
         self._tally(record, failure.at).failed += 1
         record.last_failure, record.last_failure_at = failure.what, failure.at
-        if failure.since > record.served_since:
+        if failure.grant > record.newest_served:
             record.in_a_row += 1
-        if record.half_open_since and failure.since >= record.half_open_since:
+        if record.trials_from and failure.grant >= record.trials_from:
             record.trial, record.trial_served, record.trial_failure = None, False, failure.what
 
     def _tally(self, record: Record, at: EngineSeconds) -> Tally:

@@ -67,6 +67,10 @@ class PoolSettings:
     fold_version: int = fold_versions.FOLD_VERSION
 
 
+CLOCK_STEP_WALL_SECONDS: WallSeconds = WallSeconds(60.0)
+"""A date of the leader that differs by more from the one before is of a clock that was set, and counts from then on."""
+
+
 class StateParts:
     DERIVED: ClassVar[Derived] = {"_columns": lambda: None}
 
@@ -132,6 +136,10 @@ class StateParts:
         self.elected: Sequence = 0
         self.sequence: Sequence = 0
         self.last_at: EngineSeconds = 0.0
+        """Date of the newest event, by whatever clock."""
+        self.now: EngineSeconds = 0.0
+        """By the leader's clock, as far as the log tells: what ends by time ends by it."""
+        self.clock_step = engine_seconds(CLOCK_STEP_WALL_SECONDS, settings.speed)
         self.recent_decisions = RecentDecisions()
         self.fenced = 0
         self.writes_lost = 0
@@ -235,7 +243,7 @@ class StateParts:
         self.latency.forget(instance)
         self.ttft_intervals.forget(instance)
         self.outliers.left(instance)
-        self.decode_load.left(instance, self.last_at)
+        self.decode_load.left(instance, self.now)
         for tracker in self.trackers:
             tracker.left(instance, self.last_at)
 
@@ -282,15 +290,23 @@ class StateParts:
 
     def has_trial_request(self, instance: InstanceId) -> bool:
         """Whether a half-open instance has a request granted since, or an unattributed failure."""
-        since = self.outliers.record(instance).half_open_since
+        first = self.outliers.record(instance).trials_from
         queue = self.workload.queues.get(instance)
         if queue is not None and any(
-            r.granted_at >= since for r in (*queue.prefill.values(), *queue.decoding.values())
+            self.grant_place(r) >= first for r in (*queue.prefill.values(), *queue.decoding.values())
         ):
             return True
         return self.outliers.is_open(
-            instance, since=max(since, self.last_at - engine_seconds(TRIAL_OPEN_WALL_SECONDS, self.settings.speed))
+            instance, first=first, since=self.now - engine_seconds(TRIAL_OPEN_WALL_SECONDS, self.settings.speed)
         )
+
+    def grant_place(self, request: Request) -> float:
+        """Orders grants. By their dates before fold version 11: with two clocks in the log that is no order."""
+        return request.grant if self.settings.fold_version >= fold_versions.ATTEMPTS_COUNTED else request.granted_at
+
+    def next_grant_place(self, at: EngineSeconds) -> float:
+        """Of the first grant that is made from now on."""
+        return self.workload.grants + 1 if self.settings.fold_version >= fold_versions.ATTEMPTS_COUNTED else at
 
 
 def check_step(what: str, known: int, new: int) -> None:

@@ -4,6 +4,8 @@ repeated decisions are ignored. `holdings` applies cache events, `lifecycle` req
 
 from typing import Final, Protocol, assert_never
 
+from msgspec import structs
+
 from pointsman.contracts.access import ApiKeyChanged
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, CacheGap, CacheSnapshot
 from pointsman.contracts.codec import AnyCacheEvent, AnyFleetEvent, AnyRequestEvent, LogEvent, short_reason
@@ -48,9 +50,10 @@ from pointsman.contracts.requests import (
 )
 from pointsman.contracts.subjects import is_leader_subject
 from pointsman.contracts.tenants import TenantPoliciesSet
-from pointsman.primitives import Epoch, Sequence
+from pointsman.primitives import EngineSeconds, Epoch, Sequence
 from pointsman.state import fold_versions, holdings, lifecycle
 from pointsman.state.dead_letters import DeadLetter
+from pointsman.state.fleet import Instance
 from pointsman.state.fold_versions import FOLD_VERSION
 from pointsman.state.parts import PoolSettings, StateParts, check_step
 from pointsman.state.recent_decisions import RecentDecisions
@@ -111,16 +114,10 @@ class State(StateParts):
                 return
             if not self.recent_decisions.is_news(event, self.term):
                 return
-        self.last_at = max(self.last_at, event.at)
-        unconfirmed = self.promises.unconfirmed
-        if unconfirmed and unconfirmed[0][0] <= event.at:
-            holdings.settle_promises(self, event.at)
+        event = self._dated(event)
         if stamp is None and isinstance(event, _FROM_ENGINES):
             self.fleet.note_activity(event.instance, event.at)
             self.outliers.answered(event.request, event.instance)
-        self.delivered.settle(event.at)
-        if self.slower:
-            self.slower.settle(event.at)
         match event:  # families first: a check of a type costs more than most of what follows
             case RequestEvent():
                 self._apply_to_request(event)
@@ -154,6 +151,31 @@ class State(StateParts):
                 pass
             case _:
                 assert_never(event)
+
+    def _dated(self, event: LogEvent) -> LogEvent:
+        """With its date by the leader's clock, where that is known. By such dates, what has an end ends: a worker's clock, or
+        that of an ingress before its first command, may be wrong."""
+        is_leaders = event.stamp is not None or isinstance(event, LeaderElected)
+        if not is_leaders and isinstance(event, RequestEvent):
+            request = self.workload.requests.get(event.request)
+            if request is not None and request.clock_offset is not None:
+                is_leaders = True
+                event = structs.replace(event, at=event.at + request.clock_offset)
+        self.last_at = max(self.last_at, event.at)
+        if self.settings.fold_version < fold_versions.CLOCKS_DIFFER:
+            self.now = self.last_at
+            self._settle(event.at)
+        elif is_leaders:
+            self.now = event.at if abs(event.at - self.now) > self.clock_step else max(self.now, event.at)
+            self._settle(self.now)
+        return event
+
+    def _settle(self, now: EngineSeconds) -> None:
+        if self.promises.unconfirmed:
+            holdings.settle_promises(self, now)
+        self.delivered.settle(now)
+        if self.slower:
+            self.slower.settle(now)
 
     def _apply_to_request(self, event: AnyRequestEvent) -> None:
         match event:
@@ -214,7 +236,8 @@ class State(StateParts):
                 if probed := self.current(event.instance, event.epoch):
                     probed.parity = event.parity
             case InstanceSuspected():
-                if self.current(event.instance, event.epoch):
+                known = self.current(event.instance, event.epoch)
+                if known is not None and not self._heard_since(event, known):
                     self.fleet.suspect(event.instance)
             case InstanceDraining() | InstanceUndrained() | InstanceRoleChanged():
                 if self._is_there_since(event):
@@ -225,6 +248,11 @@ class State(StateParts):
                 self._leave(event)
             case _:
                 assert_never(event)
+
+    def _heard_since(self, event: InstanceSuspected, known: Instance) -> bool:
+        """Whether a report that the leader had not read before this decision stands before it."""
+        checked = self.settings.fold_version >= fold_versions.CLOCKS_DIFFER
+        return checked and event.stamp is not None and event.stamp.as_of < known.reported
 
     def _is_over(self, event: Event, newest: Stamp | None) -> bool:
         """`newest`: of the decisions about the same. A write that is sent again can come behind later ones."""
@@ -296,7 +324,8 @@ class State(StateParts):
                     del self.unregistered[next(iter(self.unregistered))]
             return
         is_new = event.at > instance.heard_at
-        self.fleet.apply_report(event)
+        back = self.settings.fold_version >= fold_versions.CLOCKS_DIFFER
+        self.fleet.apply_report(event, self.sequence, clock_may_go_back=back)
         holdings.compare_with_report(self, instance, event, is_new=is_new)
 
     def _eject(self, event: InstanceEjected | InstanceUnejected) -> None:
@@ -310,7 +339,8 @@ class State(StateParts):
             self.outliers.ejected(event.instance, event.at, seconds=event.seconds, number=event.number, why=why)
             return
         self.fleet.uneject(event.instance, half_open=event.half_open)
-        self.outliers.unejected(event.instance, event.at, half_open=event.half_open)
+        first = self.next_grant_place(event.at)
+        self.outliers.unejected(event.instance, event.at, half_open=event.half_open, first=first)
         if not event.half_open:
             self.forget_speed(event.instance)  # learned from a failing engine
 

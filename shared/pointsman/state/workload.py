@@ -61,6 +61,17 @@ class OverLimit:
     passes_at: EngineSeconds
 
 
+@dataclass(frozen=True, slots=True)
+class AttemptBefore:
+    """Of a request that is placed again: where and when the attempt before was sent."""
+
+    attempt: int
+    instance: InstanceId
+    epoch: Epoch
+    granted_at: EngineSeconds
+    grant: int
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """Placement fields are those of its last placement."""
@@ -74,6 +85,7 @@ class Request:
     slo_ttft: EngineSeconds
     slo_tpot: EngineSeconds
     arrived_at: EngineSeconds
+    """By the leader's clock, if `clock_offset` is known."""
     exact: bool
     streaming: bool
     priority: Priority = "standard"
@@ -101,6 +113,9 @@ class Request:
     predicted_ttft_upper: EngineSeconds = 0.0
     placed_at: EngineSeconds = 0.0
     granted_at: EngineSeconds = 0.0
+    grant: int = 0
+    """Its place among all grants."""
+    attempt_before: AttemptBefore | None = None
     engine_seconds: EngineSeconds = 0.0
     """Prefill work in the engine at its grant, its own included."""
     engine_tokens: Tokens = 0
@@ -135,6 +150,9 @@ class Request:
     """Weighted tokens charged to its tenant so far."""
     kv_tokens: Tokens = 0
     """Of its tenant's share of the KV capacity."""
+    clock_offset: EngineSeconds | None = None
+    """Turns dates of its ingress into the leader's; None: not known."""
+    arrived_by_ingress: EngineSeconds = 0.0
 
     @property
     def awaits_decoder(self) -> bool:
@@ -387,6 +405,7 @@ class Workload:
 
     def __init__(self) -> None:
         self.requests: dict[RequestId, Request] = {}
+        self.grants = 0
         self.queues: dict[InstanceId, InstanceQueue] = {}
         """Read only: what changes one takes it from `queue`."""
         self.changed: set[InstanceId] = set()

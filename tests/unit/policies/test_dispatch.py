@@ -227,6 +227,17 @@ def test_who_is_silent_is_suspected_once_and_let_go_of_when_it_lasts() -> None:
     assert look(40.0) == []
 
 
+def test_a_worker_that_dated_its_report_ahead_is_missed_as_any_other() -> None:
+    dispatcher = leader("a", "b")
+    dispatcher.state.apply(reported("a", 0, [], at=3600.0))
+    timeouts = LivenessTimeouts(heard_since=0.0, suspect_after=3.0, leave_after=30.0)
+
+    assert dispatcher.check_liveness(timeouts, 9.0, {InstanceId("a"): 8.0, InstanceId("b"): 8.0}) == []
+    (left,) = dispatcher.check_liveness(timeouts, 39.0, {InstanceId("a"): 8.0, InstanceId("b"): 38.0})
+    assert isinstance(left, InstanceLeft)
+    assert left.instance == "a"
+
+
 def test_who_has_said_that_it_is_restarted_is_suspected_only_after_the_time_it_asked_for_and_let_go_of_as_ever() -> (
     None
 ):

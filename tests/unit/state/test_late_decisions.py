@@ -57,11 +57,21 @@ def limits(number: int, requests_per_second: float) -> TenantPoliciesSet:
     )
 
 
+EJECTIONS: list[LogEvent] = [ejected(1), unejected(2), ejected(3)]
+DRAINED_AND_EJECTED: list[LogEvent] = [draining(1), ejected(2)]
+
+
 def folded(*events: LogEvent, fold_version: int = IN_ORDER) -> State:
     state = State(PoolSettings(fold_version=fold_version))
     elected = LeaderElected(at=0.0, term=Term(1), scheduler="s", as_of=0, pool={}, policy="round_robin", settings={})
-    before = [elected, joined("a", role="prefill", role_switching=True), reported("a", 0, []), joined("b")]
-    for sequence, event in enumerate([*before, *events], 1):
+    before: list[LogEvent] = [
+        elected,
+        joined("a", role="prefill", role_switching=True),
+        reported("a", 0, []),
+        joined("b"),
+    ]
+    log: list[LogEvent] = [*before, *events]
+    for sequence, event in enumerate(log, 1):
         state.apply(event, sequence)
     return state
 
@@ -86,9 +96,9 @@ def test_a_drain_is_what_was_decided_last(decisions: list[LogEvent], expected: t
 
 
 def test_an_ejection_is_what_was_decided_last() -> None:
-    for order in permutations([ejected(1), unejected(2), ejected(3)]):
+    for order in permutations(EJECTIONS):
         assert known(folded(*order))[4:6] == (True, False)
-    for order in permutations([ejected(1), unejected(2)]):
+    for order in permutations(EJECTIONS[:2]):
         assert known(folded(*order))[4:6] == (False, True)
 
 
@@ -100,7 +110,7 @@ def test_the_limits_of_tenants_are_those_that_were_set_last() -> None:
 
 
 def test_a_drain_and_an_ejection_do_not_take_the_place_of_each_other() -> None:
-    for order in permutations([draining(1), ejected(2)]):
+    for order in permutations(DRAINED_AND_EJECTED):
         assert known(folded(*order))[:1] + known(folded(*order))[4:5] == (True, True)
 
 

@@ -411,10 +411,96 @@ def test_a_new_life_begins_whole() -> None:
     assert not pool.look()
 
 
+@pytest.mark.parametrize("clock", [-600.0, -0.5, 0.5, 600.0])
+@pytest.mark.parametrize("slow", [1.0, 11.3])
+def test_the_clock_of_an_ingress_changes_nothing(slow: float, clock: float) -> None:
+    """Nor may a worker, whose clock is another one, end what is not over."""
+    right, wrong = Pool(), Pool(clock=clock)
+    for pool in (right, wrong):
+        pool.serve(40, sick=A, slow=slow)
+        pool.later(6.0)
+        pool.look()
+        pool.serve(40, sick=A, slow=slow)
+        pool.later(12.0)
+        pool.happens(down("b", at=pool.now + 3600.0))
+        pool.look()
+        pool.serve(40)
+
+    assert len(right.ejections()) == 2
+    assert [(round(e.at, 6), e.cause, e.detail) for e in wrong.ejections()] == [
+        (round(e.at, 6), e.cause, e.detail) for e in right.ejections()
+    ]
+    for one, other in zip(right.state.fleet.instances, wrong.state.fleet.instances, strict=True):
+        assert other.status is one.status
+        assert wrong.state.latency.correction(one.id) == pytest.approx(right.state.latency.correction(one.id))
+        assert wrong.state.promises.blocks(one.id) == right.state.promises.blocks(one.id)
+    assert wrong.proven
+
+
+def test_a_failure_that_is_read_after_the_next_attempt_counts_as_one_that_is_read_before() -> None:
+    pool = Pool()
+    pool.serve(8)
+    for _ in range(5):
+        request = ""
+        while not request or pool.at_of(request) != A:
+            request, _ = pool.asks()
+        pool.later(3.0)
+        _, other = pool.asks(request=request, attempt=2, excluded="a")
+        pool.fails(request, A)
+        pool.answers(request, other)
+
+    (ejection,) = [event for event in pool.look() if isinstance(event, InstanceEjected)]
+    assert ejection.detail.startswith("5 requests in a row failed there")
+    assert pool.proven
+
+
+def test_the_failures_of_requests_whose_next_attempt_was_refused_accuse_their_engine() -> None:
+    """Its command comes before the log's entry: where engines fail under overload, that is the rule."""
+    pool = Pool()
+    for _ in range(5):
+        request = ""
+        while not request or pool.at_of(request) != A:
+            request, _ = pool.asks()
+        pool.refuses(request)
+        pool.fails(request, A)
+
+    (ejection,) = [event for event in pool.look() if isinstance(event, InstanceEjected)]
+    assert (ejection.instance, ejection.cause) == (A, "consecutive_failures")
+    assert not list(pool.state.outliers.open_failures())
+
+
+def test_a_request_that_was_sent_before_the_ejection_is_no_trial_though_its_failure_comes_late() -> None:
+    pool = Pool()
+    old = ""
+    while not old or pool.at_of(old) != A:
+        old, _ = pool.asks()
+    pool.serve(40, sick=A)
+    pool.later(6.0)
+    pool.look()
+    assert pool.status(A) == TRIED
+    _, other = pool.asks(request=old, attempt=2, excluded="a")
+    pool.fails(old, A)
+    pool.answers(old, other)
+
+    assert not pool.look()
+    assert pool.status(A) == TRIED
+
+
+def test_a_leader_whose_clock_is_set_back_tries_an_engine_by_one_request_all_the_same() -> None:
+    pool = Pool()
+    pool.serve(40, sick=A)
+    pool.later(6.0)
+    pool.look()
+    pool.later(-60.0)
+    went = [pool.asks()[1] for _ in range(20)]
+
+    assert went.count(A) == 1
+
+
 @pytest.mark.parametrize("clock", [-60.0, 600.0])
 def test_the_clock_of_a_worker_neither_hides_failures_nor_brings_back_those_of_the_life_before(clock: float) -> None:
     pool = Pool()
-    doubted = []
+    doubted: list[str] = []
     while len(doubted) < 4:
         request, instance = pool.asks()
         if instance == A:

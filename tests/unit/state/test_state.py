@@ -9,14 +9,15 @@ from pointsman.contracts.block_keys import pack_keys
 from pointsman.contracts.cache import CacheCleared, CacheGap, CacheSnapshot, Run
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted
-from pointsman.contracts.fleet import InstanceLeft, InstanceProbed
+from pointsman.contracts.envelope import Stamp
+from pointsman.contracts.fleet import InstanceLeft, InstanceProbed, InstanceSuspected
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import RequestCancelled
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Term
 from pointsman.state import workload
-from pointsman.state.fleet import Knowledge, NoDemand
+from pointsman.state.fleet import Knowledge, NoDemand, Status
 from pointsman.state.holdings import CONFIRMATION_WALL_SECONDS, DELIVERED_WALL_SECONDS
 from pointsman.state.reported_hits import SETTLING_WALL_SECONDS
 from pointsman.state.state import PoolSettings, State
@@ -122,11 +123,13 @@ def test_a_placed_prompt_counts_as_held_until_it_is_confirmed_or_its_time_is_up(
     placed = state.hits(keys(1, 2, 3))
     state.apply(first_token("r", "a", at=1.0))
     state.apply(stored("a", 1, [1, 2], at=1.1))
-    state.apply(reported("a", 1, [1, 2], at=1.0 + float(CONFIRMATION_WALL_SECONDS) + 0.1))
+    state.apply(reported("a", 1, [1, 2], at=10.0))
+    assert state.hits(keys(1, 2, 3)) == {A: 3}, "the worker's clock may be wrong"
+    dispatcher.route(route("other", [9]), now=1.0 + float(CONFIRMATION_WALL_SECONDS) + 0.1)
 
     assert placed == {A: 3}
     assert state.hits(keys(1, 2, 3)) == {A: 2}
-    assert state.promises.blocks(A) == 0
+    assert state.promises.blocks(A) == 1, "of the other"
 
 
 def test_nothing_is_promised_at_an_instance_whose_join_was_lost() -> None:
@@ -265,7 +268,7 @@ def test_an_answer_that_is_not_streamed_may_be_tried_elsewhere_though_its_prefil
     first = state.workload.requests[RequestId("r")].instance
     dispatcher.grant_waiting(first, now=1.0)
     again = dispatcher.route(route("r", [1, 2], streaming=False, attempt=2, excluded=[first]), now=1.0)
-    state.apply(reported("a", 0, [], at=10.0))
+    dispatcher.route(route("later", [9]), now=10.0)
 
     assert [type(event).__name__ for event in again] == ["RequestPlaced", "RequestGranted"]
     assert state.workload.queues[first].requests == 0
@@ -282,6 +285,27 @@ def test_a_request_that_an_ingress_sent_by_itself_waits_in_no_queue() -> None:
     three = state.workload.requests[RequestId("three")]
     assert (three.stage, three.instance) == (Stage.PREFILL, "b")
     assert not state.workload.queues[A].pending
+
+
+def test_when_a_worker_was_heard_follows_its_clock_back_and_an_old_copy_does_not_count() -> None:
+    state = state_with(joined("a"), reported("a", 0, [], at=3600.0))
+    state.apply(reported("a", 0, [], at=20.0), 7)
+    assert state.fleet[A].heard_at == 20.0
+    state.apply(reported("a", 0, [], at=19.0), 8)
+    assert state.fleet[A].heard_at == 20.0
+
+
+def test_a_report_that_the_leader_had_not_read_ends_the_suspicion_that_stands_behind_it() -> None:
+    def suspected(as_of: int) -> InstanceSuspected:
+        stamp = Stamp(term=Term(1), number=as_of, as_of=as_of)
+        return InstanceSuspected(at=3.0, stamp=stamp, instance=A, epoch=Epoch(1), silent_seconds=3.0)
+
+    state = state_with(joined("a"))
+    state.apply(reported("a", 0, [], at=3.0), 5)
+    state.apply(suspected(4), 6)
+    assert state.fleet[A].status is Status.READY
+    state.apply(suspected(5), 7)
+    assert state.fleet[A].status is Status.SUSPECTED
 
 
 def test_who_reports_without_having_joined_is_a_stranger_until_it_joins() -> None:

@@ -180,10 +180,11 @@ class SchedulerClient:
     async def _request_route(self, request: RouteRequest, began: EngineSeconds) -> RouteGranted | RouteRejected | None:
         sent, backoff = False, Backoff(RETRY_WALL_SECONDS, RETRY_WALL_SECONDS_MAX)
         while not (self.liveness.timed_out and (sent or self._recently_requested)):
-            held_up = self.clock.now() - began if sent else 0.0
+            now = self.clock.now()
+            held_up = now - began if sent else 0.0
             sent, sent_at = True, self.clock.wall()
             try:
-                answer = await self._send(msgspec.structs.replace(request, held_up=held_up))
+                answer = await self._send(msgspec.structs.replace(request, held_up=held_up, sent_at=now))
             except CommandUnsendableError:
                 raise
             except CommandRefusedError as error:

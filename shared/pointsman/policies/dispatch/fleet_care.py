@@ -21,6 +21,7 @@ from pointsman.policies.dispatch.turn import Turn
 from pointsman.policies.outliers import Ejection
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance, Status
+from pointsman.state.scaling import CLOCKS_APART_MAX
 from pointsman.state.workload import EMPTY_QUEUE
 
 SWITCH_SECONDS_MAX: EngineSeconds = 10.0
@@ -32,7 +33,9 @@ def check_liveness(turn: Turn, timeouts: LivenessTimeouts, heard: Mapping[Instan
     replay decides alike."""
     for instance in turn.state.fleet.instances:
         since = max(timeouts.heard_since, heard.get(instance.id, 0.0))
-        silent = turn.now - max(instance.heard_at, since)
+        # A date that is far ahead does not tell when the worker was heard: its heartbeats do.
+        heard_at = instance.heard_at if instance.heard_at <= turn.now + CLOCKS_APART_MAX else 0.0
+        silent = turn.now - max(heard_at, since)
         if silent <= timeouts.suspect_after and silent <= timeouts.leave_after:
             continue
         evidence = msgspec.structs.replace(timeouts, heard_since=since)

@@ -87,6 +87,7 @@ def _arrive(turn: Turn, command: RouteRequest) -> None:
             adapter=command.adapter,
             followed=command.followed,
             held_up=command.held_up or NO_SECONDS,
+            sent_at=command.sent_at or NO_SECONDS,
             alias=command.alias,
             context_tokens=command.context_tokens,
             client_request_id=command.client_request_id,

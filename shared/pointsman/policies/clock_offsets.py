@@ -1,0 +1,47 @@
+"""How far each ingress's clock is from the leader's, so that its dates can be compared with the leader's. In: commands, with
+the time at which their ingress sent them. Delays only add to the difference, so the least of the last minutes is nearest
+to the truth. Evidence from outside the log: RequestArrived carries the result. Forgotten with the term."""
+
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from pointsman.contracts.commands import RouteRequest
+from pointsman.primitives import EngineSeconds, WallSeconds, engine_seconds
+
+WINDOW_WALL_SECONDS: WallSeconds = WallSeconds(60.0)
+STEP_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
+"""A difference that exceeds the least one by more is a clock that was set back; less is a delay."""
+INGRESSES_MAX = 1_000
+"""The one not heard for longest is dropped first."""
+
+
+@dataclass(slots=True)
+class _Offset:
+    """`least`: of the window that began at `since`; `before`: of the one before."""
+
+    least: EngineSeconds
+    before: EngineSeconds
+    since: EngineSeconds
+
+
+class ClockOffsets:
+    def __init__(self, speed: float) -> None:
+        self._window = engine_seconds(WINDOW_WALL_SECONDS, speed)
+        self._step = engine_seconds(STEP_WALL_SECONDS, speed)
+        self._of: dict[str, _Offset] = {}
+
+    def dated(self, command: RouteRequest, now: EngineSeconds) -> RouteRequest:
+        """With a `sent_at` that is as far from `now` as the clock of its ingress is from the leader's."""
+        if not command.sent_at:
+            return command
+        seen, known = now - command.sent_at, self._of.pop(command.ingress, None)
+        if known is None or seen > min(known.least, known.before) + self._step:
+            known = _Offset(seen, seen, now)
+        elif not 0 <= now - known.since < self._window:
+            known = _Offset(seen, known.least, now)
+        known.least = min(known.least, seen)
+        self._of[command.ingress] = known
+        if len(self._of) > INGRESSES_MAX:
+            del self._of[next(iter(self._of))]
+        return structs.replace(command, sent_at=max(0.0, now - min(known.least, known.before)))

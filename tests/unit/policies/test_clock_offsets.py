@@ -1,0 +1,58 @@
+"""Whatever the clocks of the ingresses, the leader knows when their requests came, within the delay of a command."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pointsman.contracts.commands import RouteRequest
+from pointsman.policies.clock_offsets import INGRESSES_MAX, ClockOffsets
+from tests.support.events import route
+
+
+def told(offsets: ClockOffsets, now: float, *, ahead: float, delay: float, ingress: str = "i") -> float:
+    """By how many seconds the ingress's clock is behind, as the leader knows after a command of this delay."""
+    command = route("r", [1], arrived_at=1.0, sent_at=now - delay + ahead, ingress=ingress)
+    return now - offsets.dated(command, now).sent_at
+
+
+@given(
+    ahead=st.floats(-9_000.0, 9_000.0),
+    delays=st.lists(st.floats(0.0, 0.9), min_size=5, max_size=40),
+    gap=st.floats(0.01, 30.0),
+)
+def test_an_offset_is_off_by_the_least_delay_of_the_last_minute(ahead: float, delays: list[float], gap: float) -> None:
+    offsets, at = ClockOffsets(1.0), 10_000.0
+    for number, delay in enumerate(delays):
+        at += gap
+        found = told(offsets, at, ahead=ahead, delay=delay)
+        lately = delays[max(0, number - int(60.0 / gap)) : number + 1]
+        assert -ahead - 1e-6 <= found <= -ahead + min(lately) + 1e-6
+
+
+def test_a_clock_that_is_set_forward_or_back_is_followed_at_once() -> None:
+    offsets = ClockOffsets(1.0)
+    assert told(offsets, 10_000.0, ahead=0.0, delay=0.01) == pytest.approx(0.01)
+    assert told(offsets, 10_001.0, ahead=3600.0, delay=0.02) == pytest.approx(-3600.0 + 0.02)
+    assert told(offsets, 10_002.0, ahead=-3600.0, delay=0.03) == pytest.approx(3600.0 + 0.03)
+    assert told(offsets, 10_003.0, ahead=-3600.0, delay=0.5) == pytest.approx(3600.0 + 0.03), "a delay"
+
+
+def test_seconds_of_another_speed_are_engine_seconds() -> None:
+    offsets = ClockOffsets(10.0)
+    assert told(offsets, 10_000.0, ahead=0.0, delay=0.1) == pytest.approx(0.1)
+    assert told(offsets, 10_001.0, ahead=0.0, delay=8.0) == pytest.approx(0.1), "0.8 s by the wall"
+
+
+def test_ingresses_have_their_own_clocks_and_one_that_does_not_tell_has_none() -> None:
+    offsets = ClockOffsets(1.0)
+    assert told(offsets, 10_000.0, ahead=5.0, delay=0.0, ingress="i") == -5.0
+    assert told(offsets, 10_000.0, ahead=-5.0, delay=0.0, ingress="k") == 5.0
+    silent: RouteRequest = route("r", [1])
+    assert offsets.dated(silent, 10_000.0) is silent
+
+
+def test_so_many_ingresses_are_remembered_and_no_more() -> None:
+    offsets = ClockOffsets(1.0)
+    for number in range(INGRESSES_MAX + 5):
+        told(offsets, 10_000.0, ahead=1.0, delay=0.0, ingress=f"i{number}")
+    assert len(offsets._of) == INGRESSES_MAX
