@@ -220,6 +220,8 @@ class SchedulerService:
             with contained("reaction"):
                 if isinstance(event, CacheEvent):
                     term.flush_pace.event_read()
+                elif isinstance(event, InstanceJoined | InstanceReported):
+                    term.heard.read(self.state, event, self._clock.now())
                 if standing is None or standing != self._standing(event):
                     await self._react(term, event, queue)
 

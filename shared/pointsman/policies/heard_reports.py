@@ -1,11 +1,11 @@
-"""Reports that workers tell the leader outside the log: when each instance was heard last, and whether the log needs the
+"""Reports that workers tell the leader, mostly outside the log: when each instance was heard last, and whether the log needs the
 report, because the fold would learn from it. In: State, a report, the leader's time. What is passed over changes no
 decision; what the fold keeps of load is refreshed with a bounded delay. Limit: forgotten with the term."""
 
 from dataclasses import dataclass
 from zlib import crc32
 
-from pointsman.contracts.fleet import InstanceReported
+from pointsman.contracts.fleet import InstanceJoined, InstanceReported
 from pointsman.primitives import EngineSeconds, Epoch, InstanceId, Sequence, WallSeconds, engine_seconds
 from pointsman.state import holdings
 from pointsman.state.fleet import Instance
@@ -56,6 +56,12 @@ class HeardReports:
             or _load_differs(state, instance, report, now)
         )
 
+    def read(self, state: State, event: InstanceJoined | InstanceReported, now: EngineSeconds) -> None:
+        """Of the log, once it is applied. An old copy tells nothing."""
+        instance = state.current(event.instance, event.epoch)
+        if instance is not None and event.at == instance.heard_at:
+            self._heard_at[instance.id] = now
+
     def silent_since(self, state: State, now: EngineSeconds) -> dict[InstanceId, EngineSeconds]:
         """From when silence counts, by the leader's evidence outside the log: the last heartbeat, or the time at which a
         restarting worker is to be back. Heartbeats after now are from before our clock was set back: they excuse nobody."""
@@ -69,7 +75,8 @@ class HeardReports:
 
     def forget_absent(self, state: State) -> None:
         for gone in [name for name in self._heard_at if name not in state.fleet]:
-            del self._heard_at[gone], self._before[gone]
+            del self._heard_at[gone]
+            self._before.pop(gone, None)
 
 
 def pulse_seconds(instance: InstanceId) -> WallSeconds:

@@ -164,13 +164,14 @@ class State(StateParts):
         self.last_at = max(self.last_at, event.at)
         if self.settings.fold_version < fold_versions.CLOCKS_DIFFER:
             self.now = self.last_at
-            self._settle(event.at)
+            self.settle(event.at)
         elif is_leaders:
             self.now = event.at if abs(event.at - self.now) > self.clock_step else max(self.now, event.at)
-            self._settle(self.now)
+            self.settle(self.now)
         return event
 
-    def _settle(self, now: EngineSeconds) -> None:
+    def settle(self, now: EngineSeconds) -> None:
+        """End what has an end, as the next decision would."""
         if self.promises.unconfirmed:
             holdings.settle_promises(self, now)
         self.delivered.settle(now)

@@ -10,6 +10,7 @@ from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import RequestArrived
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Sequence, Term, Tokens
+from pointsman.simulation.replay.folding import copy_state
 from pointsman.simulation.replay.leader_order import Kind, LeaderOrder
 from pointsman.state.checkpoint import state_digest
 from pointsman.state.fleet import Instance, Knowledge, Status
@@ -27,6 +28,8 @@ from pointsman_scheduler import policy_config
 REQUESTS = "list of requests"
 FLEET = "fleet"
 BEHIND_SECONDS_MAX = 2.0
+SETTLED_SECONDS: EngineSeconds = 10.0
+"""After which a decision ends all promises of computed prompts."""
 NEWS_SECONDS_MAX: EngineSeconds = 15.0
 
 Checker = Callable[[Cluster], Iterator[str]]
@@ -204,8 +207,10 @@ def nothing_is_left_over(cluster: Cluster) -> Iterator[str]:
         return
     for request in leader.workload.requests.values():
         yield f"the leader still has request {request.id}, {request.stage} at {request.instance}"
+    later = copy_state(leader)
+    later.settle(later.now + SETTLED_SECONDS * cluster.plan.speed)
     for instance, host in cluster.hosts.items():
-        promised = leader.promises.blocks(instance)
+        promised = later.promises.blocks(instance)
         if promised:
             yield f"{promised} blocks are still promised at {instance}"
         if host.running is not None and not host.running.model.idle:

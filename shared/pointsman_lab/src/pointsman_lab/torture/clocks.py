@@ -1,6 +1,7 @@
 """A process's own clock, with a date skew. A suspended machine's monotonic clock does not advance."""
 
 import asyncio
+from random import Random
 
 from typing_extensions import override
 
@@ -9,6 +10,8 @@ from pointsman.primitives import ANCHOR_UNIX_SECONDS, EngineSeconds, WallSeconds
 
 BEGIN_SECONDS = 86_400.0
 UPTIME_SECONDS = 5_000.0
+LASTING_SHARE = 0.3
+"""Of all seeds, the share with lasting skews."""
 
 
 class SkewedClock(ScaledClock):
@@ -29,6 +32,14 @@ class SkewedClock(ScaledClock):
     @override
     def wall(self) -> WallSeconds:
         return WallSeconds(UPTIME_SECONDS + self._loop.time() - self.asleep)
+
+
+def lasting_skew(seed: int, process: str) -> EngineSeconds:
+    """By which its date is off from the start to the end, faults or not: hosts without NTP."""
+    if Random(f"lasting skews {seed}").random() >= LASTING_SHARE:
+        return 0.0
+    own = Random(f"lasting skew {seed} {process}")
+    return own.choice((-1, 1)) * own.choice((0.0, 0.05, 0.4, 1.5, 6.0, 60.0, 3600.0))
 
 
 class EngineClock(SkewedClock):

@@ -35,6 +35,7 @@ from pointsman_lab.torture.pool_records import ARRIVED, NO_INSTANCE, OVERDUE_SEC
 PLAN_MOVES_MAX = 256
 ROUND_MOVES_MAX = 64
 REBOUND_MAX = 8
+CLOCKS_APART_SECONDS: EngineSeconds = 5.0
 SWITCH_SECONDS: EngineSeconds = 10.0
 LATE = (RejectReason.SLO_TTFT, RejectReason.SLO_UNREACHABLE)
 
@@ -263,7 +264,8 @@ class DecisionRules(PlacementRules):
         if known is None or known.epoch != event.epoch:
             yield f"{event.instance} has no epoch {event.epoch}"
         elif event.patience is not None:
-            silent = event.at - max(known.heard_at, event.patience.heard_since)
+            heard_at = known.heard_at if known.heard_at <= event.at + CLOCKS_APART_SECONDS else 0.0
+            silent = event.at - max(heard_at, event.patience.heard_since)
             if silent <= after:
                 yield f"{event.instance} was silent for {silent} s, not {after}"
 

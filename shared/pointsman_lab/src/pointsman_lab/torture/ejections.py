@@ -23,7 +23,7 @@ class Attempt:
     request: RequestId
     instance: InstanceId
     at: EngineSeconds
-    begun: EngineSeconds
+    grant: int
     to_blame: bool | None
     phase: int
 
@@ -31,13 +31,13 @@ class Attempt:
 @dataclass(frozen=True)
 class Served:
     at: EngineSeconds
-    begun: EngineSeconds
+    grant: int
 
 
 @dataclass(frozen=True)
 class FirstToken:
     at: EngineSeconds
-    begun: EngineSeconds
+    grant: int
     observed: EngineSeconds
     predicted: EngineSeconds
 
@@ -49,18 +49,20 @@ class FirstToken:
 @dataclass(eq=False)
 class HealthRecord:
     """One epoch of an instance. `phase_at`: of its ejection or return; what was before does not count. `phase`: their
-    number so far. The clock of its worker, which dates its joins, says nothing of failures."""
+    number so far; `phase_from`: the first grant of it. The clock of its worker, which dates its joins, says nothing of
+    failures."""
 
     phase_at: EngineSeconds = 0.0
     phase: int = 0
+    phase_from: int = 0
     failures: list[Attempt] = field(default_factory=list)
     served: list[Served] = field(default_factory=list)
     first_tokens: list[FirstToken] = field(default_factory=list)
     number: int = 0
     ejected_until: EngineSeconds = 0.0
 
-    def begin_phase(self, at: EngineSeconds) -> None:
-        self.phase_at = at
+    def begin_phase(self, at: EngineSeconds, first: int) -> None:
+        self.phase_at, self.phase_from = at, first
         self.phase += 1
 
     @property
@@ -70,9 +72,9 @@ class HealthRecord:
 
     @property
     def in_a_row(self) -> int:
-        """Of those, started after the newest success."""
-        served = max((answer.begun for answer in self.served), default=0.0)
-        return sum(failure.begun > served for failure in self.blamed)
+        """Of those, granted after the newest success."""
+        served = max((answer.grant for answer in self.served), default=0)
+        return sum(failure.grant > served for failure in self.blamed)
 
     def outcomes(self, since: EngineSeconds, second: EngineSeconds) -> tuple[int, int, int]:
         """Served, failed, and served with the whole of the interval's first second, as the leader counts them."""
@@ -95,11 +97,9 @@ class HealthRecords:
     def left(self, instance: InstanceId) -> None:
         self._of.pop(instance, None)
 
-    def failed(
-        self, request: RequestId, instance: InstanceId, at: EngineSeconds, begun: EngineSeconds, *, proven: bool
-    ) -> None:
+    def failed(self, request: RequestId, instance: InstanceId, at: EngineSeconds, grant: int, *, proven: bool) -> None:
         record = self.of(instance)
-        attempt = Attempt(request, instance, at, begun, True if proven else None, record.phase)
+        attempt = Attempt(request, instance, at, grant, True if proven else None, record.phase)
         record.failures.append(attempt)
         if not proven:
             self._open.setdefault(request, []).append(attempt)
@@ -115,13 +115,13 @@ class HealthRecords:
         for attempt in attempts:
             attempt.to_blame = alone and not given_up
 
-    def ejected(self, event: InstanceEjected) -> None:
+    def ejected(self, event: InstanceEjected, first: int) -> None:
         record = self.of(event.instance)
-        record.begin_phase(event.at)
+        record.begin_phase(event.at, first)
         record.number, record.ejected_until = event.number, event.at + event.seconds
 
-    def unejected(self, event: InstanceUnejected) -> None:
-        self.of(event.instance).begin_phase(event.at)
+    def unejected(self, event: InstanceUnejected, first: int) -> None:
+        self.of(event.instance).begin_phase(event.at, first)
 
     def _compare(self, request: RequestId) -> None:
         attempts = self._open[request]
@@ -179,10 +179,10 @@ class EjectionRules:
         elif event.half_open and event.at < record.ejected_until - SAME_TIME:
             yield f"{event.instance} is let in at {event.at}, and ejected until {record.ejected_until}"
         elif not event.half_open:
-            begun = [answer.begun for answer in record.served] + [token.begun for token in record.first_tokens]
+            begun = [answer.grant for answer in record.served] + [token.grant for token in record.first_tokens]
             if not half_open:
                 yield f"{event.instance} is not half-open"
-            elif not any(at >= record.phase_at for at in begun):
+            elif not any(grant >= record.phase_from for grant in begun):
                 yield f"{event.instance} is called recovered, and has served nothing since its return"
 
     def overdue(self, instance: InstanceId, now: EngineSeconds) -> EngineSeconds:
@@ -221,8 +221,8 @@ class EjectionRules:
                 slow = sum(self._is_slow(pace, others, since) for pace in paces)
                 return len(paces) >= PREFILLS_MIN and 2 * slow >= PREFILLS_MIN
             case "failed_probe":
-                failures = [failure for failure in record.blamed if failure.begun >= record.phase_at]
-                tried = [t.pace for t in record.first_tokens if t.begun >= record.phase_at]
+                failures = [failure for failure in record.blamed if failure.grant >= record.phase_from]
+                tried = [t.pace for t in record.first_tokens if t.grant >= record.phase_from]
                 return bool(failures) or any(self._is_slow(pace, others, since) for pace in tried)
 
     def _is_slow(self, pace: float, others: list[Peer], since: EngineSeconds) -> bool:

@@ -81,7 +81,7 @@ def heal(injector: Injector) -> None:
     cluster.network.regain_quorum()
     cluster.network.heartbeats.clear()
     for process in cluster.processes:
-        process.clock.skew = 0.0
+        process.clock.skew = process.lasting_skew
         process.resume()
         if process.run is None:
             if process.wanted:

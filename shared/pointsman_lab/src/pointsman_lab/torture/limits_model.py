@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import ceil, inf
 
+from msgspec import structs
+
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
     HandOverRefused,
@@ -23,6 +25,7 @@ from pointsman.contracts.requests import (
     PrefillFinished,
     RequestArrived,
     RequestCancelled,
+    RequestEvent,
     RequestFailed,
     RequestFinished,
 )
@@ -84,6 +87,7 @@ class LimitsModel:
 
     def apply(self, event: LogEvent) -> str:
         """Returns a violation, or ''."""
+        event = self._dated(event)
         match event:
             case TenantPoliciesSet():
                 decided = (event.stamp.term, event.stamp.number) if event.stamp is not None else self.set_by
@@ -113,6 +117,12 @@ class LimitsModel:
             case _:
                 pass
         return ""
+
+    def _dated(self, event: LogEvent) -> LogEvent:
+        known = self.known.get(event.request) if event.stamp is None and isinstance(event, RequestEvent) else None
+        if known is None or not known.arrival.sent_at:
+            return event
+        return structs.replace(event, at=event.at + known.arrival.at - known.arrival.sent_at)
 
     def policy(self, tenant: str) -> TenantPolicy:
         policies = self.policies or TenantPolicies()

@@ -34,6 +34,11 @@ class PoolFigures:
         self.instances: dict[InstanceId, ModelledInstance] = {}
         self.requests: dict[RequestId, BookedRequest] = {}
         self.ended: set[RequestId] = set()
+        self.unserved: set[RequestId] = set()
+        """Ended by a rejection or a failure."""
+        self.grants = 0
+        self.now: EngineSeconds = 0.0
+        """By the leader's clock."""
         self._given_up: dict[RequestId, str] = {}
         """The tenants of requests that may come again under another id."""
         self.learned: dict[InstanceId, Learned] = {}
@@ -175,8 +180,8 @@ class PoolFigures:
         return False
 
     def tried_by(self, instance: InstanceId) -> list[BookedRequest]:
-        since = self.health.of(instance).phase_at
-        return [r for r in self.at(instance, PREFILL, HANDED_OVER, DECODING) if r.granted_at >= since]
+        first = self.health.of(instance).phase_from
+        return [r for r in self.at(instance, PREFILL, HANDED_OVER, DECODING) if r.grant >= first]
 
     def peers(self) -> list[Peer]:
         return [

@@ -2,6 +2,8 @@
 `pointsman.state` and `pointsman.policies`: its rules are those of docs/events.md and docs/policies.md. Does not model
 trackers of single policies, nor decode speed."""
 
+from msgspec import structs
+
 from pointsman.contracts.cache import CacheEvent
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
@@ -30,12 +32,16 @@ from pointsman.contracts.requests import (
     RequestArrived,
     RequestAttemptFailed,
     RequestCancelled,
+    RequestEvent,
     RequestFailed,
     RequestFinished,
 )
-from pointsman.primitives import Epoch, InstanceId, Sequence
+from pointsman.primitives import EngineSeconds, Epoch, InstanceId, Sequence
 from pointsman_lab.torture.pool_records import ModelledInstance
 from pointsman_lab.torture.pool_requests import PoolRequests
+
+CLOCK_SET_SECONDS: EngineSeconds = 60.0
+"""Wall seconds from one date of the leader to the next: more, either way, and its clock was set."""
 
 
 class PoolModel(PoolRequests):
@@ -53,7 +59,7 @@ class PoolModel(PoolRequests):
             if decision in self._decided:
                 return False
             self._decided.add(decision)
-        self._settle(event.at)
+        event = self._dated(event)
         if event.stamp is None and isinstance(event, PrefillFinished | RequestFinished):
             self.health.answers(event.request, event.instance)
         match event:
@@ -64,12 +70,14 @@ class PoolModel(PoolRequests):
             case InstanceReported():
                 if (instance := self._current(event.instance, event.epoch)) is not None:
                     instance.receive(event)
+                    instance.reported = self.sequence
                     self._compare_models()
             case InstanceProbed():
                 if (instance := self._current(event.instance, event.epoch)) is not None:
                     instance.parity = event.parity
             case InstanceSuspected():
-                if (instance := self._current(event.instance, event.epoch)) is not None:
+                instance = self._current(event.instance, event.epoch)
+                if instance is not None and not (event.stamp is not None and event.stamp.as_of < instance.reported):
                     instance.suspected = True
             case InstanceDraining() | InstanceUndrained() | InstanceRoleChanged():
                 if self._means_present(event):
@@ -104,6 +112,19 @@ class PoolModel(PoolRequests):
             case _:
                 pass
         return True
+
+    def _dated(self, event: LogEvent) -> LogEvent:
+        """By the leader's clock, if that is known; what has an end ends by no other."""
+        known = event.stamp is not None or isinstance(event, LeaderElected)
+        if not known and isinstance(event, RequestEvent):
+            request = self.requests.get(event.request)
+            if request is not None and request.offset is not None:
+                event, known = structs.replace(event, at=event.at + request.offset), True
+        if known:
+            apart = abs(event.at - self.now) > CLOCK_SET_SECONDS * self.speed
+            self.now = event.at if apart else max(self.now, event.at)
+            self._settle(self.now)
+        return event
 
     def _current(self, instance: InstanceId, epoch: Epoch) -> ModelledInstance | None:
         known = self.instances.get(instance)
@@ -204,9 +225,9 @@ class PoolModel(PoolRequests):
         instance.ejected = isinstance(event, InstanceEjected)
         instance.half_open = isinstance(event, InstanceUnejected) and event.half_open
         if isinstance(event, InstanceEjected):
-            self.health.ejected(event)
+            self.health.ejected(event, self.grants + 1)
             return
-        self.health.unejected(event)
+        self.health.unejected(event, self.grants + 1)
         if not event.half_open:
             self.paces.pop(event.instance, None)
             self.learned.pop(event.instance, None)  # taught by one that was sick
@@ -215,10 +236,16 @@ class PoolModel(PoolRequests):
         known, request = self.instances.get(event.instance), self.requests.get(event.request)
         if known is None:
             return
-        begun = event.at
-        if request is not None and event.instance in (request.instance, request.prefilled_by):
-            if event.instance == request.instance and request.epoch != known.epoch:
+        grant = self.grants + 1
+        sent = request.sent.get(event.attempt) if request is not None and event.attempt < request.attempt else None
+        if sent is not None and sent[0] == event.instance:
+            if sent[1] != known.epoch:
                 return  # an earlier epoch
-            begun = request.granted_at or event.at
-        proven = event.failure == "connect_failure"
-        self.health.failed(event.request, event.instance, event.at, begun, proven=proven)
+            grant = sent[2]
+        elif request is not None and event.instance in (request.instance, request.prefilled_by):
+            if event.instance == request.instance and request.epoch != known.epoch:
+                return
+            grant = request.grant or grant
+        self.health.failed(event.request, event.instance, event.at, grant, proven=event.failure == "connect_failure")
+        if event.request in self.unserved:
+            self.health.ended(event.request, given_up=False)

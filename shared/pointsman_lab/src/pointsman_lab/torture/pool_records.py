@@ -12,6 +12,8 @@ from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, Req
 FADE = 0.97
 PRIOR_SECONDS: EngineSeconds = 2.0
 FACTOR_MIN, FACTOR_MAX = 0.25, 4.0
+CLOCK_BACK_SECONDS: EngineSeconds = 60.0
+"""A report that is so much earlier than the one before tells of a clock that was set back."""
 OVERDUE_SECONDS: EngineSeconds = 3.0
 """A request that is taken out of its engine has failed there if its first token was due so long ago."""
 NO_INSTANCE = InstanceId("")
@@ -54,6 +56,11 @@ class BookedRequest:
     seconds: EngineSeconds = 0.0
     placed_at: EngineSeconds = 0.0
     granted_at: EngineSeconds = 0.0
+    grant: int = 0
+    sent: dict[int, tuple[InstanceId, Epoch, int]] = field(default_factory=dict)
+    """By attempt: where, and its grant."""
+    offset: EngineSeconds | None = None
+    """Added to dates of its ingress, gives the leader's; None: not told."""
     engine_seconds: EngineSeconds = 0.0
     """Prefill work up to its first token at dispatch, its own included."""
     engine_tokens: Tokens = 0
@@ -115,6 +122,7 @@ class ModelledInstance:
     """Ejection expired, no success yet: one request at a time."""
     suspected: bool = False
     excused_until: EngineSeconds = 0.0
+    reported: Sequence = 0
     serving: bool = True
     parity: bool | None = None
     sequence: Sequence = 0
@@ -179,7 +187,7 @@ class ModelledInstance:
     def receive(self, event: InstanceReported) -> None:
         """A report proves liveness, and its digest settles whether the cache is known."""
         is_news = event.at > self.heard_at
-        self.heard_at = max(self.heard_at, event.at)
+        self.heard_at = event.at if event.at < self.heard_at - CLOCK_BACK_SECONDS else max(self.heard_at, event.at)
         self.counted = self.counted or event.serving
         self.suspected = False
         self.excused_until = event.at + event.back_within if event.back_within else 0.0

@@ -9,12 +9,14 @@ from pointsman.contracts.decisions import (
     RequestHandedOver,
     RequestMigrated,
     RequestPlaced,
+    RequestRejected,
     may_come_again,
 )
 from pointsman.contracts.requests import (
     PrefillFinished,
     RequestArrived,
     RequestCancelled,
+    RequestFailed,
     RequestFinished,
 )
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
@@ -84,11 +86,13 @@ class PoolRequests(PoolFigures):
 
     def _arrive(self, event: RequestArrived) -> None:
         if event.request not in self.requests and event.request not in self.ended:
+            offset = event.at - event.sent_at if event.sent_at else None
             self.requests[event.request] = BookedRequest(
                 id=event.request,
                 keys=unpack_keys(event.keys),
                 prompt_tokens=event.prompt_tokens,
-                arrived_at=event.arrived_at,
+                arrived_at=event.arrived_at + (offset or 0.0),
+                offset=offset,
                 slo_ttft=event.slo_ttft + self._extra_time(event),
                 slo_tpot=event.slo_tpot,
                 tenant=event.tenant,
@@ -134,8 +138,7 @@ class PoolRequests(PoolFigures):
             self._aborted[event.source] = (event.at, idle)
             source = self.instances.get(event.source)
             if source is not None and source.epoch == request.epoch and event.overdue > OVERDUE_SECONDS:
-                begun = request.granted_at
-                self.health.failed(event.request, event.source, event.at, begun, proven=False)
+                self.health.failed(event.request, event.source, event.at, request.grant, proven=False)
         self._withdraw(request)
         self._queue(request, event.instance, event.uncached_tokens, event.prefill_seconds)
         request.decode, request.placed_at = event.decode, event.at
@@ -187,6 +190,9 @@ class PoolRequests(PoolFigures):
         seconds, tokens = self.engine_work(request.instance, at)
         request.engine_seconds, request.engine_tokens = seconds + request.seconds, tokens + request.uncached
         request.stage, request.granted_at = PREFILL, at
+        self.grants += 1
+        request.grant = self.grants
+        request.sent[request.attempt] = (request.instance, request.epoch, request.grant)
         self._next_turn(request)
 
     def _first_token(self, event: PrefillFinished) -> None:
@@ -211,7 +217,7 @@ class PoolRequests(PoolFigures):
         self._confirm(request, event.at)
 
     def _learn(self, request: BookedRequest, at: EngineSeconds, prefill: EngineSeconds) -> None:
-        took = FirstToken(at, request.granted_at, prefill, request.engine_seconds)
+        took = FirstToken(at, request.grant, prefill, request.engine_seconds)
         self.health.of(request.instance).first_tokens.append(took)
         pace = self.paces.setdefault(request.instance, Pace())
         pace.first_token(at - self.working_since.get(request.instance, 0.0), request.seconds, request.uncached)
@@ -242,6 +248,8 @@ class PoolRequests(PoolFigures):
 
     def _end(self, event: RequestEnd) -> None:
         self.ended.add(event.request)
+        if isinstance(event, RequestRejected | RequestFailed):
+            self.unserved.add(event.request)
         if not isinstance(event, RequestFinished):
             self.health.ended(event.request, given_up=isinstance(event, RequestCancelled))
         request = self.requests.pop(event.request, None)
@@ -253,7 +261,7 @@ class PoolRequests(PoolFigures):
             self.answers.finished(request.tenant, event.completion_tokens, request.max_output_tokens)
             self._deliver(request, event)
             if event.instance == request.instance:
-                self.health.of(event.instance).served.append(Served(event.at, request.granted_at))
+                self.health.of(event.instance).served.append(Served(event.at, request.grant))
         computed = isinstance(event, RequestFinished) and event.instance != (request.rebound_from or None)
         if computed and request.stage in (PREFILL, HANDED_OVER):
             self._confirm(request, event.at)

@@ -10,7 +10,7 @@ from typing_extensions import override
 from pointsman.primitives import EngineSeconds, WallSeconds
 from pointsman.runtime.health import AsgiApp, HealthBoard
 from pointsman.runtime.supervision import Supervisor
-from pointsman_lab.torture.clocks import SkewedClock
+from pointsman_lab.torture.clocks import SkewedClock, lasting_skew
 from pointsman_lab.torture.environment import Environment
 from pointsman_lab.torture.http import Exchange, Site
 from pointsman_lab.torture.link import Link
@@ -39,11 +39,16 @@ class Process:
         self.environment = environment
         self.name = name
         self.clock = SkewedClock(environment.loop, speed=environment.plan.speed)
+        self.clock.skew = self.lasting_skew
         self.run: ProcessRun | None = None
         self.runs = 0
         self.paused = False
         self.wanted = True
         self._suspended_at: EngineSeconds | None = None
+
+    @property
+    def lasting_skew(self) -> EngineSeconds:
+        return lasting_skew(self.environment.plan.seed, self.name) if self.networked else 0.0
 
     async def serve(self, run: ProcessRun, supervisor: Supervisor) -> None:
         """The service's own `main`: runs until the supervisor is stopped."""
