@@ -11,6 +11,8 @@ from dataclasses import asdict
 from random import Random
 from typing import Any
 
+from msgspec import structs
+
 from pointsman.contracts.codec import LogEvent, decode_event, encode
 from pointsman.contracts.commands import HandOverRequest
 from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestHandedOver
@@ -69,13 +71,14 @@ class RecordedFleet:
         """`roles` of the engines, in their order, where they do not all do everything. `failing`: whether engines fail
         requests, and are ejected. `limited`: whether tenants have limits, and requests priorities.
         `fetching`: whether engines fetch prefixes from each other. `resending`: whether decisions come behind later
-        ones, and workers' clocks differ. `recording`: of each leader."""
+        ones, and clocks differ. `recording`: of each leader."""
         self._recording = recording
         self._engines = [InstanceId(f"engine-{number}") for number in range(1, engines + 1)]
         self._failing = failing
         self._limited = limited
         self._fetching = fetching
         self._resending = resending
+        self._ahead = 7.5 if resending else 0.0
         self.entries: list[LogEntry] = []
         self._roles = dict(zip(self._engines, roles, strict=False))
         self._policies = policies
@@ -158,6 +161,8 @@ class RecordedFleet:
     # The log
 
     def _append(self, event: LogEvent) -> None:
+        if isinstance(event, RequestEvent) and event.stamp is None:
+            event = structs.replace(event, at=event.at + self._ahead)
         payload = encode(event)
         sequence = len(self.entries) + 1
         self.entries.append(LogEntry(sequence, subject_of(POOL, event), payload, decode_event(payload)))
@@ -208,7 +213,10 @@ class RecordedFleet:
         fields: dict[str, Any] = {"streaming": self._random.random() < 0.7, "tenant": f"tenant-{family}"}
         if self._limited:
             fields["priority"] = self._random.choice(PRIORITIES)
-        command = route(f"r-{self._numbers}", keys, arrived_at=self._now, session=f"s-{family}", **fields)
+        if self._resending:
+            fields["sent_at"] = self._now + self._ahead
+        arrived_at = self._now + self._ahead
+        command = route(f"r-{self._numbers}", keys, arrived_at=arrived_at, session=f"s-{family}", **fields)
         self._decided(self._leader.route(command, self._now))
 
     def _set_tenant_policies(self) -> None:

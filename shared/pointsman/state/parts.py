@@ -139,7 +139,6 @@ class StateParts:
         """Date of the newest event, by whatever clock."""
         self.now: EngineSeconds = 0.0
         """By the leader's clock, as far as the log tells: what ends by time ends by it."""
-        self.clock_step = engine_seconds(CLOCK_STEP_WALL_SECONDS, settings.speed)
         self.recent_decisions = RecentDecisions()
         self.fenced = 0
         self.writes_lost = 0
@@ -299,6 +298,10 @@ class StateParts:
         return self.outliers.is_open(
             instance, first=first, since=self.now - engine_seconds(TRIAL_OPEN_WALL_SECONDS, self.settings.speed)
         )
+
+    @property
+    def clock_step(self) -> EngineSeconds:
+        return engine_seconds(CLOCK_STEP_WALL_SECONDS, self.settings.speed)
 
     def grant_place(self, request: Request) -> float:
         """Orders grants. By their dates before fold version 11: with two clocks in the log that is no order."""

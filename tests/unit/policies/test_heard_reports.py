@@ -50,6 +50,22 @@ def report(at: float, **fields: Any) -> InstanceReported:
     return msgspec.structs.replace(reported("a", 0, [], at=at), **fields)
 
 
+@pytest.mark.parametrize("clock", [-3600.0, 3600.0])
+def test_who_joins_or_reports_in_the_log_was_heard_then_whatever_its_clock_says_and_an_old_copy_says_nothing(
+    clock: float,
+) -> None:
+    state, heard = state_with(), HeardReports()
+    again, told_once = joined("a", at=100.0 + clock, epoch=2), reported("a", 0, [], at=105.0 + clock, epoch=2)
+    for event, now in ((again, 100.0), (told_once, 105.0)):
+        state.apply(event)
+        heard.read(state, event, now)
+        assert heard.silent_since(state, 110.0) == {"a": now}
+    for copy in (again, msgspec.structs.replace(told_once, at=104.0 + clock)):
+        state.apply(copy)
+        heard.read(state, copy, 109.0)
+    assert heard.silent_since(state, 110.0) == {"a": 105.0}
+
+
 def test_an_instance_that_does_nothing_is_logged_at_its_pulse_only_and_pulses_spread() -> None:
     names = [InstanceId(f"engine-{number}") for number in range(200)]
     periods = [float(pulse_seconds(name)) for name in names]
