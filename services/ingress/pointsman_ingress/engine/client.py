@@ -1,6 +1,7 @@
 """HTTP client for engines, at permitted URLs only. Forwards only the headers listed here. Closing an unfinished answer
 makes the engine abort it."""
 
+import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,9 +43,11 @@ RANK_HEADER = "x-data-parallel-rank"
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 NOT_IMPLEMENTED = 501
+_LACKS_API = re.compile(rb"does not support [^\"]{1,100} API\b")
 UNFIT_STATUSES = (404, 408, 425, 429)
 KEY_STATUSES = (401, 403)
 STREAM_FAILURE = "its stream said that it failed"
+KEY_REFUSED = "it refused the key of the ingress: --engine-api-key must be the key that the engine requires"
 
 
 class EngineFailedError(Exception):
@@ -157,6 +160,10 @@ class EngineClient:
         key_of_client = any(name in headers for name, _ in self._key_headers)
         return status in UNFIT_STATUSES or (status in KEY_STATUSES and not key_of_client)
 
+    def refused_own_key(self, status: int) -> bool:
+        """Whether an engine refused the operator's key, or none: no client could send one that helps."""
+        return status in KEY_STATUSES and not self._key_headers
+
     def _headers(self, request: EngineRequest) -> dict[str, str]:
         headers = {"content-type": request.content_type, "x-request-id": request.request_id, **self._own_headers}
         if request.dp_rank != ANY_RANK:
@@ -199,7 +206,8 @@ class EngineAnswer:
             opening.append(chunk)
             size += len(chunk)
         self._opened = True
-        if self.tail.reports_failure and self.status < 400:
+        error = self.tail.error
+        if error is not None and error.blames_engine and self.status < 400:
             raise EngineFailedError(STREAM_FAILURE, failure="http_5xx", status=self.status)
         return b"".join(opening)
 
@@ -279,8 +287,15 @@ class EngineAnswer:
 
 
 def lacks_endpoint(status: int, body: bytes) -> bool:
-    """Whether the path is missing, not just the model."""
-    return status in (405, NOT_IMPLEMENTED) or (status == 404 and b'"Not Found"' in body)
+    """Whether the path is missing, not just the model. vLLM answers 501 also for parameters that it does not support."""
+    if status == NOT_IMPLEMENTED:
+        return _LACKS_API.search(body) is not None
+    return status == 405 or (status == 404 and b'"Not Found"' in body)
+
+
+def refusal_status(status: int) -> int:
+    """As clients get it, which would send the same again after a 501."""
+    return 400 if status == NOT_IMPLEMENTED else status
 
 
 def open_session(*, traced: bool = False) -> aiohttp.ClientSession:

@@ -256,6 +256,13 @@ def engine_broke_off(reason: str) -> ApiError:
     )
 
 
+def engine_key_refused() -> ApiError:
+    msg = (
+        "The engine refused the key of this gateway. Ask your operator to check its engine key; yours is not to blame."
+    )
+    return ApiError(502, FailReason.ENGINE_FAILED.value, msg, headers=(NO_RETRY_HEADER,))
+
+
 def retry_budget_spent(reason: str) -> ApiError:
     """Retry-After 2 s: by then current retries are answered or their engine is ejected."""
     message = f"An engine failed this request ({reason}) and too many others are being tried again. Ask again later."
