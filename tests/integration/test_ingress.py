@@ -30,6 +30,7 @@ from pointsman.contracts.requests import (
 from pointsman.primitives import Epoch, Term
 from pointsman_ingress import key_probe, service
 from pointsman_ingress.endpoints import BY_PATH
+from pointsman_ingress.http import call
 from pointsman_ingress.openapi import openapi_document
 from pointsman_ingress.placement import scheduler_client
 from pointsman_lab.gateway.connection import Target
@@ -750,6 +751,33 @@ async def test_a_client_that_does_not_read_is_cut_off_when_its_time_is_over(monk
     assert isinstance(end, RequestFailed)
     assert end.status == 408
     assert read < len(world.one.first_piece)
+
+
+@pytest.mark.parametrize(
+    ("part_bytes", "pause_seconds", "status"),
+    [(4_000, 0.15, 200), (1, 0.15, 408), (4_000, 1.0, 408)],
+    ids=["slow and steady", "a drip", "a pause"],
+)
+async def test_a_body_may_take_as_long_as_it_goes_on_at_the_least_rate(
+    monkeypatch: pytest.MonkeyPatch, part_bytes: int, pause_seconds: float, status: int
+) -> None:
+    monkeypatch.setattr(call, "BODY_WALL_SECONDS", 0.5)
+    monkeypatch.setattr(call, "BODY_BYTES_A_SECOND", 8_000)
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield json.dumps(TOKENS).encode()[:-1]
+        for _ in range(8):
+            await asyncio.sleep(pause_seconds)
+            yield b" " * part_bytes
+        yield b"}"
+
+    async with world_with() as world:
+        headers = {"content-type": "application/json"}
+        async with world.client.post(world.url + COMPLETIONS, data=parts(), headers=headers) as answer:
+            content = await answer.text()
+
+    assert answer.status == status
+    assert status == 200 or "request_timeout" in content
 
 
 @pytest.mark.parametrize("where", ["waiting", "in the engine", "streaming"])

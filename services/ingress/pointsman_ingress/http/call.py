@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any, Self
 
-from pointsman.adapters.shared_timers import Limit, SharedTimer
+from pointsman.adapters.shared_timers import SharedTimer
 from pointsman.adapters.sse import EVENT_END_BYTES_MAX, ends_event
 from pointsman.ports import Clock
 from pointsman.primitives import RequestId, WallSeconds
@@ -16,6 +16,8 @@ from pointsman_ingress.http.errors import ApiError, ErrorShape, Header, body_too
 from pointsman_ingress.http.request_headers import Headers, header_text
 
 BODY_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
+"""For each part of a body. All have as long together, and as its bytes take at BODY_BYTES_A_SECOND."""
+BODY_BYTES_A_SECOND = 64_000
 BODIES_BYTES_MAX = 512 * 1024 * 1024
 FREE_BYTES_MAX = 64 * 1024
 ID_BITS = 96
@@ -64,7 +66,7 @@ class BodyBudget:
         self.share = bytes_max // 2
         self._held: dict[str, int] = {}
         self.time = SharedTimer(float(BODY_WALL_SECONDS))
-        """For reading one."""
+        """For the next part of one."""
 
     @classmethod
     def of_process(cls, processes: int, body_bytes_max: int) -> Self:
@@ -95,8 +97,10 @@ class BodyLoan:
         self._size = 0
         self._taken = 0
 
-    def time_limit(self) -> Limit:
-        return self._budget.time.limit()
+    @property
+    def time(self) -> SharedTimer:
+        """For the next part of the body."""
+        return self._budget.time
 
     def add(self, size: int) -> None:
         """Raises ApiError (503)."""
@@ -163,11 +167,7 @@ class HttpExchange:
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced) > bytes_max:
             raise body_too_large(bytes_max)
-        try:
-            with loan.time_limit():
-                body = await _body(receive, loan, bytes_max)
-        except TimeoutError as error:
-            raise body_too_slow() from error
+        body = await _body(receive, loan, bytes_max, self._clock)
         self.request_bytes = len(body)
         return body
 
@@ -230,13 +230,20 @@ class HttpExchange:
             self.first_byte_at_wall = self._clock.wall()
 
 
-async def _body(receive: Receive, loan: BodyLoan, bytes_max: int) -> bytes:
+async def _body(receive: Receive, loan: BodyLoan, bytes_max: int, clock: Clock) -> bytes:
     parts, size, more = [], 0, True
+    began = clock.wall()
     while more:
-        part, more = await _part(receive)
+        try:
+            with loan.time.limit():
+                part, more = await _part(receive)
+        except TimeoutError as error:
+            raise body_too_slow() from error
         size += len(part)
         if size > bytes_max:
             raise body_too_large(bytes_max)
+        if clock.wall() - began > WallSeconds(loan.time.length + size / BODY_BYTES_A_SECOND):
+            raise body_too_slow()
         loan.add(len(part))
         parts.append(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
