@@ -27,7 +27,7 @@ from pointsman_ingress.placement.retry_budget import RetryBudget
 from tests.support.events import joined, reported
 from tests.support.fake_engine import Behaviour, running_engine
 from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, drop, world_with
-from tests.support.raw_engine import STREAM_HEAD, running_raw_engine
+from tests.support.raw_engine import STREAM_HEAD, running_raw_engine, whole
 from tests.support.waiting import eventually
 
 GONE = InstanceId("engine-0")
@@ -161,6 +161,18 @@ async def test_an_engine_that_refuses_the_operators_key_is_no_fault_of_the_clien
         assert (answer.status, error["code"]) == (502, "engine_failed")
         assert [(end.reason, end.status) for end in ends] == [("engine_failed", 502)] * (path == COMPLETIONS)
     assert "--engine-api-key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize"])
+@pytest.mark.parametrize("keys", [None, {"key": "alice"}])
+async def test_an_engine_says_itself_when_it_may_be_asked_again(path: str, keys: dict[str, str] | None) -> None:
+    busy = b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 7\r\nx-other: secret\r\n"
+    async with world_with(keys=keys) as world, running_raw_engine() as engine:
+        engine.otherwise = [whole(b'{"error": {"message": "busy", "code": 429}}', head=busy)]
+        await world.grants({ONE: engine.url, TWO: engine.url})
+        async with world.post(path, TOKENS, authorization="Bearer key") as answer:
+            assert (answer.status, answer.headers["retry-after"]) == (429, "7")
+            assert "x-other" not in answer.headers
 
 
 async def test_an_engine_that_cannot_be_reached_is_told_of_as_such(world_without_engine_one: World) -> None:

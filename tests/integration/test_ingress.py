@@ -753,6 +753,23 @@ async def test_a_client_that_does_not_read_is_cut_off_when_its_time_is_over(monk
     assert read < len(world.one.first_piece)
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "zstd", "br", "GZIP"])
+async def test_a_compressed_body_is_refused_with_what_to_do(world: World, encoding: str) -> None:
+    async with world.post(COMPLETIONS, b"\x1f\x8b", content_encoding=encoding) as answer:
+        error = (await answer.json())["error"]
+
+    assert (answer.status, error["code"]) == (415, "unsupported_media_type")
+    assert "without content-encoding" in error["message"]
+
+
+async def test_a_byte_order_mark_is_left_out(world: World) -> None:
+    body = json.dumps(TOKENS).encode()
+    async with world.post(COMPLETIONS, b"\xef\xbb\xbf" + body, content_encoding="identity") as answer:
+        assert answer.status == 200
+
+    assert world.one.received[0].body == body
+
+
 @pytest.mark.parametrize(
     ("part_bytes", "pause_seconds", "status"),
     [(4_000, 0.15, 200), (1, 0.15, 408), (4_000, 1.0, 408)],

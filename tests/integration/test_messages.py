@@ -251,6 +251,15 @@ async def test_engines_that_do_not_have_it_are_said_not_to(world: World) -> None
     assert MESSAGES in message
 
 
+@pytest.mark.parametrize("path", [MESSAGES, MESSAGES + "/count_tokens"])
+async def test_anthropics_clients_read_the_requests_id_of_answers_and_refusals(world: World, path: str) -> None:
+    for body in (ASK, {**ASK, "messages": 7}):
+        async with world.post(path, body) as answer:
+            assert answer.headers["request-id"] == answer.headers["x-request-id"]
+    async with world.post("/v1/completions", {"model": "m", "prompt": [1]}) as answer:
+        assert "request-id" not in answer.headers
+
+
 async def test_another_method_is_told_in_the_same_shape(world: World) -> None:
     async with world.client.get(world.url + MESSAGES) as answer:
         assert (answer.status, answer.headers["allow"]) == (405, "POST")
@@ -316,6 +325,9 @@ async def test_a_client_that_hangs_up_stops_the_engine(world: World) -> None:
         ({"x_api_key": "sk-1"}, 200),
         ({"authorization": "Bearer sk-1"}, 200),
         ({"authorization": "Bearer wrong", "x_api_key": "sk-1"}, 401),
+        ({"authorization": "Bearer ", "x_api_key": "sk-1"}, 200),
+        ({"authorization": "Bearer", "x_api_key": "sk-1"}, 200),
+        ({"authorization": "Bearer "}, 401),
         ({"x_api_key": "wrong"}, 401),
         ({"x_api_key": ""}, 401),
         ({}, 401),

@@ -222,6 +222,34 @@ async def test_embeddings_are_placed_by_load_and_end_in_the_log_as_prefills(worl
     assert (end.prompt_tokens, end.completion_tokens) == (3, 0)
 
 
+@pytest.mark.parametrize("inputs", [1, 400])
+@pytest.mark.parametrize("text", ["hello", "hello " * 50_000], ids=["sent directly", "sent by aiohttp's client"])
+async def test_embeddings_as_bytes_come_with_what_tells_them_apart_and_their_usage(
+    world: World, inputs: int, text: str
+) -> None:
+    items = [
+        {"index": n, "start": 4 * n, "end": 4 * n + 4, "shape": [1], "embed_dtype": "float32"} for n in range(inputs)
+    ]
+    metadata = json.dumps({"id": "e", "data": items, "usage": {"prompt_tokens": 3, "total_tokens": 3}})
+    told = b"HTTP/1.1 200 OK\r\nx-other: secret\r\nmetadata: " + metadata.encode() + b"\r\n"
+    async with running_raw_engine() as engine:
+        engine.otherwise = [whole(b"\x00\x01" * 70_000, head=told, content_type=b"application/octet-stream")]
+        await world.grants({ONE: engine.url})
+        asking = json.dumps({"model": "m", "input": text, "encoding_format": "bytes"})
+        headers = {"content-type": "application/json"}
+        async with (
+            aiohttp.ClientSession(max_field_size=1 << 20) as client,
+            client.post(world.url + EMBEDDINGS, data=asking, headers=headers) as answer,
+        ):
+            assert (answer.status, len(await answer.read())) == (200, 140_000)
+
+    end = (await world.events())[-1]
+    assert (answer.headers["metadata"], answer.content_type) == (metadata, "application/octet-stream")
+    assert "x-other" not in answer.headers
+    assert isinstance(end, RequestFinished)
+    assert end.prompt_tokens == 3
+
+
 @pytest.mark.parametrize(
     "path", [EMBEDDINGS, RESPONSES, DETOKENIZE, "/v2/rerank", "/v1/score", "/pooling", "/classify"]
 )

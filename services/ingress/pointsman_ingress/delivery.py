@@ -1,7 +1,7 @@
 """Delivers a `RequestContext`: forwards the body to the engine that it is granted and passes the answer to the client.
 Split requests go to a prefill engine first. `Attempts` places it, and again if its engine fails."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
@@ -18,6 +18,7 @@ from pointsman_ingress.context import RequestContext
 from pointsman_ingress.engine.client import (
     ANSWER_BYTES_MAX,
     KEY_REFUSED,
+    METADATA,
     STREAM_FAILURE,
     AnswerTooLargeError,
     EngineAnswer,
@@ -32,7 +33,7 @@ from pointsman_ingress.engine.first_byte import FOREVER, FirstByteDeadline, firs
 from pointsman_ingress.engine.prefix_fetch import PrefixFetcher
 from pointsman_ingress.engine.refusals import refused_by_engine
 from pointsman_ingress.engine.streams import StreamError
-from pointsman_ingress.engine.usage import EventFilter, usage_at_end, usage_in
+from pointsman_ingress.engine.usage import EventFilter, Usage, usage_at_end, usage_in
 from pointsman_ingress.http.call import JSON, BodyLoan, HttpExchange, RequestIds
 from pointsman_ingress.http.errors import (
     ApiError,
@@ -277,16 +278,22 @@ class Delivery:
 
     async def _pass_whole(self, grant: RouteGranted, answer: EngineAnswer, first: bytes) -> None:
         body = await self._whole(answer, first)
-        usage = usage_at_end(body) if len(body) > LIGHT_BYTES_MAX else None
-        if usage is None:
-            usage = await self._on_answer(body, usage_in)
-        await self.call.start(answer.content_type, self._head(grant), length=len(body))
+        metadata = answer.metadata.encode() if self.context.endpoint.gives_tensors else b""
+        usage = await self._usage(body, metadata)
+        head = self._head(grant) + ([(METADATA.encode(), metadata)] if metadata else [])
+        await self.call.start(answer.content_type, head, length=len(body))
         await self.call.write(body)
         if 0 <= usage.completion_tokens <= 1:  # otherwise the prefill ended before the answer
             self.lifecycle.first_token()
         self.lifecycle.finished(usage, output_tokens=0)
         self._copy(grant)
         await self.call.finish()  # once the client has read most of it: until then it is held
+
+    async def _usage(self, body: bytes, metadata: bytes) -> Usage:
+        if metadata:
+            return usage_in(metadata)
+        at_end = usage_at_end(body) if len(body) > LIGHT_BYTES_MAX else None
+        return at_end if at_end is not None else await self._on_answer(body, usage_in)
 
     async def _whole(self, answer: EngineAnswer, first: bytes) -> bytes:
         """Raises EngineFailedError, and ApiError if it is more than may be held."""
@@ -308,9 +315,10 @@ class Delivery:
 
     async def _pass_refusal(self, answer: EngineAnswer, first: bytes) -> None:
         """Raises EngineFailedError if another engine can take the request."""
-        await self._refuse(answer.status, await self._whole(answer, first), answer.content_type)
+        body = await self._whole(answer, first)
+        await self._refuse(answer.status, body, answer.content_type, answer.retry_headers)
 
-    async def _refuse(self, engine_status: int, body: bytes, content_type: str) -> None:
+    async def _refuse(self, engine_status: int, body: bytes, content_type: str, headers: Sequence[Header] = ()) -> None:
         lacks, status = lacks_endpoint(engine_status, body), refusal_status(engine_status)
         own_key = self.engines.refused_own_key(status)
         unfit = not lacks and self.engines.is_unfit(status, self.context.headers)
@@ -325,5 +333,5 @@ class Delivery:
         if lacks:
             raise endpoint_not_found(self.context.endpoint.path)
         if self.context.private:
-            raise refused_by_engine(status, body)
-        await self.call.answer(status, body, content_type, self._attempts.limit_headers())
+            raise refused_by_engine(status, body, headers)
+        await self.call.answer(status, body, content_type, [*headers, *self._attempts.limit_headers()])

@@ -95,8 +95,10 @@ async def pass_through(
                 raise engine_key_refused()
             status = refusal_status(answer.status)
             if private and status >= 400:
-                raise refused_by_engine(status, whole)
-            headers = [] if private else [(b"x-pointsman-instance", instance.id.encode())]
+                raise refused_by_engine(status, whole, answer.retry_headers)
+            headers = answer.retry_headers
+            if not private:
+                headers.append((b"x-pointsman-instance", instance.id.encode()))
             if accepted.dropped:
                 headers.append((DROPPED_HEADER, accepted.dropped.encode()))
             await call.answer(status, whole, answer.content_type, headers)

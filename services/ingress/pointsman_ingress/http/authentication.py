@@ -43,4 +43,5 @@ def _refuse_foreign_page(headers: Headers) -> None:
 
 def _credential(headers: Headers) -> bytes:
     scheme, _, credential = headers.get(b"authorization", b"").partition(b" ")
-    return credential.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
+    bearer = credential.strip() if scheme.lower() == b"bearer" else b""
+    return bearer or headers.get(b"x-api-key", b"")

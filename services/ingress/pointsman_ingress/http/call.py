@@ -1,5 +1,6 @@
 """One HTTP exchange with a client: reads the body and sends one answer over ASGI."""
 
+import codecs
 from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from random import Random
@@ -12,7 +13,15 @@ from pointsman.primitives import RequestId, WallSeconds
 from pointsman.runtime.health import Receive, Scope, Send, send_whole
 from pointsman.runtime.http_protocol import CLOSE_NOW
 from pointsman.runtime.tracing import NO_SPAN, Span
-from pointsman_ingress.http.errors import ApiError, ErrorShape, Header, body_too_large, body_too_slow, too_many_bodies
+from pointsman_ingress.http.errors import (
+    ApiError,
+    ErrorShape,
+    Header,
+    body_too_large,
+    body_too_slow,
+    encoded_body,
+    too_many_bodies,
+)
 from pointsman_ingress.http.request_headers import Headers, header_text
 
 BODY_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
@@ -39,10 +48,11 @@ class RequestIds:
         return RequestId(f"{self._chance.getrandbits(ID_BITS):0{ID_BITS // 4}x}")
 
 
-def id_headers(own: RequestId, client_request_id: str) -> tuple[Header, Header]:
-    """Of every answer."""
+def id_headers(own: RequestId, client_request_id: str, *names: bytes) -> list[Header]:
+    """Of every answer. `names`: of further headers with the client's id, or ours."""
     ours = own.encode()
-    return (CLIENT_REQUEST_ID, client_request_id.encode() or ours), (b"x-pointsman-request-id", ours)
+    told = client_request_id.encode() or ours
+    return [(CLIENT_REQUEST_ID, told), (b"x-pointsman-request-id", ours), *((name, told) for name in names)]
 
 
 def with_id_headers(send: Send, scope: Scope, own: RequestId) -> Send:
@@ -163,13 +173,15 @@ class HttpExchange:
         self._close_now = scope.get(CLOSE_NOW)
 
     async def read_body(self, receive: Receive, loan: BodyLoan, *, bytes_max: int) -> bytes:
-        """Raises ApiError (413, 408, 503) and ClientGoneError."""
+        """Without a byte order mark. Raises ApiError (415, 413, 408, 503) and ClientGoneError."""
+        if self.headers.get(b"content-encoding", b"").strip().lower() not in (b"", b"identity"):
+            raise encoded_body()
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced) > bytes_max:
             raise body_too_large(bytes_max)
         body = await _body(receive, loan, bytes_max, self._clock)
         self.request_bytes = len(body)
-        return body
+        return body.removeprefix(codecs.BOM_UTF8)
 
     async def start(self, content_type: str, headers: Iterable[Header], *, length: int | None) -> None:
         self._streaming = length is None
@@ -218,8 +230,8 @@ class HttpExchange:
         return bool(self._written) and not ends_event(self._written)
 
     @property
-    def _id_headers(self) -> tuple[Header, Header]:
-        return id_headers(self.id, self.client_request_id)
+    def _id_headers(self) -> list[Header]:
+        return id_headers(self.id, self.client_request_id, *self._errors.id_headers)
 
     def _begin(self, status: int) -> None:
         self.status = status
