@@ -179,7 +179,7 @@ def bad_request(message: str, *, param: str | None = None, code: str = "invalid_
 
 
 def foreign_page() -> ApiError:
-    msg = "The request comes from a page of another site. Such pages are served only with credentials (--require-keys)."
+    msg = "The request comes from a page of another site. Your operator can name that page's origin with --cors-origin."
     return ApiError(403, "cross_site", msg)
 
 
