@@ -161,8 +161,9 @@ async def test_an_engine_that_only_announced_a_response_can_still_be_replaced(wo
     assert content == CREATED + DELTA + COMPLETED
 
 
-async def test_a_response_that_breaks_off_ends_with_an_error(world: World) -> None:
-    world.one.says[RESPONSES] = [CREATED, DELTA]
+@pytest.mark.parametrize("begun", [b"", DELTA[:-10], DELTA[:10]])
+async def test_a_response_that_breaks_off_ends_with_an_error(world: World, begun: bytes) -> None:
+    world.one.says[RESPONSES] = [CREATED, DELTA, begun]
     async with world.post(RESPONSES, {"model": "m", "input": "hello", "stream": True}) as answer:
         content = await answer.text()
 

@@ -244,10 +244,10 @@ class Delivery:
         except EngineFailedError as error:
             if tail.error is None:
                 self._stream_failed(error)
-                await call.fail(engine_broke_off(error.public_reason), events=tail.events)
+                await call.fail(engine_broke_off(error.public_reason), events=tail.whole_events)
                 return
         if tail.error is not None:
-            await self._end_in_error(tail.error, shown.rest(), events=tail.events)
+            await self._end_in_error(tail.error, shown.rest(), events=tail.whole_events)
             return
         await call.finish(shown.rest())
         if not lifecycle.ended:

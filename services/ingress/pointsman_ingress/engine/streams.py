@@ -118,6 +118,11 @@ class StreamTail:
         return self._bytes > 0 and not ends_event(b"".join([*self._chunks][-EVENT_END_BYTES_MAX:]))
 
     @property
+    def whole_events(self) -> int:
+        """Which clients get, though the engine may have begun another one."""
+        return self.events - _data_lines(b"\n" + self._unfinished_event)
+
+    @property
     def usage(self) -> Usage:
         usages = (usage_in(data) for data in self.data_backwards() if b'"usage"' in data)
         return next((usage for usage in usages if usage.completion_tokens >= 0), Usage())
