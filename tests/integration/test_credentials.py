@@ -5,8 +5,10 @@ from typing import Any
 
 import aiohttp
 import pytest
+from click.testing import CliRunner
 
 from pointsman.primitives import InstanceId
+from pointsman_ingress.main import main
 from tests.support.api_keys import api_key, put_key
 from tests.support.events import joined
 from tests.support.ingress_world import CHAT, COMPLETIONS, TOKENS, World, world_with
@@ -97,6 +99,58 @@ async def test_with_a_key_a_page_of_any_site_is_served() -> None:
             headers = {"authorization": "Bearer sk-alice", **page}
             async with world.client.post(world.url + COMPLETIONS, json=TOKENS, headers=headers) as answer:
                 assert answer.status == 200, page
+
+
+PAGE, ASKS = "https://chat.example", {"access-control-request-method": "POST"}
+
+
+@pytest.mark.parametrize("keys", [None, KEYS])
+@pytest.mark.parametrize("allowed", [(PAGE,), ("https://other.example", PAGE), ("*",)])
+@pytest.mark.parametrize("path", [COMPLETIONS, MESSAGES, "/v1/models"])
+async def test_a_page_of_a_named_origin_may_ask_and_read_every_answer(
+    keys: dict[str, str] | None, allowed: tuple[str, ...], path: str
+) -> None:
+    asked = {"access-control-request-headers": "authorization,content-type,x-stainless-lang"}
+    page = {"origin": PAGE, "sec-fetch-site": "cross-site", "content-type": "application/json"}
+    async with world_with(keys=keys, cors_origin=allowed) as world:
+        async with world.client.options(world.url + path, headers={**page, **ASKS, **asked}) as preflight:
+            assert (preflight.status, await preflight.read()) == (204, b"")
+        for key in ("sk-alice", "sk-of-nobody"):
+            method = "GET" if path == "/v1/models" else "POST"
+            headers = {**page, "authorization": f"Bearer {key}"}
+            async with world.client.request(method, world.url + path, json=TOKENS, headers=headers) as answer:
+                assert answer.status != 403
+                assert (answer.status == 401) == (keys is not None and key not in keys)
+            assert answer.headers["access-control-allow-origin"] == ("*" if allowed == ("*",) else PAGE)
+            assert answer.headers["access-control-expose-headers"] == "*"
+
+    assert preflight.headers["access-control-allow-origin"] == ("*" if allowed == ("*",) else PAGE)
+    assert preflight.headers["access-control-allow-headers"] == asked["access-control-request-headers"]
+    assert "POST" in preflight.headers["access-control-allow-methods"]
+
+
+@pytest.mark.parametrize(("allowed", "status"), [((), 405), (("https://other.example",), 400)])
+async def test_a_page_of_no_named_origin_is_not_let_in(allowed: tuple[str, ...], status: int) -> None:
+    async with world_with(cors_origin=allowed) as world:
+        async with world.client.options(world.url + COMPLETIONS, headers={"origin": PAGE, **ASKS}) as preflight:
+            assert preflight.status == status
+        headers = {"origin": PAGE, "sec-fetch-site": "cross-site"}
+        async with world.client.post(world.url + COMPLETIONS, json=TOKENS, headers=headers) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (403, "cross_site")
+            assert "--cors-origin" in (await answer.json())["error"]["message"]
+
+    for refused in (preflight, answer):
+        assert "access-control-allow-origin" not in refused.headers
+
+
+@pytest.mark.parametrize(
+    "origin", ["chat.example", "https://chat.example/", "https://a,https://b", "", "https://u@chat"]
+)
+def test_what_is_no_origin_is_said_at_the_start(origin: str) -> None:
+    said = CliRunner().invoke(main, ["--cors-origin", origin])
+
+    assert said.exit_code == 2
+    assert "is no origin" in said.output
 
 
 async def test_scopes_are_kept_and_told_in_each_apis_form() -> None:

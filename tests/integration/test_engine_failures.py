@@ -27,6 +27,7 @@ from pointsman_ingress.placement.retry_budget import RetryBudget
 from tests.support.events import joined, reported
 from tests.support.fake_engine import Behaviour, running_engine
 from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, drop, world_with
+from tests.support.raw_engine import STREAM_HEAD, running_raw_engine, whole
 from tests.support.waiting import eventually
 
 GONE = InstanceId("engine-0")
@@ -120,14 +121,58 @@ async def test_a_mistake_of_ours_within_an_event_ends_the_stream_with_an_event_o
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "internal_error"
 
 
-async def test_an_error_in_a_stream_that_is_the_requests_fault_is_no_failure_of_the_engine() -> None:
+async def test_an_error_in_a_stream_that_is_the_requests_fault_is_its_refusal_and_no_failure_of_the_engine() -> None:
     async with world_with() as world:
         world.one.script.append(Behaviour.BLAMES_IN_STREAM)
         async with world.post(COMPLETIONS, STREAM) as answer:
-            text = await answer.text()
+            assert (answer.status, (await answer.json())["error"]["message"]) == (400, "CUDA error")
 
-        assert "CUDA error" in text
+        (end,) = await world.events()
+        assert isinstance(end, RequestFailed)
+        assert (end.reason, end.status, end.output_tokens) == ("engine_refused", 400, -1)
+
+
+async def test_an_error_behind_output_that_is_the_requests_fault_costs_the_output_and_no_more() -> None:
+    refusal = b'data: {"error": {"message": "too long", "type": "BadRequestError", "code": 413}}\n\n'
+    async with world_with() as world, running_raw_engine() as engine:
+        await world.grants({ONE: engine.url})
+        engine.otherwise = [STREAM_HEAD + world.one.first_piece, world.one.first_piece + refusal, b"data: [DONE]\n\n"]
+        engine.pause_seconds = 0.1
+        async with world.post(COMPLETIONS, STREAM) as answer:
+            assert await answer.read() == world.one.first_piece * 2 + refusal + b"data: [DONE]\n\n"
+
+        end = (await world.events())[-1]
+        assert isinstance(end, RequestFailed)
+        assert (end.reason, end.status, end.output_tokens) == ("engine_refused", 413, 2)
         assert await failures(world) == []
+
+
+@pytest.mark.parametrize("settings", [{"engine_api_key": "ours"}, {"keys": {"key": "alice"}}], ids=["own", "none"])
+@pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize"])
+async def test_an_engine_that_refuses_the_operators_key_is_no_fault_of_the_clients_key(
+    settings: dict[str, Any], path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with world_with(**settings) as world:
+        world.one.key = world.two.key = "theirs"
+        async with world.post(path, TOKENS, authorization="Bearer key") as answer:
+            error = (await answer.json())["error"]
+
+        ends = [event for event in await world.events() if isinstance(event, RequestFailed)]
+        assert (answer.status, error["code"]) == (502, "engine_failed")
+        assert [(end.reason, end.status) for end in ends] == [("engine_failed", 502)] * (path == COMPLETIONS)
+    assert "--engine-api-key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize"])
+@pytest.mark.parametrize("keys", [None, {"key": "alice"}])
+async def test_an_engine_says_itself_when_it_may_be_asked_again(path: str, keys: dict[str, str] | None) -> None:
+    busy = b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 7\r\nx-other: secret\r\n"
+    async with world_with(keys=keys) as world, running_raw_engine() as engine:
+        engine.otherwise = [whole(b'{"error": {"message": "busy", "code": 429}}', head=busy)]
+        await world.grants({ONE: engine.url, TWO: engine.url})
+        async with world.post(path, TOKENS, authorization="Bearer key") as answer:
+            assert (answer.status, answer.headers["retry-after"]) == (429, "7")
+            assert "x-other" not in answer.headers
 
 
 async def test_an_engine_that_cannot_be_reached_is_told_of_as_such(world_without_engine_one: World) -> None:

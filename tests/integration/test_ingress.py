@@ -30,6 +30,7 @@ from pointsman.contracts.requests import (
 from pointsman.primitives import Epoch, Term
 from pointsman_ingress import key_probe, service
 from pointsman_ingress.endpoints import BY_PATH
+from pointsman_ingress.http import call
 from pointsman_ingress.openapi import openapi_document
 from pointsman_ingress.placement import scheduler_client
 from pointsman_lab.gateway.connection import Target
@@ -750,6 +751,50 @@ async def test_a_client_that_does_not_read_is_cut_off_when_its_time_is_over(monk
     assert isinstance(end, RequestFailed)
     assert end.status == 408
     assert read < len(world.one.first_piece)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd", "br", "GZIP"])
+async def test_a_compressed_body_is_refused_with_what_to_do(world: World, encoding: str) -> None:
+    async with world.post(COMPLETIONS, b"\x1f\x8b", content_encoding=encoding) as answer:
+        error = (await answer.json())["error"]
+
+    assert (answer.status, error["code"]) == (415, "unsupported_media_type")
+    assert "without content-encoding" in error["message"]
+
+
+async def test_a_byte_order_mark_is_left_out(world: World) -> None:
+    body = json.dumps(TOKENS).encode()
+    async with world.post(COMPLETIONS, b"\xef\xbb\xbf" + body, content_encoding="identity") as answer:
+        assert answer.status == 200
+
+    assert world.one.received[0].body == body
+
+
+@pytest.mark.parametrize(
+    ("part_bytes", "pause_seconds", "status"),
+    [(4_000, 0.15, 200), (1, 0.15, 408), (4_000, 1.0, 408)],
+    ids=["slow and steady", "a drip", "a pause"],
+)
+async def test_a_body_may_take_as_long_as_it_goes_on_at_the_least_rate(
+    monkeypatch: pytest.MonkeyPatch, part_bytes: int, pause_seconds: float, status: int
+) -> None:
+    monkeypatch.setattr(call, "BODY_WALL_SECONDS", 0.5)
+    monkeypatch.setattr(call, "BODY_BYTES_A_SECOND", 8_000)
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield json.dumps(TOKENS).encode()[:-1]
+        for _ in range(8):
+            await asyncio.sleep(pause_seconds)
+            yield b" " * part_bytes
+        yield b"}"
+
+    async with world_with() as world:
+        headers = {"content-type": "application/json"}
+        async with world.client.post(world.url + COMPLETIONS, data=parts(), headers=headers) as answer:
+            content = await answer.text()
+
+    assert answer.status == status
+    assert status == 200 or "request_timeout" in content
 
 
 @pytest.mark.parametrize("where", ["waiting", "in the engine", "streaming"])

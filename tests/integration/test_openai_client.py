@@ -193,11 +193,17 @@ async def test_a_rejection_is_an_exception_with_the_reason_and_the_time_to_wait(
     assert float(raised.value.response.headers["retry-after"]) >= max(1.0, rejection[2])
 
 
-async def test_a_stream_that_breaks_off_raises_after_what_there_was(world: World) -> None:
+@pytest.mark.parametrize("shows_usage", [True, False])
+@pytest.mark.parametrize("more", [b"", b'data: {"choi'])
+async def test_a_stream_that_breaks_off_raises_after_what_there_was(
+    world: World, more: bytes, shows_usage: bool
+) -> None:
     world.one.script.append(Behaviour.BREAKS_OFF)
+    world.one.first_piece += more
     texts: list[str] = []
+    options: Any = {"include_usage": shows_usage}
     async with openai_of(world) as client:
-        stream = await client.completions.create(model="m", prompt=[1, 2, 3], stream=True)
+        stream = await client.completions.create(model="m", prompt=[1, 2, 3], stream=True, stream_options=options)
         with pytest.raises(openai.APIError) as raised:
             await collect(stream, texts)
 

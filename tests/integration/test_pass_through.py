@@ -15,6 +15,7 @@ from tests.support.engine_sim import running_engine as simulated_engine
 from tests.support.events import joined, reported
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import CHAT, ONE, TWO, World, eventually_listed, world_with
+from tests.support.raw_engine import running_raw_engine, whole
 from tests.support.waiting import eventually
 
 RESPONSES, EMBEDDINGS, TOKENIZE, DETOKENIZE = "/v1/responses", "/v1/embeddings", "/tokenize", "/detokenize"
@@ -160,8 +161,9 @@ async def test_an_engine_that_only_announced_a_response_can_still_be_replaced(wo
     assert content == CREATED + DELTA + COMPLETED
 
 
-async def test_a_response_that_breaks_off_ends_with_an_error(world: World) -> None:
-    world.one.says[RESPONSES] = [CREATED, DELTA]
+@pytest.mark.parametrize("begun", [b"", DELTA[:-10], DELTA[:10]])
+async def test_a_response_that_breaks_off_ends_with_an_error(world: World, begun: bytes) -> None:
+    world.one.says[RESPONSES] = [CREATED, DELTA, begun]
     async with world.post(RESPONSES, {"model": "m", "input": "hello", "stream": True}) as answer:
         content = await answer.text()
 
@@ -175,25 +177,32 @@ async def test_a_response_that_breaks_off_ends_with_an_error(world: World) -> No
 
 
 @pytest.mark.parametrize(
-    ("last", "fails"),
+    ("last", "end"),
     [
-        (event("error", code="server_error", message="CUDA error", param=None, sequence_number=2), True),
-        (event("response.failed", response={"id": "resp_1", "error": {"code": "server_error", "message": "x"}}), True),
+        (
+            event("error", code="server_error", message="CUDA error", param=None, sequence_number=2),
+            ("engine_broke_off", 502),
+        ),
+        (
+            event("response.failed", response={"id": "resp_1", "error": {"code": "server_error", "message": "x"}}),
+            ("engine_broke_off", 502),
+        ),
         (
             event("response.failed", response={"id": "resp_1", "error": {"code": "invalid_image", "message": "x"}}),
-            False,
+            ("engine_refused", 400),
         ),
-        (COMPLETED, False),
     ],
 )
-async def test_an_engine_that_says_that_it_failed_a_response_has_failed_it(
-    world: World, last: bytes, fails: bool
+async def test_a_response_whose_stream_says_that_it_failed_has_failed(
+    world: World, last: bytes, end: tuple[str, int]
 ) -> None:
     world.one.says[RESPONSES] = [CREATED, DELTA, last]
     async with world.post(RESPONSES, {"model": "m", "input": "hello", "stream": True}) as answer:
         assert await answer.read() == CREATED + DELTA + last
 
-    assert isinstance((await world.events())[-1], RequestFailed if fails else RequestFinished)
+    failed = (await world.events())[-1]
+    assert isinstance(failed, RequestFailed)
+    assert (failed.reason, failed.status) == end
 
 
 # Embeddings
@@ -214,6 +223,34 @@ async def test_embeddings_are_placed_by_load_and_end_in_the_log_as_prefills(worl
     assert (end.prompt_tokens, end.completion_tokens) == (3, 0)
 
 
+@pytest.mark.parametrize("inputs", [1, 400])
+@pytest.mark.parametrize("text", ["hello", "hello " * 50_000], ids=["sent directly", "sent by aiohttp's client"])
+async def test_embeddings_as_bytes_come_with_what_tells_them_apart_and_their_usage(
+    world: World, inputs: int, text: str
+) -> None:
+    items = [
+        {"index": n, "start": 4 * n, "end": 4 * n + 4, "shape": [1], "embed_dtype": "float32"} for n in range(inputs)
+    ]
+    metadata = json.dumps({"id": "e", "data": items, "usage": {"prompt_tokens": 3, "total_tokens": 3}})
+    told = b"HTTP/1.1 200 OK\r\nx-other: secret\r\nmetadata: " + metadata.encode() + b"\r\n"
+    async with running_raw_engine() as engine:
+        engine.otherwise = [whole(b"\x00\x01" * 70_000, head=told, content_type=b"application/octet-stream")]
+        await world.grants({ONE: engine.url})
+        asking = json.dumps({"model": "m", "input": text, "encoding_format": "bytes"})
+        headers = {"content-type": "application/json"}
+        async with (
+            aiohttp.ClientSession(max_field_size=1 << 20) as client,
+            client.post(world.url + EMBEDDINGS, data=asking, headers=headers) as answer,
+        ):
+            assert (answer.status, len(await answer.read())) == (200, 140_000)
+
+    end = (await world.events())[-1]
+    assert (answer.headers["metadata"], answer.content_type) == (metadata, "application/octet-stream")
+    assert "x-other" not in answer.headers
+    assert isinstance(end, RequestFinished)
+    assert end.prompt_tokens == 3
+
+
 @pytest.mark.parametrize(
     "path", [EMBEDDINGS, RESPONSES, DETOKENIZE, "/v2/rerank", "/v1/score", "/pooling", "/classify"]
 )
@@ -223,6 +260,30 @@ async def test_an_endpoint_that_the_engines_do_not_have_is_refused_by_name(world
 
     assert (answer.status, error["code"]) == (404, "endpoint_not_found")
     assert path in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("The model does not support Embeddings API", (404, "endpoint_not_found")),
+        ("Embedding prompt not supported for beam search", (400, "NotImplementedError")),
+        ("", (400, "NotImplementedError")),
+    ],
+)
+@pytest.mark.parametrize("path", [EMBEDDINGS, "/tokenize"])
+async def test_what_an_engine_has_not_implemented_is_the_endpoint_or_a_parameter(
+    world: World, path: str, message: str, expected: tuple[int, str]
+) -> None:
+    error = {"message": message, "type": "NotImplementedError", "code": 501}
+    async with running_raw_engine() as engine:
+        engine.otherwise = [whole(json.dumps({"error": error}).encode(), head=b"HTTP/1.1 501 Not Implemented\r\n")]
+        await world.grants({ONE: engine.url, TWO: engine.url})
+        async with world.post(path, {"model": "m", "input": "hello", "prompt": "hello"}) as answer:
+            said = (await answer.json())["error"]
+
+    assert answer.status == expected[0]
+    assert expected[1] in (said["code"], said.get("type"))
+    assert expected[0] == 404 or said["message"] == message
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from tests.support.events import BLOCK, reported
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, world_with
 from tests.support.log_reading import events_in
+from tests.support.raw_engine import STREAM_HEAD, running_raw_engine
 from tests.support.tenants import ALICE, BOB, KEYS
 from tests.support.waiting import eventually
 
@@ -240,6 +241,23 @@ async def test_an_engine_that_fails_in_a_stream_is_told_in_our_words(world: Worl
     events = [json.loads(event.removeprefix("data: ")) for event in filter(None, text.split("\n\n"))]
     assert [list(event) for event in events] == [["choices"], ["error"]]
     assert events[1]["error"]["code"] == "engine_failed"
+
+
+async def test_a_refusal_in_a_stream_is_told_without_addresses(world: World) -> None:
+    piece = b'data: {"choices": [{"text": "a"}]}\n\n'
+    blame = b'data: {"error": {"message": "10.0.0.7:8000 says no", "type": "BadRequestError", "code": 400}}\n\n'
+    async with running_raw_engine() as engine:
+        await world.grants({ONE: engine.url})
+        engine.pause_seconds = 0.1
+        for pieces, status in (([piece, piece + blame], 200), ([blame], 400)):
+            engine.otherwise = [STREAM_HEAD + pieces[0], *pieces[1:], b"data: [DONE]\n\n"]
+            async with world.post(COMPLETIONS, STREAM, **ALICE) as answer:
+                text = await answer.text()
+
+            assert answer.status == status
+            assert "(address) says no" in text
+            assert "10.0.0.7" not in text
+            assert "engine_refused" in text
 
 
 async def test_fields_for_engines_alone_get_400_and_unknown_ones_are_named(world: World) -> None:

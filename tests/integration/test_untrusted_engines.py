@@ -19,6 +19,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import METRICS_BYTES_MAX, NAMES_MAX, EngineUnreachableError, HttpEngine
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint
+from pointsman.adapters.sse import events_in as events_of
 from pointsman.contracts.codec import decode_event
 from pointsman.contracts.commands import DescribeFleet, FleetDescribed, RouteGranted
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
@@ -39,7 +40,7 @@ from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import WorkerSettings
 from tests.support.events import joined, route
 from tests.support.fake_publisher import BLOCK, FakePublisher, ScriptedCache
-from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, TOKENS, TWO, World, world_with
+from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, world_with
 from tests.support.raw_engine import HEAD, STREAM_HEAD, RawEngine, running_raw_engine, whole
 from tests.support.scheduling import running_scheduler
 from tests.support.waiting import eventually
@@ -242,6 +243,31 @@ async def test_a_stream_that_goes_wrong_ends_with_one_error_event_of_its_own(
     end = (await world.events())[-1]
     assert isinstance(end, RequestFailed)
     assert end.reason == "engine_broke_off"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "event"),
+    [
+        (COMPLETIONS, STREAM, CHUNK),
+        (
+            "/v1/responses",
+            {"model": "m", "input": "hello", "stream": True},
+            b'event: response.output_text.delta\ndata: {"type": "response.output_text.delta", "delta": "a"}',
+        ),
+    ],
+)
+async def test_an_engine_that_dies_within_an_event_leaves_no_part_of_it(
+    world: World, liar: RawEngine, path: str, body: dict[str, Any], event: bytes
+) -> None:
+    """Also where nothing is taken out of the stream: clients read each event as JSON."""
+    liar.otherwise = [STREAM_HEAD + event + b"\n\n", event[:-3]]
+    liar.pause_seconds = 0.1
+
+    _, content = await ask(world, path, body)
+
+    assert content.startswith(event + b"\n\n")
+    _, error = map(json.loads, events_of(content))
+    assert "engine_failed" in json.dumps(error)
 
 
 async def test_a_stream_without_an_empty_line_passes_through_and_holds_up_nobody(world: World, liar: RawEngine) -> None:

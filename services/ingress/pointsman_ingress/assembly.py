@@ -31,6 +31,7 @@ from pointsman_ingress.engine.session import DirectSession
 from pointsman_ingress.http.api_keys import ApiKeys
 from pointsman_ingress.http.authentication import Authentication
 from pointsman_ingress.http.call import BodyBudget, RequestIds
+from pointsman_ingress.http.cross_origin import served_to
 from pointsman_ingress.http.issuer_keys import IssuerKeys, is_trustworthy
 from pointsman_ingress.http.oidc import TokenVerifier
 from pointsman_ingress.key_probe import KeyProber
@@ -161,7 +162,7 @@ async def assembled(
                 bodies=bodies,
             )
             api = ingress_app(gateway=gateway, pools=pools, authentication=authentication)
-            yield IngressApps(api, {OVERLAP_PATH: overlap.serve})
+            yield IngressApps(served_to(api, settings.cors_origin), {OVERLAP_PATH: overlap.serve})
 
 
 def _authentication(
@@ -191,7 +192,7 @@ def _authentication(
             tenant_claim=settings.oidc_tenant_claim,
         )
         supervisor.start(issuer_keys.follow(), name="oidc-keys")
-    return Authentication(keys, tokens)
+    return Authentication(keys, tokens, origins=settings.cors_origin)
 
 
 def _pool(

@@ -1,7 +1,7 @@
 """Delivers a `RequestContext`: forwards the body to the engine that it is granted and passes the answer to the client.
 Split requests go to a prefill engine first. `Attempts` places it, and again if its engine fails."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
@@ -17,6 +17,8 @@ from pointsman_ingress.attempts import Attempts
 from pointsman_ingress.context import RequestContext
 from pointsman_ingress.engine.client import (
     ANSWER_BYTES_MAX,
+    KEY_REFUSED,
+    METADATA,
     STREAM_FAILURE,
     AnswerTooLargeError,
     EngineAnswer,
@@ -24,19 +26,22 @@ from pointsman_ingress.engine.client import (
     EngineFailedError,
     EngineRequest,
     lacks_endpoint,
+    refusal_status,
 )
 from pointsman_ingress.engine.disaggregation import NO_PREFILL, SplitBody, read_prefill
 from pointsman_ingress.engine.first_byte import FOREVER, FirstByteDeadline, first_byte_wall_seconds
 from pointsman_ingress.engine.prefix_fetch import PrefixFetcher
 from pointsman_ingress.engine.refusals import refused_by_engine
-from pointsman_ingress.engine.usage import EventFilter, usage_at_end, usage_in
-from pointsman_ingress.http.call import BodyLoan, HttpExchange, RequestIds
+from pointsman_ingress.engine.streams import StreamError
+from pointsman_ingress.engine.usage import EventFilter, Usage, usage_at_end, usage_in
+from pointsman_ingress.http.call import JSON, BodyLoan, HttpExchange, RequestIds
 from pointsman_ingress.http.errors import (
     ApiError,
     Header,
     answer_too_large,
     endpoint_not_found,
     engine_broke_off,
+    engine_key_refused,
 )
 from pointsman_ingress.http.json_form import LIGHT_BYTES_MAX
 from pointsman_ingress.lifecycle import RequestLifecycle
@@ -160,6 +165,9 @@ class Delivery:
                     if answer.status >= 400:
                         await self._pass_refusal(answer, first)
                         return None
+                    if answer.tail.error is not None:
+                        await self._refuse(answer.tail.error.status, answer.tail.error.data, JSON)
+                        return None
                     self._attempts.ticket.settle()
                     in_flight.answered(grant.instance)
                     if answer.streams:
@@ -219,37 +227,46 @@ class Delivery:
         return self._attempts.may_retry_elsewhere()
 
     async def _stream(self, grant: RouteGranted, answer: EngineAnswer, first: bytes) -> None:
-        call, lifecycle = self.call, self.lifecycle
+        call, lifecycle, tail = self.call, self.lifecycle, answer.tail
         await call.start(answer.content_type, self._head(grant), length=None)
-        lifecycle.stream = answer.tail
-        shown = self._event_filter()
-        await call.write(shown.feed(first) if shown else first)
+        lifecycle.stream = tail
+        shown = EventFilter(removes_usage=self.context.removes_usage)
+        await call.write(shown.feed(first))
         lifecycle.first_token()
         self._copy(grant)
         try:
             while chunk := await answer.chunk():
-                if self.context.private:
-                    _refuse_failure(answer)
-                if passed := shown.feed(chunk) if shown else chunk:
+                if tail.error is not None and self.context.private:
+                    break  # it may hold addresses
+                if passed := shown.feed(chunk):
                     await call.write(passed)
                 lifecycle.next_part()
         except EngineFailedError as error:
-            self._stream_failed(error)
-            await call.fail(engine_broke_off(error.public_reason), events=answer.tail.events)
+            if tail.error is None:
+                self._stream_failed(error)
+                await call.fail(engine_broke_off(error.public_reason), events=tail.whole_events)
+                return
+        if tail.error is not None:
+            await self._end_in_error(tail.error, shown.rest(), events=tail.whole_events)
             return
-        if answer.tail.reports_failure:  # already passed to the client
-            self._stream_failed(EngineFailedError(STREAM_FAILURE, failure="stream_reset"))
-        await call.finish(shown.rest() if shown else b"")
+        await call.finish(shown.rest())
         if not lifecycle.ended:
-            usage = answer.tail.usage
-            counted = usage.completion_tokens
-            lifecycle.finished(usage, output_tokens=counted if counted >= 0 else answer.tail.events)
+            counted = tail.usage.completion_tokens
+            lifecycle.finished(tail.usage, output_tokens=counted if counted >= 0 else tail.events)
 
-    def _event_filter(self) -> EventFilter | None:
-        """None: the stream passes as it comes. Who may not see an engine's own errors gets no part of an event."""
-        context = self.context
-        filters = context.removes_usage or context.private
-        return EventFilter(removes_usage=context.removes_usage) if filters else None
+    async def _end_in_error(self, error: StreamError, held: bytes, *, events: int) -> None:
+        """Who may see the engine's own event has it already, unless it is `held` without its end."""
+        if error.blames_engine:
+            failure = EngineFailedError(STREAM_FAILURE, failure="stream_reset")
+            self._stream_failed(failure)
+            shown = engine_broke_off(failure.public_reason)
+        else:
+            self.lifecycle.failed(FailReason.ENGINE_REFUSED, error.status)
+            shown = refused_by_engine(error.status, error.data)
+        if self.context.private or held:
+            await self.call.fail(shown, events=events)
+        else:
+            await self.call.finish()
 
     def _stream_failed(self, error: EngineFailedError) -> None:
         lifecycle = self.lifecycle
@@ -261,16 +278,22 @@ class Delivery:
 
     async def _pass_whole(self, grant: RouteGranted, answer: EngineAnswer, first: bytes) -> None:
         body = await self._whole(answer, first)
-        usage = usage_at_end(body) if len(body) > LIGHT_BYTES_MAX else None
-        if usage is None:
-            usage = await self._on_answer(body, usage_in)
-        await self.call.start(answer.content_type, self._head(grant), length=len(body))
+        metadata = answer.metadata.encode() if self.context.endpoint.gives_tensors else b""
+        usage = await self._usage(body, metadata)
+        head = self._head(grant) + ([(METADATA.encode(), metadata)] if metadata else [])
+        await self.call.start(answer.content_type, head, length=len(body))
         await self.call.write(body)
         if 0 <= usage.completion_tokens <= 1:  # otherwise the prefill ended before the answer
             self.lifecycle.first_token()
         self.lifecycle.finished(usage, output_tokens=0)
         self._copy(grant)
         await self.call.finish()  # once the client has read most of it: until then it is held
+
+    async def _usage(self, body: bytes, metadata: bytes) -> Usage:
+        if metadata:
+            return usage_in(metadata)
+        at_end = usage_at_end(body) if len(body) > LIGHT_BYTES_MAX else None
+        return at_end if at_end is not None else await self._on_answer(body, usage_in)
 
     async def _whole(self, answer: EngineAnswer, first: bytes) -> bytes:
         """Raises EngineFailedError, and ApiError if it is more than may be held."""
@@ -293,20 +316,22 @@ class Delivery:
     async def _pass_refusal(self, answer: EngineAnswer, first: bytes) -> None:
         """Raises EngineFailedError if another engine can take the request."""
         body = await self._whole(answer, first)
-        lacks = lacks_endpoint(answer.status, body)
-        unfit = not lacks and self.engines.is_unfit(answer.status, self.context.headers)
+        await self._refuse(answer.status, body, answer.content_type, answer.retry_headers)
+
+    async def _refuse(self, engine_status: int, body: bytes, content_type: str, headers: Sequence[Header] = ()) -> None:
+        lacks, status = lacks_endpoint(engine_status, body), refusal_status(engine_status)
+        own_key = self.engines.refused_own_key(status)
+        unfit = not lacks and self.engines.is_unfit(status, self.context.headers)
         if unfit and self._attempts.may_retry_elsewhere():
-            msg = f"it refused with status {answer.status}"
-            raise EngineFailedError(msg)
-        self.lifecycle.failed(FailReason.ENGINE_REFUSED, answer.status)
+            public = f"it refused with status {status}"
+            raise EngineFailedError(KEY_REFUSED if own_key else public, public_reason=public)
+        if own_key:
+            log.error("engine_key_refused", instance=self.lifecycle.instance, status=status, reason=KEY_REFUSED)
+            self.lifecycle.failed(FailReason.ENGINE_FAILED, 502)
+            raise engine_key_refused()
+        self.lifecycle.failed(FailReason.ENGINE_REFUSED, status)
         if lacks:
             raise endpoint_not_found(self.context.endpoint.path)
         if self.context.private:
-            raise refused_by_engine(answer.status, body)
-        await self.call.answer(answer.status, body, answer.content_type, self._attempts.limit_headers())
-
-
-def _refuse_failure(answer: EngineAnswer) -> None:
-    """An engine's own error event may hold addresses. Raises EngineFailedError."""
-    if answer.tail.reports_failure:
-        raise EngineFailedError(STREAM_FAILURE, failure="stream_reset")
+            raise refused_by_engine(status, body, headers)
+        await self.call.answer(status, body, content_type, [*headers, *self._attempts.limit_headers()])

@@ -36,6 +36,7 @@ from pointsman_ingress.prompt.remote_media import MediaRules
 from pointsman_ingress.prompt.responses_input import parse_response
 
 JSON = b"application/json"
+ENCODING = "encoding_format"
 
 
 def is_json(headers: Headers) -> bool:
@@ -53,6 +54,11 @@ class Endpoint:
     splittable: bool = False
     errors: ErrorShape = OPENAI_ERRORS
     limit_headers: LimitHeaders = openai_limits
+
+    @property
+    def gives_tensors(self) -> bool:
+        """Whether its answers may be tensors, as bytes."""
+        return ENCODING in self.fields
 
     def check_content_type(self, headers: Headers) -> None:
         """Raises ApiError (415)."""

@@ -10,11 +10,13 @@ from pointsman_ingress.context import RequestFacts
 from pointsman_ingress.endpoints import AcceptedBody
 from pointsman_ingress.engine.client import (
     ANSWER_BYTES_MAX,
+    KEY_REFUSED,
     AnswerTooLargeError,
     EngineClient,
     EngineFailedError,
     EngineRequest,
     lacks_endpoint,
+    refusal_status,
 )
 from pointsman_ingress.engine.first_byte import FirstByteDeadline, first_byte_wall_seconds
 from pointsman_ingress.engine.refusals import refused_by_engine
@@ -23,6 +25,7 @@ from pointsman_ingress.http.errors import (
     answer_too_large,
     endpoint_not_found,
     engine_failed,
+    engine_key_refused,
     no_engines,
     retry_budget_spent,
 )
@@ -87,11 +90,17 @@ async def pass_through(
             if lacks_endpoint(answer.status, whole):
                 raise endpoint_not_found(call.path)
             facts.instance = instance.id
-            if private and answer.status >= 400:
-                raise refused_by_engine(answer.status, whole)
-            headers = [] if private else [(b"x-pointsman-instance", instance.id.encode())]
+            if engines.refused_own_key(answer.status):
+                log.error("engine_key_refused", instance=instance.id, status=answer.status, reason=KEY_REFUSED)
+                raise engine_key_refused()
+            status = refusal_status(answer.status)
+            if private and status >= 400:
+                raise refused_by_engine(status, whole, answer.retry_headers)
+            headers = answer.retry_headers
+            if not private:
+                headers.append((b"x-pointsman-instance", instance.id.encode()))
             if accepted.dropped:
                 headers.append((DROPPED_HEADER, accepted.dropped.encode()))
-            await call.answer(answer.status, whole, answer.content_type, headers)
+            await call.answer(status, whole, answer.content_type, headers)
             return
     raise engine_failed(reason) if tried else no_engines()

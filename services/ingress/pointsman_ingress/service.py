@@ -203,7 +203,7 @@ class Gateway:
 
 def _events(lifecycle: RequestLifecycle | None) -> int:
     """Of the stream that the client gets."""
-    return 0 if lifecycle is None or lifecycle.stream is None else lifecycle.stream.events
+    return 0 if lifecycle is None or lifecycle.stream is None else lifecycle.stream.whole_events
 
 
 def _fail(lifecycle: RequestLifecycle | None, reason: FailReason, status: int) -> None:

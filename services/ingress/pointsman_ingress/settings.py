@@ -1,13 +1,32 @@
 """Settings of an ingress. `runtime.settings` combines flags, environment and file."""
 
 import os
+import re
 from dataclasses import dataclass
+from typing import Any
+
+import click
+from typing_extensions import override
 
 from pointsman.bounds import COUNT, PORT, POSITIVE, Bounds
 from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.engine_urls import EngineUrlSettings
 from pointsman.runtime.processes import PROCESSES_MAX
 from pointsman.runtime.settings import DeploymentSettings, PoolNameType, ProcessSettings, setting
+
+ANY_ORIGIN = "*"
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#*,@]+")
+
+
+class OriginType(click.ParamType[str]):
+    name = "origin"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        origin = str(value).lower()
+        if origin != ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
+            self.fail(f"'{value}' is no origin: write SCHEME://HOST[:PORT] without a path, or *", param, ctx)
+        return origin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +66,12 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
     oidc_audience: str = setting("", "Audience that such a token must name (`aud`).")
     oidc_jwks_url: str = setting("", "URL of the issuer's JWKS document. Default: what its discovery document names.")
     oidc_tenant_claim: str = setting("sub", "Claim of a token that names the tenant.")
+    cors_origin: tuple[str, ...] = setting(
+        (),
+        "Origin of web pages that browsers may let use the API, as https://chat.example, or * for any; may be given several "
+        "times. Without one no page of another origin can.",
+        form=OriginType(),
+    )
     engine_api_key: str = setting("", "Key to send to the engines, if they require one.", secret=True)
     slo_ttft_seconds: float = setting(5.0, "TTFT SLO of requests that name none, engine seconds.", bounds=POSITIVE)
     slo_tpot_seconds: float = setting(0.1, "TPOT SLO of requests that name none, engine seconds.", bounds=POSITIVE)

@@ -114,9 +114,29 @@ def test_no_client_with_a_key_puts_several_tokens_into_an_event() -> None:
             KEYED.check(body(model="m", stream_interval=100), endpoint.fields)
 
 
+@pytest.mark.parametrize("name", ["include_reasoning", "stream_reasoning"])
+@pytest.mark.parametrize("value", [False, 0, "false", "no"])
+def test_no_client_with_a_key_hides_the_tokens_that_it_pays_for(name: str, value: Any) -> None:
+    for endpoint in BY_PATH.values():
+        with pytest.raises(ApiError):
+            KEYED.check(body(model="m", **{name: value}), endpoint.fields)
+    assert not TRUSTED.check(body(model="m", **{name: value}), body_fields.CHAT).dropped
+
+
+def test_what_an_engine_does_anyway_may_be_asked_for() -> None:
+    asked: dict[str, Any] = {"background": False, "priority": 0, "include_reasoning": True, "stream_reasoning": True}
+    for name, value in asked.items():
+        assert KEYED.check(body(model="m", **{name: value}), body_fields.RESPONSE).dropped == (name,)
+    for name in ("background", "priority"):
+        for value in (True, 1, -1, "0", 0.5):
+            with pytest.raises(ApiError):
+                KEYED.check(body(model="m", **{name: value}), body_fields.RESPONSE)
+
+
 def test_a_form_takes_known_fields_only() -> None:
     KEYED.check_form({"file", "model", "language", "timestamp_granularities[]"})
-    for name in ("vllm_xargs", "kv_transfer_params", "of_tomorrow"):
+    KEYED.check_form({"chunking_strategy[type]", "languages[]", "keywords[]", "include[]", "known_speaker_names[]"})
+    for name in ("vllm_xargs", "vllm_xargs[a]", "kv_transfer_params[]", "of_tomorrow", "[model]"):
         with pytest.raises(ApiError):
             KEYED.check_form({"file", name})
 

@@ -78,9 +78,12 @@ def counted(tokens: int, text: str = "a") -> dict[str, Any]:
         ([counted(0), *[SAID] * 5], 5),
         ([counted(20), *[SAID] * 5], 25),
         ([{**SAID, "usage": "many"}] * 4, 4),
+        ([SAID, {"error": {"message": "no", "code": 400}}], 1),
+        ([*[SAID] * 40, {"error": "no"}], 40),
     ],
     ids=["nothing", "events", "many events", "events without tokens", "events of several tokens",
-         "a count before the first", "a count before the last", "no count"],
+         "a count before the first", "a count before the last", "no count",
+         "an error", "an error behind many"],
 )  # fmt: skip
 def test_a_stream_that_ended_early_counts_tokens_where_the_engine_tells_them(
     events: list[dict[str, Any]], tokens: int

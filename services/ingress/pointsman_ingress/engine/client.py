@@ -1,6 +1,7 @@
 """HTTP client for engines, at permitted URLs only. Forwards only the headers listed here. Closing an unfinished answer
 makes the engine abort it."""
 
+import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,8 +22,9 @@ from pointsman.runtime.engine_urls import EngineUrls
 from pointsman.runtime.telemetry import ENGINE_URLS_REFUSED
 from pointsman.runtime.tracing import NO_SPAN, Span, trace_headers
 from pointsman_ingress.engine.refusals import REFUSAL_BYTES_MAX
-from pointsman_ingress.engine.session import Answer, DirectSession, EngineConnector
+from pointsman_ingress.engine.session import FIELD_BYTES_MAX, Answer, DirectSession, EngineConnector
 from pointsman_ingress.engine.streams import CHUNKS, StreamShape, StreamTail
+from pointsman_ingress.http.errors import Header
 from pointsman_ingress.http.request_headers import Headers
 
 CONNECTIONS_MAX = 4096
@@ -36,15 +38,21 @@ PIECE_BYTES = 256 * 1024  # larger bodies are streamed, to not block the event l
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 OPENING_BYTES_MAX = 16 * 1024 * 1024  # buffered before the first output
 CONTENT_TYPE_CHARACTERS_MAX = 200
+RETRY_AFTER_CHARACTERS_MAX = 64
+METADATA = "metadata"
+"""Header of vLLM's embeddings as bytes: where each stands in the body, and their usage."""
 
 KEY_HEADERS = ((b"authorization", "authorization"), (b"x-api-key", "x-api-key"))
 RANK_HEADER = "x-data-parallel-rank"
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 NOT_IMPLEMENTED = 501
-UNFIT_STATUSES = (404, 408, 425, 429)
+TOO_MANY_REQUESTS = 429
+_LACKS_API = re.compile(rb"does not support [^\"]{1,100} API\b")
+UNFIT_STATUSES = (404, 408, 425, TOO_MANY_REQUESTS)
 KEY_STATUSES = (401, 403)
 STREAM_FAILURE = "its stream said that it failed"
+KEY_REFUSED = "it refused the key of the ingress: --engine-api-key must be the key that the engine requires"
 
 
 class EngineFailedError(Exception):
@@ -157,6 +165,10 @@ class EngineClient:
         key_of_client = any(name in headers for name, _ in self._key_headers)
         return status in UNFIT_STATUSES or (status in KEY_STATUSES and not key_of_client)
 
+    def refused_own_key(self, status: int) -> bool:
+        """Whether an engine refused the operator's key, or none: no client could send one that helps."""
+        return status in KEY_STATUSES and not self._key_headers
+
     def _headers(self, request: EngineRequest) -> dict[str, str]:
         headers = {"content-type": request.content_type, "x-request-id": request.request_id, **self._own_headers}
         if request.dp_rank != ANY_RANK:
@@ -190,6 +202,17 @@ class EngineAnswer:
         self._done = False
         self._kept_open = False  # whether the engine keeps the connection open after the last event
 
+    @property
+    def metadata(self) -> str:
+        """Of embeddings as bytes; empty if there is none."""
+        return _header_text(self._response.headers.get(METADATA, ""), FIELD_BYTES_MAX)
+
+    @property
+    def retry_headers(self) -> list[Header]:
+        """When the engine itself says that it may be asked again."""
+        after = _header_text(self._response.headers.get("retry-after", ""), RETRY_AFTER_CHARACTERS_MAX)
+        return [(b"retry-after", after.encode())] if after and self.status == TOO_MANY_REQUESTS else []
+
     async def opening(self) -> bytes:
         """Returns the first bytes, of a stream up to the first output. Raises EngineFailedError."""
         chunk = await self.chunk()
@@ -199,7 +222,8 @@ class EngineAnswer:
             opening.append(chunk)
             size += len(chunk)
         self._opened = True
-        if self.tail.reports_failure and self.status < 400:
+        error = self.tail.error
+        if error is not None and error.blames_engine and self.status < 400:
             raise EngineFailedError(STREAM_FAILURE, failure="http_5xx", status=self.status)
         return b"".join(opening)
 
@@ -279,8 +303,15 @@ class EngineAnswer:
 
 
 def lacks_endpoint(status: int, body: bytes) -> bool:
-    """Whether the path is missing, not just the model."""
-    return status in (405, NOT_IMPLEMENTED) or (status == 404 and b'"Not Found"' in body)
+    """Whether the path is missing, not just the model. vLLM answers 501 also for parameters that it does not support."""
+    if status == NOT_IMPLEMENTED:
+        return _LACKS_API.search(body) is not None
+    return status == 405 or (status == 404 and b'"Not Found"' in body)
+
+
+def refusal_status(status: int) -> int:
+    """As clients get it, which would send the same again after a 501."""
+    return 400 if status == NOT_IMPLEMENTED else status
 
 
 def open_session(*, traced: bool = False) -> aiohttp.ClientSession:
@@ -297,6 +328,7 @@ def open_session(*, traced: bool = False) -> aiohttp.ClientSession:
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         skip_auto_headers=("accept-encoding", "user-agent"),
+        max_field_size=FIELD_BYTES_MAX,
     )
 
 
@@ -330,8 +362,12 @@ def _url(engine: str, path: str) -> URL:
 
 
 def _content_type(sent: str) -> str:
-    valid = sent.isascii() and sent.isprintable() and 0 < len(sent) <= CONTENT_TYPE_CHARACTERS_MAX
-    return sent if valid else JSON
+    return _header_text(sent, CONTENT_TYPE_CHARACTERS_MAX) or JSON
+
+
+def _header_text(sent: str, characters_max: int) -> str:
+    """Empty unless it is safe to send on."""
+    return sent if sent.isascii() and sent.isprintable() and len(sent) <= characters_max else ""
 
 
 def _failure(error: Exception, *, head_received: bool = False) -> EngineFailedError:

@@ -1,13 +1,14 @@
 """An engine's refusal as a client with a key may see it: the reason, without addresses and paths."""
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from pointsman.contracts.reasons import FailReason
 from pointsman_ingress.engine.usage import try_decode
-from pointsman_ingress.http.errors import ApiError
+from pointsman_ingress.http.errors import ApiError, Header
 
 MESSAGE_CHARACTERS_MAX = 500
 REFUSAL_BYTES_MAX = 64 * 1024  # longer ones are not read
@@ -22,7 +23,7 @@ _ADDRESSES = re.compile(
 _any = msgspec.json.Decoder(dict[str, Any])
 
 
-def refused_by_engine(status: int, body: bytes) -> ApiError:
+def refused_by_engine(status: int, body: bytes, headers: Iterable[Header] = ()) -> ApiError:
     fields = _fields_of(body)
     message, param = fields.get("message"), fields.get("param")
     shown = without_addresses(message) if isinstance(message, str) and message else f"The engine answered {status}."
@@ -31,6 +32,7 @@ def refused_by_engine(status: int, body: bytes) -> ApiError:
         FailReason.ENGINE_REFUSED.value,
         shown,
         param=without_addresses(param) if isinstance(param, str) else None,
+        headers=tuple(headers),
     )
 
 

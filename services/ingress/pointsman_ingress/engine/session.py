@@ -16,6 +16,7 @@ from yarl import URL
 
 URLS_MAX = 10_000
 INTERIM_HEADS_MAX = 8  # of status 1xx before an answer; without a bound they keep the event loop busy
+FIELD_BYTES_MAX = 64 * 1024  # of one header; vLLM tells of some 500 embeddings in one
 SWITCHING_PROTOCOLS = 101
 AUTOMATIC = ("accept-encoding", "user-agent", "content-type")
 """Headers that are not sent by themselves."""
@@ -88,7 +89,7 @@ async def _exchanged(connection: aiohttp.connector.Connection, sent: bytes) -> "
     if protocol is None or transport is None or transport.is_closing():
         closing = "Cannot write to closing transport"
         raise aiohttp.ClientConnectionResetError(closing)
-    protocol.set_response_params(read_until_eof=True, auto_decompress=False)
+    protocol.set_response_params(read_until_eof=True, auto_decompress=False, max_field_size=FIELD_BYTES_MAX)
     transport.write(sent)
     message, content = await protocol.read()
     return _DirectAnswer(message.code, message.headers, content, connection)

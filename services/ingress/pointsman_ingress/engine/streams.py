@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -48,13 +49,25 @@ NAMED_EVENTS = StreamShape(
 MESSAGE_EVENTS = StreamShape(output=_event_names(b"content_block_start"), ends=_event_names(b"message_stop", b"error"))
 
 
+@dataclass(frozen=True, slots=True)
+class StreamError:
+    """An error event. `status`: 4xx if the request is to blame, else 500. `data`: of the event."""
+
+    status: int
+    data: bytes
+
+    @property
+    def blames_engine(self) -> bool:
+        return self.status >= ENGINE_ERROR
+
+
 class StreamTail:
     """The end of a stream. Linear time; memory bounded by TAIL_BYTES_MAX plus a chunk, or LAST_EVENT_BYTES_MAX."""
 
     def __init__(self, shape: StreamShape) -> None:
         self.shape = shape
         self.events = 0
-        self.reports_failure = False
+        self.error: StreamError | None = None  # the first one
         self._chunks: deque[bytes] = deque()
         self._start = b"\n"  # before the first chunk kept: the stream's beginning is one of a line
         self._bytes = 0
@@ -81,7 +94,7 @@ class StreamTail:
         begun = self._unfinished_event
         if begun or b'"error"' in chunk or not chunk.endswith((b"\n\n", b"\r\n\r\n")):
             events = begun + chunk
-            self.reports_failure = self.reports_failure or _reports_failure(events)
+            self.error = self.error or _first_error(events)
             *_, rest = EVENT_END.split(events)
             self._unfinished_event = rest if len(rest) <= EVENT_BYTES_MAX else b""
 
@@ -105,6 +118,11 @@ class StreamTail:
         return self._bytes > 0 and not ends_event(b"".join([*self._chunks][-EVENT_END_BYTES_MAX:]))
 
     @property
+    def whole_events(self) -> int:
+        """Which clients get, though the engine may have begun another one."""
+        return self.events - _data_lines(b"\n" + self._unfinished_event)
+
+    @property
     def usage(self) -> Usage:
         usages = (usage_in(data) for data in self.data_backwards() if b'"usage"' in data)
         return next((usage for usage in usages if usage.completion_tokens >= 0), Usage())
@@ -112,14 +130,16 @@ class StreamTail:
     @property
     def delivered_tokens(self) -> Tokens:
         """Of a stream that ended early: the engine's newest count (some engines tell it in every event) and one token for
-        each event since, or one for each event at all."""
-        since = 0
+        each event since, or one for each event at all. An error is no output."""
+        since = others = 0
         for data in self.data_backwards():
             counted = usage_in(data).completion_tokens if b'"usage"' in data else -1
             if counted >= 0:
                 return counted + since
-            since += data.strip() != b"[DONE]"
-        return self.events
+            is_output = data.strip() != b"[DONE]" and _error_in(data) is None
+            since += is_output
+            others += not is_output
+        return self.events - others
 
     def data_backwards(self) -> Iterator[bytes]:
         lines = b"".join(self._chunks).replace(b"\r", b"\n").rsplit(b"\n", USAGE_LINES_MAX)
@@ -133,11 +153,20 @@ def _data_lines(text: bytes) -> int:
 
 
 _ENGINE_ERROR_TYPES = frozenset({"InternalServerError", "internal_error", "server_error", "api_error"})
+ENGINE_ERROR = 500
+REQUEST_ERROR = 400
 
 
 class _Error(msgspec.Struct):
-    type: str | None = None
-    code: int | str | None = None
+    type: Any = None
+    code: Any = None
+
+    @property
+    def status(self) -> int:
+        if isinstance(self.code, int):
+            return ENGINE_ERROR if self.code >= ENGINE_ERROR else max(self.code, REQUEST_ERROR)
+        named = any(isinstance(name, str) and name in _ENGINE_ERROR_TYPES for name in (self.type, self.code))
+        return ENGINE_ERROR if named else REQUEST_ERROR
 
 
 class _FailedResponse(msgspec.Struct):
@@ -148,16 +177,16 @@ class _ErrorEvent(msgspec.Struct):
     """Completions have `error`; the Responses API has the event `error`, with its fields at the top, or
     `response.failed`."""
 
-    error: _Error | None = None
+    error: _Error | str | None = None
     choices: msgspec.Raw | None = None
-    type: str | None = None
-    code: int | str | None = None
+    type: Any = None
+    code: Any = None
     response: _FailedResponse | None = None
 
     @property
     def found(self) -> _Error | None:
         if self.error is not None:
-            return self.error
+            return _Error(code=self.code) if isinstance(self.error, str) else self.error
         if self.type == "error":
             return _Error(code=self.code)
         return self.response.error if self.response is not None else None
@@ -166,16 +195,16 @@ class _ErrorEvent(msgspec.Struct):
 _error_events = msgspec.json.Decoder(_ErrorEvent)
 
 
-def _reports_failure(events: bytes) -> bool:
-    """vLLM and SGLang report failures in an event after status 200. Errors of the request (4xx) do not count."""
-    return b'"error"' in events and any(map(_is_failure, EVENT_END.split(events)))
+def _first_error(events: bytes) -> StreamError | None:
+    """vLLM and SGLang report errors in an event after status 200."""
+    if b'"error"' not in events:
+        return None
+    return next(filter(None, (_error_in(event_data(event)) for event in EVENT_END.split(events))), None)
 
 
-def _is_failure(event: bytes) -> bool:
-    if b'"error"' not in event:
-        return False
-    decoded = try_decode(_error_events, event_data(event))
+def _error_in(data: bytes) -> StreamError | None:
+    if b'"error"' not in data:
+        return None
+    decoded = try_decode(_error_events, data)
     error = decoded.found if decoded is not None and decoded.choices is None else None
-    if error is None:
-        return False
-    return error.code >= 500 if isinstance(error.code, int) else bool({error.type, error.code} & _ENGINE_ERROR_TYPES)
+    return StreamError(error.status, data) if error is not None else None

@@ -1,5 +1,5 @@
 """Token usage: read from answers and events; usage events that only the ingress asked for are removed from streams, of
-which clients then get whole events."""
+which clients get whole events."""
 
 from typing import Annotated, TypeVar
 
@@ -122,8 +122,8 @@ def usage_at_end(answer: bytes) -> Usage | None:
 
 
 class EventFilter:
-    """Passes whole events, so that what is wrong with one is known before its beginning is shown. Buffers at most
-    HELD_BYTES_MAX and a chunk."""
+    """Passes whole events, so that what is wrong with one is known before its beginning is shown, and an engine that dies
+    leaves no part of one. Buffers at most HELD_BYTES_MAX and a chunk."""
 
     def __init__(self, *, removes_usage: bool) -> None:
         self._removes_usage = removes_usage

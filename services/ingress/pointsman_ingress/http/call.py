@@ -1,21 +1,32 @@
 """One HTTP exchange with a client: reads the body and sends one answer over ASGI."""
 
+import codecs
 from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from random import Random
 from typing import Any, Self
 
-from pointsman.adapters.shared_timers import Limit, SharedTimer
+from pointsman.adapters.shared_timers import SharedTimer
 from pointsman.adapters.sse import EVENT_END_BYTES_MAX, ends_event
 from pointsman.ports import Clock
 from pointsman.primitives import RequestId, WallSeconds
 from pointsman.runtime.health import Receive, Scope, Send, send_whole
 from pointsman.runtime.http_protocol import CLOSE_NOW
 from pointsman.runtime.tracing import NO_SPAN, Span
-from pointsman_ingress.http.errors import ApiError, ErrorShape, Header, body_too_large, body_too_slow, too_many_bodies
+from pointsman_ingress.http.errors import (
+    ApiError,
+    ErrorShape,
+    Header,
+    body_too_large,
+    body_too_slow,
+    encoded_body,
+    too_many_bodies,
+)
 from pointsman_ingress.http.request_headers import Headers, header_text
 
 BODY_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
+"""For each part of a body. All have as long together, and as its bytes take at BODY_BYTES_A_SECOND."""
+BODY_BYTES_A_SECOND = 64_000
 BODIES_BYTES_MAX = 512 * 1024 * 1024
 FREE_BYTES_MAX = 64 * 1024
 ID_BITS = 96
@@ -37,10 +48,11 @@ class RequestIds:
         return RequestId(f"{self._chance.getrandbits(ID_BITS):0{ID_BITS // 4}x}")
 
 
-def id_headers(own: RequestId, client_request_id: str) -> tuple[Header, Header]:
-    """Of every answer."""
+def id_headers(own: RequestId, client_request_id: str, *names: bytes) -> list[Header]:
+    """Of every answer. `names`: of further headers with the client's id, or ours."""
     ours = own.encode()
-    return (CLIENT_REQUEST_ID, client_request_id.encode() or ours), (b"x-pointsman-request-id", ours)
+    told = client_request_id.encode() or ours
+    return [(CLIENT_REQUEST_ID, told), (b"x-pointsman-request-id", ours), *((name, told) for name in names)]
 
 
 def with_id_headers(send: Send, scope: Scope, own: RequestId) -> Send:
@@ -64,7 +76,7 @@ class BodyBudget:
         self.share = bytes_max // 2
         self._held: dict[str, int] = {}
         self.time = SharedTimer(float(BODY_WALL_SECONDS))
-        """For reading one."""
+        """For the next part of one."""
 
     @classmethod
     def of_process(cls, processes: int, body_bytes_max: int) -> Self:
@@ -95,8 +107,10 @@ class BodyLoan:
         self._size = 0
         self._taken = 0
 
-    def time_limit(self) -> Limit:
-        return self._budget.time.limit()
+    @property
+    def time(self) -> SharedTimer:
+        """For the next part of the body."""
+        return self._budget.time
 
     def add(self, size: int) -> None:
         """Raises ApiError (503)."""
@@ -159,17 +173,15 @@ class HttpExchange:
         self._close_now = scope.get(CLOSE_NOW)
 
     async def read_body(self, receive: Receive, loan: BodyLoan, *, bytes_max: int) -> bytes:
-        """Raises ApiError (413, 408, 503) and ClientGoneError."""
+        """Without a byte order mark. Raises ApiError (415, 413, 408, 503) and ClientGoneError."""
+        if self.headers.get(b"content-encoding", b"").strip().lower() not in (b"", b"identity"):
+            raise encoded_body()
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced) > bytes_max:
             raise body_too_large(bytes_max)
-        try:
-            with loan.time_limit():
-                body = await _body(receive, loan, bytes_max)
-        except TimeoutError as error:
-            raise body_too_slow() from error
+        body = await _body(receive, loan, bytes_max, self._clock)
         self.request_bytes = len(body)
-        return body
+        return body.removeprefix(codecs.BOM_UTF8)
 
     async def start(self, content_type: str, headers: Iterable[Header], *, length: int | None) -> None:
         self._streaming = length is None
@@ -218,8 +230,8 @@ class HttpExchange:
         return bool(self._written) and not ends_event(self._written)
 
     @property
-    def _id_headers(self) -> tuple[Header, Header]:
-        return id_headers(self.id, self.client_request_id)
+    def _id_headers(self) -> list[Header]:
+        return id_headers(self.id, self.client_request_id, *self._errors.id_headers)
 
     def _begin(self, status: int) -> None:
         self.status = status
@@ -230,13 +242,20 @@ class HttpExchange:
             self.first_byte_at_wall = self._clock.wall()
 
 
-async def _body(receive: Receive, loan: BodyLoan, bytes_max: int) -> bytes:
+async def _body(receive: Receive, loan: BodyLoan, bytes_max: int, clock: Clock) -> bytes:
     parts, size, more = [], 0, True
+    began = clock.wall()
     while more:
-        part, more = await _part(receive)
+        try:
+            with loan.time.limit():
+                part, more = await _part(receive)
+        except TimeoutError as error:
+            raise body_too_slow() from error
         size += len(part)
         if size > bytes_max:
             raise body_too_large(bytes_max)
+        if clock.wall() - began > WallSeconds(loan.time.length + size / BODY_BYTES_A_SECOND):
+            raise body_too_slow()
         loan.add(len(part))
         parts.append(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -45,11 +45,13 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
-    """`event_data`: of a stream's error event, after so many other events; None: the same as `body`."""
+    """`event_data`: of a stream's error event, after so many other events; None: the same as `body`. `id_headers`: further
+    ones by which clients of the API tell a request."""
 
     body: Callable[[ApiError], bytes]
     event_head: bytes
     event_data: Callable[[ApiError, int], bytes] | None = None
+    id_headers: tuple[bytes, ...] = ()
 
     def event(self, error: ApiError, events: int) -> bytes:
         data = self.event_data(error, events) if self.event_data is not None else self.body(error)
@@ -97,7 +99,7 @@ def _anthropic_body(error: ApiError) -> bytes:
 
 OPENAI_ERRORS = ErrorShape(_openai_body, b"data: ")
 RESPONSES_ERRORS = ErrorShape(_openai_body, b"event: error\ndata: ", _responses_event)
-ANTHROPIC_ERRORS = ErrorShape(_anthropic_body, b"event: error\ndata: ")
+ANTHROPIC_ERRORS = ErrorShape(_anthropic_body, b"event: error\ndata: ", id_headers=(b"request-id",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,9 @@ credentials_unread = _Kind(
 )
 post_only = _Kind(405, "method_not_allowed", "This path takes POST only.", ((b"allow", b"POST"),))
 not_json = _Kind(415, "unsupported_media_type", "The body must be JSON, and the content-type application/json.")
+encoded_body = _Kind(
+    415, "unsupported_media_type", "The body must not be compressed: send it as it is, without content-encoding."
+)
 request_too_large = _Kind(
     413,
     FailReason.REQUEST_TOO_LARGE.value,
@@ -174,7 +179,7 @@ def bad_request(message: str, *, param: str | None = None, code: str = "invalid_
 
 
 def foreign_page() -> ApiError:
-    msg = "The request comes from a page of another site. Such pages are served only with credentials (--require-keys)."
+    msg = "The request comes from a page of another site. Your operator can name that page's origin with --cors-origin."
     return ApiError(403, "cross_site", msg)
 
 
@@ -254,6 +259,13 @@ def engine_broke_off(reason: str) -> ApiError:
     return ApiError(
         502, FailReason.ENGINE_FAILED.value, f"The engine broke off in the middle of its answer: {reason}. Ask again."
     )
+
+
+def engine_key_refused() -> ApiError:
+    msg = (
+        "The engine refused the key of this gateway. Ask your operator to check its engine key; yours is not to blame."
+    )
+    return ApiError(502, FailReason.ENGINE_FAILED.value, msg, headers=(NO_RETRY_HEADER,))
 
 
 def retry_budget_spent(reason: str) -> ApiError:

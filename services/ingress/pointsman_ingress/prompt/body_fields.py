@@ -28,8 +28,11 @@ OURS |= _names(
 
 FOR_TRUSTED = _names("chat_template media_io_kwargs mm_processor_kwargs prompt_embeds priority vllm_xargs")
 FOR_TRUSTED |= _names("previous_response_id previous_input_messages background data stream_interval")
+FOR_TRUSTED |= _names("include_reasoning stream_reasoning")
 """Refused from clients with keys unless the operator allows them: they take a template, tensors, a place in the queue,
-what the engine keeps of others, or several tokens in an event, which is counted as one where a stream ends early."""
+what the engine keeps of others, or hide tokens (several in an event, which is counted as one where a stream ends early)."""
+HARMLESS = {"background": b"false", "priority": b"0", "include_reasoning": b"true", "stream_reasoning": b"true"}
+"""Values of them that ask for nothing, as null does: the engines' defaults. Engines need not get them."""
 
 _SAMPLING = _names(
     "temperature top_p top_k min_p seed stop n logit_bias frequency_penalty presence_penalty repetition_penalty",
@@ -56,12 +59,12 @@ CHAT = (
     | _names(
         "messages max_completion_tokens tools tool_choice parallel_tool_calls functions function_call modalities audio"
     )
-    | _names("reasoning_effort include_reasoning separate_reasoning stream_reasoning reasoning prediction verbosity")
+    | _names("reasoning_effort separate_reasoning reasoning prediction verbosity")
     | _names("web_search_options")
 )
 RESPONSE = _GENERATED | _names(
     "input instructions max_output_tokens max_tool_calls tools tool_choice parallel_tool_calls reasoning text truncation",
-    "include include_reasoning prompt conversation chat_template_kwargs enable_response_messages",
+    "include prompt conversation chat_template_kwargs enable_response_messages",
 )
 MESSAGES = _COMMON | _names(
     "messages system tools tool_choice thinking temperature top_k top_p stop_sequences output_config output_format",
@@ -82,10 +85,11 @@ PAIRS = _POOLED | _names(
 TOKENIZE = _TEMPLATE | _names("model prompt messages tools add_special_tokens return_token_strs")
 DETOKENIZE = _names("model tokens skip_special_tokens")
 AUDIO = _SAMPLING | _names(
-    "file model language to_language prompt response_format timestamp_granularities timestamp_granularities[] include",
-    "include[] stream stream_include_usage stream_continuous_usage_stats max_completion_tokens hotwords user",
-    "chunking_strategy known_speaker_names[] known_speaker_references[]",
+    "file model language languages to_language prompt response_format timestamp_granularities include",
+    "stream stream_include_usage stream_continuous_usage_stats max_completion_tokens hotwords keywords",
+    "user chunking_strategy known_speaker_names known_speaker_references",
 )
+"""Lists and objects come as `NAME[]` and `NAME[KEY]`."""
 
 TEMPLATE_ARGUMENTS = "chat_template_kwargs"
 TEMPLATE = "chat_template"
@@ -128,7 +132,7 @@ class FieldRules:
             return CheckedFields(salted=salted)
         foreign = tuple(name for name in fields if name not in known and name not in self._further)
         for name in foreign:
-            if name in self._refused and bytes(fields[name]) != b"null":
+            if name in self._refused and bytes(fields[name]) not in (b"null", HARMLESS.get(name)):
                 raise field_not_allowed(name)
         return CheckedFields(foreign, salted=salted)
 
@@ -140,7 +144,8 @@ class FieldRules:
     def check_form(self, names: Collection[str]) -> None:
         """A form goes to the engine as it came, so unknown fields are refused. Raises ApiError."""
         for name in names:
-            if name not in AUDIO and name not in self._further:
+            field, _, _ = name.partition("[")
+            if field not in AUDIO and field not in self._further:
                 raise field_not_allowed(name)
 
 
