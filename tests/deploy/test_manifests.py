@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]  # its stubs are not worth a dependency
 
 from pointsman.runtime.settings import ENVIRONMENT_PREFIX, FILE_SUFFIX, FleetSettings
 from pointsman_cli.up.scripts import settings_type_of
@@ -14,6 +15,7 @@ from pointsman_ingress.settings import IngressSettings
 from tests.support.compose import ROOT, settings_of
 from tests.support.manifests import (
     KUBERNETES,
+    NAMESPACE,
     OVERLAYS,
     PODS,
     Object,
@@ -21,6 +23,7 @@ from tests.support.manifests import (
     all_pods,
     by_name,
     matches,
+    overlaid,
     pod_at,
     pods,
     rendered,
@@ -320,13 +323,43 @@ def test_kedas_object_asks_the_scaler_for_pods_of_two_instances_within_the_scale
     assert (trigger["type"], trigger["metricType"]) == ("metrics-api", "AverageValue")
     assert trigger["metadata"]["valueLocation"] == "desired"
     assert int(trigger["metadata"]["targetValue"]) == ranks
-    assert trigger["metadata"]["url"] == "http://pointsman-scaler.pointsman.svc:8080/desired"
+    assert trigger["metadata"]["url"] == f"http://pointsman-scaler.{NAMESPACE}.svc:8080/desired"
     assert by_name(objects, "Service")["pointsman-scaler"]["spec"]["ports"][0]["port"] == 8080
     assert scaled["spec"]["minReplicaCount"] * ranks == int(scaler["POINTSMAN_MIN_INSTANCES"])
     assert scaled["spec"]["maxReplicaCount"] * ranks == int(scaler["POINTSMAN_MAX_INSTANCES"])
     assert scaler["POINTSMAN_PROVIDER"] == "static"
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
     assert f"--data-parallel-size={ranks}" in container["args"]
+
+
+@pytest.mark.parametrize("resource", ["../single", "../ha", "../gpu-vllm"])
+def test_an_overlay_with_another_namespace_has_nothing_of_the_first(resource: str) -> None:
+    """Else the second deployment is scaled by the first one's scaler, and its accounts have no rights."""
+    own = {**own_overlay_of_the_page(), "namespace": "second", "resources": [resource]}
+    if resource == "../gpu-vllm":
+        own["transformers"] = ["../../components/keda/namespace"]  # as the page says
+    objects = overlaid(own)
+
+    assert {found["metadata"].get("namespace", found["metadata"]["name"]) for found in objects} == {"second"}
+    assert {found for path, found in walk(list(objects)) if path[-1:] == ("namespace",)} == {"second"}
+    for scaled in by_name(objects, "ScaledObject").values():
+        (trigger,) = scaled["spec"]["triggers"]
+        assert trigger["metadata"]["url"] == "http://pointsman-scaler.second.svc:8080/desired"
+
+
+def own_overlay_of_the_page() -> Object:
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/kubernetes.md").read_text(), re.DOTALL)
+    (found,) = (block for text in blocks if (block := yaml.safe_load(text))["kind"] == "Kustomization")
+    return dict(found)
+
+
+def test_an_image_of_engines_changes_where_no_gpu_is_free_within_the_time_that_engines_take() -> None:
+    (engines,) = (pod for pod in pods("gpu-vllm") if pod.name == "pointsman-vllm")
+    spec, start = engines.workload["spec"], engines.container["startupProbe"]
+
+    assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+    loading = start["periodSeconds"] * start["failureThreshold"]
+    assert spec["progressDeadlineSeconds"] > engines.spec["terminationGracePeriodSeconds"] + loading
 
 
 def test_prometheus_finds_every_process_and_knows_it_by_its_service() -> None:

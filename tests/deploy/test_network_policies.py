@@ -58,8 +58,9 @@ OWN_ENGINES = tuple(
     Peer(name, NAMESPACE, (("app", "own"), ("pointsman.io/pool", "default")), ENGINE_PORTS) for name in ("own", "own-2")
 )
 """Engines that are in no manifest of ours: they have the label alone."""
-PORTS = (53, 443, 4222, 5557, 5558, 5567, 5576, 5577, 6222, 6443, 8000, 8080, 8081, 8222)
-API_SERVER_PORTS = (443, 6443)
+PORTS = (53, 443, 4222, 5557, 5558, 5567, 5576, 5577, 6222, 6443, 8000, 8080, 8081, 8222, 8443, 16443)
+API_SERVER_PORTS = (443, 6443, 8443, 16443)
+"""After the translation of its Service's address: of most, of minikube, of MicroK8s."""
 
 
 def allowed(overlay: str) -> set[tuple[str, str, int]]:

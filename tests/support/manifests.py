@@ -2,6 +2,7 @@
 ones. (`kubectl label --local -o go-template-file` takes any object as a template's data, a chart's values too.)"""
 
 import json
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -103,6 +104,20 @@ def kubectl() -> Path:
 def rendered(overlay: str) -> tuple[Object, ...]:
     command = [str(kubectl()), "kustomize", str(KUBERNETES / "overlays" / overlay)]
     return _documents(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def overlaid(kustomization: Mapping[str, Any]) -> tuple[Object, ...]:
+    """Somebody's overlay, beside ours: its paths are those that it has there."""
+    with tempfile.TemporaryDirectory() as directory:
+        there = Path(directory).resolve()
+        moved = {
+            kind: [os.path.relpath(KUBERNETES / "overlays/own" / path, there) for path in kustomization[kind]]
+            for kind in ("resources", "components", "transformers")
+            if kind in kustomization
+        }
+        (there / "kustomization.yaml").write_text(yaml.safe_dump({**kustomization, **moved}))
+        command = [str(kubectl()), "kustomize", str(there)]
+        return _documents(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def chart(values: Mapping[str, Any]) -> tuple[Object, ...]:
