@@ -335,7 +335,7 @@ def test_kedas_object_asks_the_scaler_for_pods_of_two_instances_within_the_scale
 @pytest.mark.parametrize("resource", ["../single", "../ha", "../gpu-vllm"])
 def test_an_overlay_with_another_namespace_has_nothing_of_the_first(resource: str) -> None:
     """Else the second deployment is scaled by the first one's scaler, and its accounts have no rights."""
-    own = {**own_overlay_of_the_page(), "namespace": "second", "resources": [resource]}
+    own = {**overlays_of_the_page()[0], "namespace": "second", "resources": [resource]}
     if resource == "../gpu-vllm":
         own["transformers"] = ["../../components/keda/namespace"]  # as the page says
     objects = overlaid(own)
@@ -347,10 +347,34 @@ def test_an_overlay_with_another_namespace_has_nothing_of_the_first(resource: st
         assert trigger["metadata"]["url"] == "http://pointsman-scaler.second.svc:8080/desired"
 
 
-def own_overlay_of_the_page() -> Object:
+@pytest.mark.parametrize("own", [False, True], ids=["component", "page"])
+def test_a_scaler_that_starts_pods_has_the_account_the_role_and_the_variables_for_its_workload(own: bool) -> None:
+    component = {"resources": ["../single"], "components": ["../../components/kubernetes-provider"]}
+    documented = {**overlays_of_the_page()[1], "resources": ["../ha"]}
+    objects = overlaid({**(documented if own else component), "namespace": "second"})
+    pod = Pod("single", by_name(objects, "Deployment")["pointsman-scaler"])
+    role, binding = (by_name(objects, kind)["pointsman-scaler"] for kind in ("Role", "RoleBinding"))
+    kind, name = ("statefulset", "engines") if own else ("deployment", "pointsman-engine")
+
+    assert pod.spec["serviceAccountName"] in by_name(objects, "ServiceAccount")
+    assert pod.spec["automountServiceAccountToken"] is True
+    assert (binding["roleRef"]["name"], role["metadata"]["namespace"]) == ("pointsman-scaler", "second")
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "pointsman-scaler", "namespace": "second"}]
+    assert role["rules"] == [  # of which tests/contract/test_kubernetes_provider.py says that they are enough
+        {"apiGroups": ["apps"], "resources": [f"{kind}s/scale"], "verbs": ["get", "patch"], "resourceNames": [name]},
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"] if own else ["list", "patch"]},
+    ]
+    variables = pod.environment_in(objects)
+    assert variables["POINTSMAN_PROVIDER"] == "kubernetes"
+    assert variables["POINTSMAN_KUBERNETES_WORKLOAD"] == f"{kind}/{name}"
+    assert variables["POINTSMAN_KUBERNETES_NAMESPACE"] == "<metadata.namespace>"
+    if not own:
+        assert "replicas" not in by_name(objects, "Deployment")[name]["spec"]
+
+
+def overlays_of_the_page() -> list[Object]:
     blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/kubernetes.md").read_text(), re.DOTALL)
-    (found,) = (block for text in blocks if (block := yaml.safe_load(text))["kind"] == "Kustomization")
-    return dict(found)
+    return [block for text in blocks if (block := yaml.safe_load(text))["kind"] == "Kustomization"]
 
 
 def test_an_image_of_engines_changes_where_no_gpu_is_free_within_the_time_that_engines_take() -> None:

@@ -18,6 +18,7 @@ from tests.support.manifests import (
     Pod,
     by_name,
     console_pod,
+    overlaid,
     pods,
     rendered,
     selects,
@@ -116,6 +117,20 @@ def test_the_documented_policies_let_own_engines_download_and_transfer_and_route
         (source, target, port)
         for source, target in itertools.product((first, second), repeat=2)
         for port in (5600, 5601, 32_768, 45_000)
+    }
+
+
+def test_the_scaler_that_starts_pods_reaches_the_api_server_and_nothing_else_is_gained() -> None:
+    with_provider = overlaid(
+        {"resources": ["../single"], "components": ["../../components/kubernetes-provider"], "namespace": NAMESPACE}
+    )
+    before, after = (
+        connections(list(by_name(objects, "NetworkPolicy").values()), [peer_of(pod) for pod in pods("single")], PORTS)
+        for objects in (rendered("single"), with_provider)
+    )
+
+    assert after - before == {
+        ("scaler", outside, port) for outside in ("internet", "intranet") for port in API_SERVER_PORTS
     }
 
 
