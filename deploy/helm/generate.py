@@ -79,6 +79,16 @@ REPLICAS = re.compile(r"^  replicas: .*$", re.MULTILINE)
 UNLESS_KEDA = r"""{{- if not .Values.keda }}
 \g<0>
 {{- end }}"""
+# Of every pod, and of the accounts of the chart.
+BEFORE_PULL_SECRETS = re.compile(r"^(?P<indent>      )containers:$|^kind: ServiceAccount$", re.MULTILINE)
+PULL_SECRETS = """\
+{{{{- if .Values.imagePullSecrets }}}}
+{indent}imagePullSecrets:
+{{{{- range .Values.imagePullSecrets }}}}
+{indent}- name: {{{{ printf "%q" .name }}}}
+{{{{- end }}}}
+{{{{- end }}}}
+{before}"""
 HEAD = "{{/* Written by deploy/helm/generate.py (make manifests). */ -}}\n"
 RULE_HEAD = "# Written by deploy/helm/generate.py (make manifests) from deploy/observability.\n"
 SCHEMA_VERSION = "http://json-schema.org/draft-07/schema#"
@@ -107,7 +117,7 @@ def written(kubectl: Path) -> dict[Path, str]:
             text = text.replace("data:\n", f"data:\n{SETTINGS}", 1)
         if key == ("Deployment", "pointsman-vllm"):
             text = REPLICAS.sub(UNLESS_KEDA, text)
-        files[path] = files.get(path, HEAD) + text
+        files[path] = files.get(path, HEAD) + BEFORE_PULL_SECRETS.sub(with_pull_secrets, text)
     return files
 
 
@@ -134,11 +144,18 @@ def prometheus_rule() -> str:
     return RULE_HEAD + yaml.dump(rule, Dumper=Dumper, sort_keys=False, width=10_000)
 
 
+def with_pull_secrets(found: re.Match[str]) -> str:
+    return PULL_SECRETS.format(indent=found["indent"] or "", before=found[0])
+
+
 def schema() -> str:
     """Of the values, for Helm, whose message quotes it."""
     refused = {name: {"const": FIXED_REASON} for name in FIXED}
-    settings = {"type": "object", "properties": refused}
-    return json.dumps({"$schema": SCHEMA_VERSION, "properties": {"settings": settings}}, indent=2) + "\n"
+    properties = {
+        "settings": {"type": "object", "properties": refused},
+        "imagePullSecrets": {"type": "array", "items": {"type": "object", "required": ["name"]}},
+    }
+    return json.dumps({"$schema": SCHEMA_VERSION, "properties": properties}, indent=2) + "\n"
 
 
 def group(found: dict[str, Any]) -> str:

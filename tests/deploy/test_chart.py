@@ -57,6 +57,18 @@ def test_each_value_reaches_what_it_names() -> None:
     assert "- m/m\n" in text
 
 
+@pytest.mark.parametrize("overlay", VALUES)
+def test_every_pod_and_account_may_fetch_from_a_registry_that_wants_a_login(overlay: str) -> None:
+    secrets = [{"name": "registry"}, {"name": "other"}]
+    plain, changed = chart(VALUES[overlay]), chart({**VALUES[overlay], "imagePullSecrets": secrets, "console": True})
+    fetching = [o["spec"]["template"]["spec"] for o in changed if o["kind"] in WORKLOADS]
+    fetching += [found for found in changed if found["kind"] == "ServiceAccount"]
+
+    assert len(fetching) > 10
+    assert [found for found in fetching if found.get("imagePullSecrets") != secrets] == []
+    assert "imagePullSecrets" not in str(plain)
+
+
 def test_one_value_alone_gives_a_pool_of_one_kind_of_engines() -> None:
     engines = {"pointsman-engine", "pointsman-vllm"}
 
@@ -137,6 +149,8 @@ def test_values_are_text_or_switches_since_helm_reads_numbers_otherwise_than_kub
         found = pending.pop()
         if isinstance(found, dict):
             pending += found.values()
+        elif isinstance(found, list):
+            pending += found
         else:
             leaves.append(found)
 

@@ -18,6 +18,7 @@ from tests.support.manifests import (
     NAMESPACE,
     OVERLAYS,
     PODS,
+    WORKLOADS,
     Object,
     Pod,
     all_pods,
@@ -333,13 +334,16 @@ def test_kedas_object_asks_the_scaler_for_pods_of_two_instances_within_the_scale
 
 
 @pytest.mark.parametrize("resource", ["../single", "../ha", "../gpu-vllm"])
-def test_an_overlay_with_another_namespace_has_nothing_of_the_first(resource: str) -> None:
+def test_the_overlay_of_the_page_with_another_namespace_has_nothing_of_the_first(resource: str) -> None:
     """Else the second deployment is scaled by the first one's scaler, and its accounts have no rights."""
     own = {**overlays_of_the_page()[0], "namespace": "second", "resources": [resource]}
     if resource == "../gpu-vllm":
         own["transformers"] = ["../../components/keda/namespace"]  # as the page says
     objects = overlaid(own)
 
+    for found in objects:
+        if found["kind"] in WORKLOADS:
+            assert found["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": "registry"}]
     assert {found["metadata"].get("namespace", found["metadata"]["name"]) for found in objects} == {"second"}
     assert {found for path, found in walk(list(objects)) if path[-1:] == ("namespace",)} == {"second"}
     for scaled in by_name(objects, "ScaledObject").values():
