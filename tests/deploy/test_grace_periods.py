@@ -57,6 +57,23 @@ def test_no_process_of_any_deployment_is_killed_before_it_gives_up() -> None:
         assert where <= judged
 
 
+def test_no_program_of_our_image_is_process_1_of_a_pod_or_container() -> None:
+    """Process 1 ignores SIGTERM until it has a handler, so a pod that is stopped while Python loads takes its whole grace
+    period, of an ingress 620 s."""
+    ours = [pod for pod in (*all_pods(), console_pod()) if pod.container["image"].startswith("pointsman:")]
+    services = [service for service in compose_services().values() if service.get("image", "").startswith("pointsman:")]
+
+    assert {pod.name for pod in ours} >= {
+        "pointsman-ingress",
+        "pointsman-nats",
+        "pointsman-console",
+        "pointsman-engine",
+    }
+    assert [str(pod) for pod in ours if pod.spec.get("shareProcessNamespace") is not True] == []
+    assert services
+    assert [service for service in services if service.get("init") is not True] == []
+
+
 BUSY, IDLE = ('vllm:num_requests_running{engine="0"} 1.0\n', 'vllm:num_requests_running{engine="0"} 0.0\n')
 SLOW = TimeoutError("timed out")
 REFUSED = URLError(ConnectionRefusedError(111, "Connection refused"))

@@ -115,7 +115,7 @@ async def test_an_issuer_of_this_machine_is_read_without_a_proxy(monkeypatch: py
         monkeypatch.setenv(name, f"http://127.0.0.1:{closed}")
 
     async with running_issuer(RSA) as issuer, opened(issuer) as world:
-        assert await world.verifier.identity(world.token())
+        assert await world.verifier.identity(world.token()) == Identity(token_tenant("alice"))
 
 
 @pytest.mark.parametrize("key", [RSA, EC, ED], ids=lambda key: key.algorithm)
