@@ -338,7 +338,8 @@ def test_the_overlay_of_the_page_with_another_namespace_has_nothing_of_the_first
     """Else the second deployment is scaled by the first one's scaler, and its accounts have no rights."""
     own = {**overlays_of_the_page()[0], "namespace": "second", "resources": [resource]}
     if resource == "../gpu-vllm":
-        own["transformers"] = ["../../components/keda/namespace"]  # as the page says
+        own["transformers"] = ["../../components/keda/namespace"]
+        assert "`transformers: [../../components/keda/namespace]`" in (ROOT / "docs/kubernetes.md").read_text()
     objects = overlaid(own)
 
     for found in objects:

@@ -120,6 +120,16 @@ def test_the_documented_policies_let_own_engines_download_and_transfer_and_route
     }
 
 
+def test_cilium_is_told_of_the_same_pods() -> None:
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    blocks = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+    (cilium,) = (block for block in blocks if block["kind"] == "CiliumNetworkPolicy")
+    shipped = by_name(rendered("ha"), "NetworkPolicy")["pointsman-to-api-server"]
+
+    assert cilium["spec"]["endpointSelector"] == shipped["spec"]["podSelector"]
+    assert cilium["spec"]["egress"] == [{"toEntities": ["kube-apiserver"]}]
+
+
 def test_the_scaler_that_starts_pods_reaches_the_api_server_and_nothing_else_is_gained() -> None:
     with_provider = overlaid(
         {"resources": ["../single"], "components": ["../../components/kubernetes-provider"], "namespace": NAMESPACE}
