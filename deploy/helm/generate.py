@@ -1,4 +1,5 @@
-"""Writes what is made from deploy/kubernetes and deploy/observability: the chart's templates and the PrometheusRule.
+"""Writes what is made from deploy/kubernetes and deploy/observability: the chart's templates, the schema of its values and the
+PrometheusRule.
 
     make manifests
 
@@ -20,6 +21,7 @@ import yaml
 HERE = Path(__file__).parent
 KUBERNETES = HERE.parent / "kubernetes"
 TEMPLATES = HERE / "pointsman" / "templates"
+SCHEMA = HERE / "pointsman" / "values.schema.json"
 RULES = HERE.parent / "observability" / "alerts.yaml"
 PROMETHEUS_RULE = KUBERNETES / "components" / "monitoring" / "prometheus-rule.yaml"
 NAMESPACE = "pointsman"
@@ -59,18 +61,37 @@ SETTINGS = """\
   {{- end }}
   {{- end }}
 """
-SETTING = re.compile(r"^  (POINTSMAN_\w+): .*$", re.MULTILINE)
-# A setting of the manifests gives way to one of the values with its name.
-UNLESS_SET = r"""{{- if eq (print (index .Values.settings "\1")) "<nil>" }}
+# A setting of the manifests, in a ConfigMap or in `env`, gives way to one of the values with its name.
+SETTING = re.compile(r"^  (?P<name>POINTSMAN_\w+): .*$", re.MULTILINE)
+VARIABLE = re.compile(r"^( +)- name: (?P<name>POINTSMAN_\w+)\n\1  value: .*$", re.MULTILINE)
+UNLESS_SET = r"""{{- if eq (print (index .Values.settings "\g<name>")) "<nil>" }}
 \g<0>
 {{- end }}"""
+# But for those on which volumes, ports, names and accounts of the manifests depend: Helm refuses these values.
+FIXED = (
+    *("POINTSMAN_SECRET_FILE", "POINTSMAN_NATS_CREDENTIALS", "POINTSMAN_STATE_DIRECTORY"),
+    *("POINTSMAN_PORT", "POINTSMAN_ADMIN_HOST", "POINTSMAN_ADMIN_PORT"),
+    *("POINTSMAN_NAME", "POINTSMAN_PROVIDER"),
+)
+FIXED_REASON = "the chart's own; to change it use Kustomize or a post-renderer"
 REPLICAS = re.compile(r"^  replicas: .*$", re.MULTILINE)
 # The component keda removes them from an object of the component vllm: the chart has both as values.
 UNLESS_KEDA = r"""{{- if not .Values.keda }}
 \g<0>
 {{- end }}"""
+# Of every pod, and of the accounts of the chart.
+BEFORE_PULL_SECRETS = re.compile(r"^(?P<indent>      )containers:$|^kind: ServiceAccount$", re.MULTILINE)
+PULL_SECRETS = """\
+{{{{- if .Values.imagePullSecrets }}}}
+{indent}imagePullSecrets:
+{{{{- range .Values.imagePullSecrets }}}}
+{indent}- name: {{{{ printf "%q" .name }}}}
+{{{{- end }}}}
+{{{{- end }}}}
+{before}"""
 HEAD = "{{/* Written by deploy/helm/generate.py (make manifests). */ -}}\n"
 RULE_HEAD = "# Written by deploy/helm/generate.py (make manifests) from deploy/observability.\n"
+SCHEMA_VERSION = "http://json-schema.org/draft-07/schema#"
 ABSENT = object()
 Key = tuple[str, str]
 
@@ -79,7 +100,7 @@ def written(kubectl: Path) -> dict[Path, str]:
     """Text by path of everything that is generated."""
     base = objects(kubectl, {"resources": ["base"]})
     variants = {value: objects(kubectl, kustomization) for value, kustomization in VALUES.items()}
-    files = {PROMETHEUS_RULE: prometheus_rule()}
+    files = {PROMETHEUS_RULE: prometheus_rule(), SCHEMA: schema()}
     for key in sorted({key for found in (base, *variants.values()) for key in found}):
         if key[0] == "Namespace":
             continue  # helm makes it
@@ -88,11 +109,15 @@ def written(kubectl: Path) -> dict[Path, str]:
         example = next(form for form in (original, *forms.values()) if form is not ABSENT)
         path = TEMPLATES / f"{group(example)}.yaml"
         text = "".join(f"{line}\n" for line in entry([], original, forms, 0))
+        if key[0] == "ConfigMap":
+            text = SETTING.sub(UNLESS_SET, text)
+        elif "name: pointsman-settings" in text:
+            text = VARIABLE.sub(lambda one: one[0] if one["name"] in FIXED else one.expand(UNLESS_SET), text)
         if key == ("ConfigMap", "pointsman-settings"):
-            text = SETTING.sub(UNLESS_SET, text).replace("data:\n", f"data:\n{SETTINGS}", 1)
+            text = text.replace("data:\n", f"data:\n{SETTINGS}", 1)
         if key == ("Deployment", "pointsman-vllm"):
             text = REPLICAS.sub(UNLESS_KEDA, text)
-        files[path] = files.get(path, HEAD) + text
+        files[path] = files.get(path, HEAD) + BEFORE_PULL_SECRETS.sub(with_pull_secrets, text)
     return files
 
 
@@ -117,6 +142,20 @@ def prometheus_rule() -> str:
         "spec": {"groups": yaml.safe_load(RULES.read_text())["groups"] if RULES.exists() else []},
     }
     return RULE_HEAD + yaml.dump(rule, Dumper=Dumper, sort_keys=False, width=10_000)
+
+
+def with_pull_secrets(found: re.Match[str]) -> str:
+    return PULL_SECRETS.format(indent=found["indent"] or "", before=found[0])
+
+
+def schema() -> str:
+    """Of the values, for Helm, whose message quotes it."""
+    refused = {name: {"const": FIXED_REASON} for name in FIXED}
+    properties = {
+        "settings": {"type": "object", "properties": refused},
+        "imagePullSecrets": {"type": "array", "items": {"type": "object", "required": ["name"]}},
+    }
+    return json.dumps({"$schema": SCHEMA_VERSION, "properties": properties}, indent=2) + "\n"
 
 
 def group(found: dict[str, Any]) -> str:
@@ -232,7 +271,7 @@ def main() -> None:
         old.unlink()
     for path, text in files.items():
         path.write_text(text)
-    print(json.dumps({"templates": len(files) - 1}))
+    print(json.dumps({"templates": len(set(files) - {PROMETHEUS_RULE, SCHEMA})}))
 
 
 if __name__ == "__main__":

@@ -5,12 +5,13 @@ import re
 import tomllib
 from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml  # type: ignore[import-untyped]  # its stubs are not worth a dependency
 
 from tests.support.compose import ROOT
 from tests.support.deploy_scripts import deploy_script
-from tests.support.manifests import CHART, Object, by_name, chart, kubectl, rendered
+from tests.support.manifests import CHART, WORKLOADS, Object, Pod, by_name, chart, judged, kubectl, pods, rendered
 
 GPU = {"highAvailability": True, "vllm": {"enabled": True}, "monitoring": True, "keda": True}
 VALUES: dict[str, dict[str, Any]] = {
@@ -18,6 +19,11 @@ VALUES: dict[str, dict[str, Any]] = {
     "ha": {"highAvailability": True, "simulatedEngines": False},
     "gpu-vllm": GPU,
 }
+REFUSED = {
+    *("POINTSMAN_SECRET_FILE", "POINTSMAN_NATS_CREDENTIALS", "POINTSMAN_STATE_DIRECTORY", "POINTSMAN_PORT"),
+    *("POINTSMAN_ADMIN_HOST", "POINTSMAN_ADMIN_PORT", "POINTSMAN_NAME", "POINTSMAN_PROVIDER"),
+}
+"""Volumes, ports, names and accounts of the chart depend on them."""
 ACTION = re.compile(r"\{\{-?\s*(.*?)\s*-?\}\}")
 WORDS_OF_TEXT_TEMPLATE = {"if", "else", "end", "not", "range", "printf", "print", "index", "eq", "and"}
 
@@ -51,6 +57,18 @@ def test_each_value_reaches_what_it_names() -> None:
     assert "- m/m\n" in text
 
 
+@pytest.mark.parametrize("overlay", VALUES)
+def test_every_pod_and_account_may_fetch_from_a_registry_that_wants_a_login(overlay: str) -> None:
+    secrets = [{"name": "registry"}, {"name": "other"}]
+    plain, changed = chart(VALUES[overlay]), chart({**VALUES[overlay], "imagePullSecrets": secrets, "console": True})
+    fetching = [o["spec"]["template"]["spec"] for o in changed if o["kind"] in WORKLOADS]
+    fetching += [found for found in changed if found["kind"] == "ServiceAccount"]
+
+    assert len(fetching) > 10
+    assert [found for found in fetching if found.get("imagePullSecrets") != secrets] == []
+    assert "imagePullSecrets" not in str(plain)
+
+
 def test_one_value_alone_gives_a_pool_of_one_kind_of_engines() -> None:
     engines = {"pointsman-engine", "pointsman-vllm"}
 
@@ -72,6 +90,35 @@ def test_a_setting_may_be_of_any_type_and_counts_before_the_charts_own(value: ob
 
     for name in ("POINTSMAN_BLOCK_TOKENS", "POINTSMAN_NATS", "POINTSMAN_LOG_REPLICAS", "POINTSMAN_REQUIRE_KEYS"):
         assert settings_of({"settings": {name: value}}) == own | {name: text}
+
+
+@pytest.mark.parametrize("overlay", VALUES)
+def test_a_setting_reaches_every_process_or_is_refused_with_what_to_do(overlay: str) -> None:
+    """Whatever name the manifests give a value, in a ConfigMap or to one process."""
+    processes = [pod for pod in pods(overlay) if "pointsman-settings" in str(pod.container.get("envFrom"))]
+    names = {name for pod in processes for name in pod.environment() if name.startswith("POINTSMAN_")}
+    refused = {name: why for name in names if (why := refusal({**VALUES[overlay], "settings": {name: "12345"}}))}
+    taken = dict.fromkeys(names - set(refused), "12345")
+
+    objects = chart({**VALUES[overlay], "settings": taken})
+
+    assert processes
+    for found in objects:
+        if found["kind"] in WORKLOADS and found["metadata"]["name"] in {pod.name for pod in processes}:
+            assert taken.items() <= Pod(overlay, found).environment_in(objects).items()
+    assert set(refused) == REFUSED
+    for name, why in refused.items():
+        assert name in why
+        assert "post-renderer" in why
+
+
+def refusal(values: dict[str, Any]) -> str:
+    """Empty if Helm takes them."""
+    try:
+        judged(values)
+    except jsonschema.ValidationError as error:
+        return str(error)
+    return ""
 
 
 def settings_of(values: dict[str, Any]) -> dict[str, str]:
@@ -102,6 +149,8 @@ def test_values_are_text_or_switches_since_helm_reads_numbers_otherwise_than_kub
         found = pending.pop()
         if isinstance(found, dict):
             pending += found.values()
+        elif isinstance(found, list):
+            pending += found
         else:
             leaves.append(found)
 

@@ -3,13 +3,17 @@ of an engine's pod ends when the engine is idle, and not before."""
 
 import io
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import chain, repeat
 from types import SimpleNamespace
 from urllib.error import HTTPError, URLError
 
 import pytest
+from typing_extensions import override
 
+from pointsman.adapters.tcp_ports import free_ports
 from pointsman.runtime.supervision import STOP_SECONDS_MAX
 from pointsman_ingress.settings import IngressSettings
 from pointsman_worker.main import STOP_SECONDS_MAX as WORKER_STOP_SECONDS_MAX
@@ -53,6 +57,23 @@ def test_no_process_of_any_deployment_is_killed_before_it_gives_up() -> None:
         assert where <= judged
 
 
+def test_no_program_of_our_image_is_process_1_of_a_pod_or_container() -> None:
+    """Process 1 ignores SIGTERM until it has a handler, so a pod that is stopped while Python loads takes its whole grace
+    period, of an ingress 620 s."""
+    ours = [pod for pod in (*all_pods(), console_pod()) if pod.container["image"].startswith("pointsman:")]
+    services = [service for service in compose_services().values() if service.get("image", "").startswith("pointsman:")]
+
+    assert {pod.name for pod in ours} >= {
+        "pointsman-ingress",
+        "pointsman-nats",
+        "pointsman-console",
+        "pointsman-engine",
+    }
+    assert [str(pod) for pod in ours if pod.spec.get("shareProcessNamespace") is not True] == []
+    assert services
+    assert [service for service in services if service.get("init") is not True] == []
+
+
 BUSY, IDLE = ('vllm:num_requests_running{engine="0"} 1.0\n', 'vllm:num_requests_running{engine="0"} 0.0\n')
 SLOW = TimeoutError("timed out")
 REFUSED = URLError(ConnectionRefusedError(111, "Connection refused"))
@@ -82,7 +103,7 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[float, str]]:
             nonlocal now
             now += seconds
 
-        monkeypatch.setattr(script, "urlopen", look)
+        monkeypatch.setattr(script, "DIRECT", SimpleNamespace(open=look))
         monkeypatch.setattr(script, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
         monkeypatch.setattr(sys, "argv", ["wait_idle.py", "http://127.0.0.1:8000/metrics"])
         try:
@@ -102,6 +123,30 @@ def test_an_engine_that_answers_late_or_badly_keeps_its_streams(
 
     assert error == ""
     assert seconds > 7.0, "five looks, and 5 s after the last trouble"
+
+
+def test_the_hook_asks_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a proxy for downloads cuts the streams: it says that nothing listens at 127.0.0.1."""
+    (closed,) = free_ports(1)
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{closed}")
+    script = deploy_script("kubernetes/base/wait_idle.py")
+    with HTTPServer(("127.0.0.1", 0), Busy) as server:
+        server.timeout = 5.0
+        threading.Thread(target=server.handle_request).start()
+
+        assert script.requests_in(f"http://127.0.0.1:{server.server_port}/metrics") == 1.0
+
+
+class Busy(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(BUSY.encode())
+
+    @override
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
 
 
 def test_the_hook_of_an_engine_that_is_gone_ends_at_once(waited: Callable[..., tuple[float, str]]) -> None:

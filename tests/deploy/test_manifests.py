@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]  # its stubs are not worth a dependency
 
 from pointsman.runtime.settings import ENVIRONMENT_PREFIX, FILE_SUFFIX, FleetSettings
 from pointsman_cli.up.scripts import settings_type_of
@@ -14,13 +15,16 @@ from pointsman_ingress.settings import IngressSettings
 from tests.support.compose import ROOT, settings_of
 from tests.support.manifests import (
     KUBERNETES,
+    NAMESPACE,
     OVERLAYS,
     PODS,
+    WORKLOADS,
     Object,
     Pod,
     all_pods,
     by_name,
     matches,
+    overlaid,
     pod_at,
     pods,
     rendered,
@@ -320,13 +324,71 @@ def test_kedas_object_asks_the_scaler_for_pods_of_two_instances_within_the_scale
     assert (trigger["type"], trigger["metricType"]) == ("metrics-api", "AverageValue")
     assert trigger["metadata"]["valueLocation"] == "desired"
     assert int(trigger["metadata"]["targetValue"]) == ranks
-    assert trigger["metadata"]["url"] == "http://pointsman-scaler.pointsman.svc:8080/desired"
+    assert trigger["metadata"]["url"] == f"http://pointsman-scaler.{NAMESPACE}.svc:8080/desired"
     assert by_name(objects, "Service")["pointsman-scaler"]["spec"]["ports"][0]["port"] == 8080
     assert scaled["spec"]["minReplicaCount"] * ranks == int(scaler["POINTSMAN_MIN_INSTANCES"])
     assert scaled["spec"]["maxReplicaCount"] * ranks == int(scaler["POINTSMAN_MAX_INSTANCES"])
     assert scaler["POINTSMAN_PROVIDER"] == "static"
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
     assert f"--data-parallel-size={ranks}" in container["args"]
+
+
+@pytest.mark.parametrize("resource", ["../single", "../ha", "../gpu-vllm"])
+def test_the_overlay_of_the_page_with_another_namespace_has_nothing_of_the_first(resource: str) -> None:
+    """Else the second deployment is scaled by the first one's scaler, and its accounts have no rights."""
+    own = {**overlays_of_the_page()[0], "namespace": "second", "resources": [resource]}
+    if resource == "../gpu-vllm":
+        own["transformers"] = ["../../components/keda/namespace"]
+        assert "`transformers: [../../components/keda/namespace]`" in (ROOT / "docs/kubernetes.md").read_text()
+    objects = overlaid(own)
+
+    for found in objects:
+        if found["kind"] in WORKLOADS:
+            assert found["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+    assert {found["metadata"].get("namespace", found["metadata"]["name"]) for found in objects} == {"second"}
+    assert {found for path, found in walk(list(objects)) if path[-1:] == ("namespace",)} == {"second"}
+    for scaled in by_name(objects, "ScaledObject").values():
+        (trigger,) = scaled["spec"]["triggers"]
+        assert trigger["metadata"]["url"] == "http://pointsman-scaler.second.svc:8080/desired"
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["component", "page"])
+def test_a_scaler_that_starts_pods_has_the_account_the_role_and_the_variables_for_its_workload(own: bool) -> None:
+    component = {"resources": ["../single"], "components": ["../../components/kubernetes-provider"]}
+    documented = {**overlays_of_the_page()[1], "resources": ["../ha"]}
+    objects = overlaid({**(documented if own else component), "namespace": "second"})
+    pod = Pod("single", by_name(objects, "Deployment")["pointsman-scaler"])
+    role, binding = (by_name(objects, kind)["pointsman-scaler"] for kind in ("Role", "RoleBinding"))
+    kind, name = ("statefulset", "engines") if own else ("deployment", "pointsman-engine")
+
+    assert pod.spec["serviceAccountName"] in by_name(objects, "ServiceAccount")
+    assert pod.spec["automountServiceAccountToken"] is True
+    assert (binding["roleRef"]["name"], role["metadata"]["namespace"]) == ("pointsman-scaler", "second")
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "pointsman-scaler", "namespace": "second"}]
+    assert role["rules"] == [  # of which tests/contract/test_kubernetes_provider.py says that they are enough
+        {"apiGroups": ["apps"], "resources": [f"{kind}s/scale"], "verbs": ["get", "patch"], "resourceNames": [name]},
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"] if own else ["list", "patch"]},
+    ]
+    variables = pod.environment_in(objects)
+    assert variables["POINTSMAN_PROVIDER"] == "kubernetes"
+    assert variables["POINTSMAN_KUBERNETES_WORKLOAD"] == f"{kind}/{name}"
+    assert variables["POINTSMAN_KUBERNETES_NAMESPACE"] == "<metadata.namespace>"
+    if not own:
+        assert "replicas" not in by_name(objects, "Deployment")[name]["spec"]
+
+
+def overlays_of_the_page() -> list[Object]:
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/kubernetes.md").read_text(), re.DOTALL)
+    return [block for text in blocks if (block := yaml.safe_load(text))["kind"] == "Kustomization"]
+
+
+def test_an_image_of_engines_changes_where_no_gpu_is_free_within_the_time_that_engines_take() -> None:
+    (engines,) = (pod for pod in pods("gpu-vllm") if pod.name == "pointsman-vllm")
+    spec, start = engines.workload["spec"], engines.container["startupProbe"]
+
+    assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+    loading = start["periodSeconds"] * start["failureThreshold"]
+    assert spec["progressDeadlineSeconds"] > engines.spec["terminationGracePeriodSeconds"] + loading
 
 
 def test_prometheus_finds_every_process_and_knows_it_by_its_service() -> None:

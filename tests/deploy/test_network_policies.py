@@ -18,6 +18,7 @@ from tests.support.manifests import (
     Pod,
     by_name,
     console_pod,
+    overlaid,
     pods,
     rendered,
     selects,
@@ -58,8 +59,9 @@ OWN_ENGINES = tuple(
     Peer(name, NAMESPACE, (("app", "own"), ("pointsman.io/pool", "default")), ENGINE_PORTS) for name in ("own", "own-2")
 )
 """Engines that are in no manifest of ours: they have the label alone."""
-PORTS = (53, 443, 4222, 5557, 5558, 5567, 5576, 5577, 6222, 6443, 8000, 8080, 8081, 8222)
-API_SERVER_PORTS = (443, 6443)
+PORTS = (53, 443, 4222, 5557, 5558, 5567, 5576, 5577, 6222, 6443, 8000, 8080, 8081, 8222, 8443, 16443)
+API_SERVER_PORTS = (443, 6443, 8443, 16443)
+"""After the translation of its Service's address: of most, of minikube, of MicroK8s."""
 
 
 def allowed(overlay: str) -> set[tuple[str, str, int]]:
@@ -115,6 +117,30 @@ def test_the_documented_policies_let_own_engines_download_and_transfer_and_route
         (source, target, port)
         for source, target in itertools.product((first, second), repeat=2)
         for port in (5600, 5601, 32_768, 45_000)
+    }
+
+
+def test_cilium_is_told_of_the_same_pods() -> None:
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    blocks = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+    (cilium,) = (block for block in blocks if block["kind"] == "CiliumNetworkPolicy")
+    shipped = by_name(rendered("ha"), "NetworkPolicy")["pointsman-to-api-server"]
+
+    assert cilium["spec"]["endpointSelector"] == shipped["spec"]["podSelector"]
+    assert cilium["spec"]["egress"] == [{"toEntities": ["kube-apiserver"]}]
+
+
+def test_the_scaler_that_starts_pods_reaches_the_api_server_and_nothing_else_is_gained() -> None:
+    with_provider = overlaid(
+        {"resources": ["../single"], "components": ["../../components/kubernetes-provider"], "namespace": NAMESPACE}
+    )
+    before, after = (
+        connections(list(by_name(objects, "NetworkPolicy").values()), [peer_of(pod) for pod in pods("single")], PORTS)
+        for objects in (rendered("single"), with_provider)
+    )
+
+    assert after - before == {
+        ("scaler", outside, port) for outside in ("internet", "intranet") for port in API_SERVER_PORTS
     }
 
 

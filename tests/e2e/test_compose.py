@@ -182,6 +182,44 @@ def test_haproxy_bounds_its_files_and_asks_for_no_more_than_the_host_allows() ->
     assert "ulimits" not in compose_services(CLUSTER_FILE)["haproxy"]
 
 
+def test_haproxy_has_the_configuration_of_the_page_where_names_and_networks_do_not_differ() -> None:
+    page = (ROOT / "docs/operations.md").read_text()
+    (documented,) = re.findall(r"```haproxy\n(.*?)```", page, re.DOTALL)
+    shipped = directives((CLUSTER_FILE.parent / "haproxy/haproxy.cfg").read_text())
+
+    missing = [
+        words
+        for words in directives(documented)
+        if not any(words[0] == ours[0] and set(words) <= set(ours) for ours in shipped) and words[0] != "server"
+    ]
+
+    assert missing == []
+
+
+def directives(configuration: str) -> list[list[str]]:
+    lines = (line.partition("#")[0].split() for line in configuration.splitlines())
+    return [words for words in lines if words]
+
+
+def test_who_asks_others_or_itself_by_http_does_so_without_the_proxies_of_dockers_client() -> None:
+    """Compose hands them to each container, whose own variables count before them. requests knows ALL_PROXY, too."""
+    services = {**compose_services(), **compose_services(CLUSTER_FILE)}
+    foreign = {
+        name
+        for name, service in services.items()
+        if re.search("wget|urllib", str(service.get("healthcheck", {}).get("test")))
+    }
+    own = {service.name for service in own_services()}
+
+    assert {"prometheus", "grafana", "haproxy", "engine-gpu-0"} <= foreign
+    for name in foreign | own:
+        environment = (compose_services().get(name) or services[name])["environment"]
+        assert {environment.get(variable) for variable in ("HTTP_PROXY", "http_proxy")} == {""}, name
+    for name in own:
+        environment = compose_services()[name]["environment"]
+        assert {environment.get(variable) for variable in ("ALL_PROXY", "all_proxy")} == {""}, name
+
+
 def test_nobody_signs_in_to_grafana() -> None:
     """https://grafana.com/docs/grafana/latest/setup-grafana/configure-grafana: by default admin/admin does."""
     settings = compose_services()["grafana"]["environment"]

@@ -1,13 +1,17 @@
 """How a process ends: by which signal, how often it comes, and when it gives up on itself."""
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+KILLED_EXIT_CODE = 137
 PROGRAM = """
 import asyncio, time
 from pointsman.runtime import supervision
@@ -52,7 +56,7 @@ def test_the_same_signal_once_more_at_once_is_no_second_one() -> None:
         said.append(line_of(process))
 
     assert said == ["ready", "stopping False", ""]
-    assert process.returncode == -signal.SIGKILL
+    assert process.returncode == KILLED_EXIT_CODE
 
 
 @pytest.mark.parametrize("signals", [1, 2])
@@ -66,7 +70,24 @@ def test_who_does_not_end_in_the_time_it_has_is_killed(signals: int) -> None:
             process.send_signal(signal.SIGTERM)
         process.wait(30)
 
-    assert process.returncode == -signal.SIGKILL
+    assert process.returncode == KILLED_EXIT_CODE
+
+
+def test_the_first_process_of_a_container_ends_likewise() -> None:
+    """The kernel drops a SIGKILL that it sends itself."""
+    as_first = ("unshare", "--pid", "--fork", "--kill-child")
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*as_first, "true"], check=False, capture_output=True).returncode
+    ):
+        pytest.skip("no process namespaces can be made here")
+    with running(PROGRAM.format(same=0, patience=0.2, then="await asyncio.Event().wait()"), as_first) as process:
+        line_of(process)
+        (first,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(first), signal.SIGTERM)
+        line_of(process)
+
+        assert process.wait(10) == KILLED_EXIT_CODE
 
 
 @pytest.mark.parametrize("error", ["ValueError('broken')", "asyncio.CancelledError"])
@@ -92,8 +113,8 @@ def test_tasks_that_are_cancelled_as_the_process_stops_are_no_failures() -> None
 
 
 @contextmanager
-def running(program: str) -> "Iterator[subprocess.Popen[str]]":
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+def running(program: str, before: Sequence[str] = ()) -> "Iterator[subprocess.Popen[str]]":
+    with subprocess.Popen([*before, sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process
             process.wait(30)

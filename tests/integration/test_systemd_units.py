@@ -10,6 +10,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -22,6 +23,7 @@ from pointsman.runtime.embedded_nats import nats_server_binary
 from pointsman.runtime.settings import ENVIRONMENT_PREFIX, FILE_SUFFIX, PUBLIC_SECRET, FleetSettings, options
 from pointsman_cli.console.command import console_command
 from pointsman_cli.up.scripts import settings_type_of
+from pointsman_scaler.settings import ScalerSettings
 from tests.support.certificates import Authority
 from tests.support.systemd import ROOT, UNITS, Unit, drop_ins, make_root, units
 
@@ -110,14 +112,31 @@ def test_no_unit_takes_the_memory_of_its_host_and_the_bus_may_have_most() -> Non
     assert {unit.settings["TasksMax"][-1] for unit in units()} == {"512"}
 
 
-def test_the_drop_in_of_a_scaler_that_starts_processes_hands_it_the_secret_and_ends_no_engine() -> None:
+def test_the_drop_in_of_a_scaler_that_starts_processes_hands_it_what_they_need_and_ends_no_engine() -> None:
     """docs/operations.md, Scaling: an instance outlives its scaler. By default systemd ends what a unit has started."""
-    (drop_in,) = re.findall(
-        r"```ini\n# \S+/pointsman-scaler\.service\.d/\S+\n\[Service\]\n(.*?)```", OPERATIONS, re.DOTALL
-    )
-    scheduler = (UNITS / "pointsman-scheduler.service").read_text().splitlines()
+    drop_in = scaler_drop_in("process.conf")
+    worker = (UNITS / "pointsman-worker.service").read_text().splitlines()
+    seed = [line.replace("NATS_CRED", "WORKER_CRED") for line in worker if "worker.nk" in line]
+    state = ["StateDirectory=pointsman-scaler", "Environment=POINTSMAN_ENGINE_DIRECTORY=%S/pointsman-scaler"]
+    names = {f"{ENVIRONMENT_PREFIX}{field.name.upper()}" for field in fields(ScalerSettings)}
 
-    assert drop_in.splitlines() == [*(line for line in scheduler if "secret" in line), "KillMode=process"]
+    assert drop_in == [*(line for line in worker if "secret" in line), *seed, *state, "KillMode=process"]
+    assert {line.split("=")[1] for line in drop_in if line.startswith("Environment=")} - NOT_CALLED_A_SETTING <= names
+
+
+def test_the_drop_in_for_engines_on_gpus_takes_back_what_keeps_them_from_starting() -> None:
+    confined = units()[-1].settings
+    pairs = [line.split("=", 1) for line in scaler_drop_in("process-gpu.conf")]
+    lifted = {name: value for name, value in pairs if name != "Environment"}
+
+    assert {"PrivateDevices", "MemoryDenyWriteExecute", "RestrictAddressFamilies"} <= set(lifted) <= set(confined)
+    assert {confined[name][-1] == value for name, value in lifted.items()} == {False}
+
+
+def scaler_drop_in(name: str) -> list[str]:
+    pattern = rf"```ini\n# \S+/pointsman-scaler\.service\.d/{re.escape(name)}\n\[Service\]\n(.*?)```"
+    (found,) = re.findall(pattern, OPERATIONS, re.DOTALL)
+    return str(found).splitlines()
 
 
 def test_the_console_reads_its_table_and_has_only_its_own_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

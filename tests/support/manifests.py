@@ -2,6 +2,7 @@
 ones. (`kubectl label --local -o go-template-file` takes any object as a template's data, a chart's values too.)"""
 
 import json
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]  # its stubs are not worth a dependency
 import yaml  # type: ignore[import-untyped]  # its stubs are not worth a dependency
 from typing_extensions import override
 
@@ -67,11 +69,14 @@ class Pod:
 
     def environment(self) -> dict[str, str]:
         """As the container gets it. What only the cluster knows stands as `<metadata.name>`."""
-        maps = {o["metadata"]["name"]: o["data"] for o in rendered(self.overlay) if o["kind"] == "ConfigMap"}
+        return self.environment_in(rendered(self.overlay))
+
+    def environment_in(self, objects: tuple[Object, ...]) -> dict[str, str]:
+        maps = {name: found["data"] for name, found in by_name(objects, "ConfigMap").items()}
         found: dict[str, str] = {}
         for source in self.container.get("envFrom", []):
-            found |= maps[source["configMapRef"]["name"]]
-        for variable in self.container.get("env", []):
+            found |= maps[source["configMapRef"]["name"]] or {}
+        for variable in self.container.get("env") or []:
             match variable.get("valueFrom"):
                 case None:
                     found[variable["name"]] = variable["value"]
@@ -105,13 +110,27 @@ def rendered(overlay: str) -> tuple[Object, ...]:
     return _documents(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
+def overlaid(kustomization: Mapping[str, Any]) -> tuple[Object, ...]:
+    """Somebody's overlay, beside ours: its paths are those that it has there."""
+    with tempfile.TemporaryDirectory() as directory:
+        there = Path(directory).resolve()
+        moved = {
+            kind: [os.path.relpath(KUBERNETES / "overlays/own" / path, there) for path in kustomization[kind]]
+            for kind in ("resources", "components", "transformers")
+            if kind in kustomization
+        }
+        (there / "kustomization.yaml").write_text(yaml.safe_dump({**kustomization, **moved}))
+        command = [str(kubectl()), "kustomize", str(there)]
+        return _documents(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
 def chart(values: Mapping[str, Any]) -> tuple[Object, ...]:
-    """`values`: beside those of values.yaml."""
+    """`values`: beside those of values.yaml. Raises ValidationError."""
     data = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": "values"},
-        "Values": merged(yaml.safe_load((CHART / "values.yaml").read_text()), values),
+        "Values": judged(values),
         "Release": {"Name": "pointsman", "Namespace": NAMESPACE},
     }
     with tempfile.TemporaryDirectory() as directory:
@@ -132,6 +151,13 @@ def chart(values: Mapping[str, Any]) -> tuple[Object, ...]:
         result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert result.returncode == 0, result.stderr
     return _documents(result.stdout)
+
+
+def judged(values: Mapping[str, Any]) -> dict[str, Any]:
+    """With those of values.yaml. Raises ValidationError where Helm refuses them."""
+    whole = merged(yaml.safe_load((CHART / "values.yaml").read_text()), values)
+    jsonschema.validate(whole, json.loads((CHART / "values.schema.json").read_text()))
+    return whole
 
 
 def merged(values: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

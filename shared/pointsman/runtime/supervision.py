@@ -1,6 +1,7 @@
 """Runs a service: event loop, signals, logging. A failure of any task ends the process."""
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
@@ -17,6 +18,8 @@ log = structlog.get_logger()
 STOP_SECONDS_MAX = 10.0
 """Then the process is killed; usually 0.2 to 3 s. An ingress has longer."""
 SAME_SIGNAL_SECONDS = 0.5
+KILLED_EXIT_CODE = 128 + signal.SIGKILL
+"""Of a process that gives up. It sends itself no SIGKILL: the first process of a container does not get it."""
 
 
 class TaskCancelledError(Exception):
@@ -136,7 +139,7 @@ def _on_signal(supervisor: Supervisor, number: signal.Signals) -> None:
 
 def _give_up(seconds: float) -> None:
     log.error("shutdown_timeout", seconds=seconds)
-    signal.raise_signal(signal.SIGKILL)
+    os._exit(KILLED_EXIT_CODE)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

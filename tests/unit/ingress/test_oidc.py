@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.tcp_ports import free_ports
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_ingress.http import issuer_keys
@@ -81,6 +82,40 @@ async def opened(
 async def world() -> AsyncIterator[World]:
     async with running_issuer(RSA, EC, ED, WEAK) as issuer, opened(issuer) as world:
         yield world
+
+
+async def test_an_issuer_on_the_internet_is_read_through_the_proxy_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[bytes] = []
+    monkeypatch.setattr(issuer_keys, "RETRY_WALL_SECONDS", WallSeconds(0.01))
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readline())
+        writer.write(b"HTTP/1.1 502 no way out\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as proxy:
+        port = proxy.sockets[0].getsockname()[1]
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("NO_PROXY", "intranet.invalid")
+        outside, inside = Issuer(), Issuer()
+        outside.url, inside.url = "https://login.invalid/realms/main", "https://login.intranet.invalid"
+        async with opened(inside, is_read=False) as unread, opened(outside, is_read=False) as refused:
+            await eventually(lambda: "502" in refused.board.missing_parts[ISSUER_PART])
+            await eventually(lambda: "not read yet" not in unread.board.missing_parts[ISSUER_PART])
+
+    assert set(asked) == {b"CONNECT login.invalid:443 HTTP/1.1\r\n"}
+
+
+async def test_an_issuer_of_this_machine_is_read_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else whoever runs the proxy has keys of the issuer."""
+    (closed,) = free_ports(1)
+    for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{closed}")
+
+    async with running_issuer(RSA) as issuer, opened(issuer) as world:
+        assert await world.verifier.identity(world.token()) == Identity(token_tenant("alice"))
 
 
 @pytest.mark.parametrize("key", [RSA, EC, ED], ids=lambda key: key.algorithm)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import msgspec
@@ -153,11 +154,18 @@ def is_trustworthy(url: str) -> bool:
     return bool(host) and (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host)))
 
 
+def _proxy_of(url: str) -> str | None:
+    """HTTPS_PROXY of the environment, but for the hosts of NO_PROXY. What is read by http is this machine's own, which no proxy
+    may answer for."""
+    parts = urlsplit(url)
+    return getproxies().get("https") if parts.scheme == "https" and not proxy_bypass(parts.netloc) else None
+
+
 async def _document(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
     """Raises IssuerUnreachableError."""
     try:
         headers = {"accept": "application/json", "accept-encoding": "identity"}
-        async with session.get(url, allow_redirects=False, headers=headers) as answer:
+        async with session.get(url, allow_redirects=False, headers=headers, proxy=_proxy_of(url)) as answer:
             if answer.status != 200:
                 refused = f"{url} answers {answer.status}"
                 raise IssuerUnreachableError(refused)
