@@ -564,6 +564,29 @@ async def test_a_leader_whose_clock_is_set_forward_removes_nobody_who_goes_on_re
         assert InstanceId("a") in scheduler.state.fleet
 
 
+@pytest.mark.parametrize("set_by", [86_400.0, -86_400.0])
+@in_virtual_time
+async def test_a_leader_whose_clock_is_set_ends_only_what_has_run_too_long_since(set_by: float) -> None:
+    """So does a successor whose clock differs by as much."""
+    clock = SettableClock()
+    world = World(clock=clock)
+    await world.append(world.joined("a"))
+    settings = {"request_seconds_max": 20.0, "waiter_seconds": 600.0, "suspect_seconds": 60.0, "leave_seconds": 60.0}
+    async with world.scheduler(**settings) as first:
+        await world.route("r", [1])
+        clock.set_by = set_by
+        await asyncio.sleep(5.0)
+        assert RequestId("r") in first.state.workload.requests, "it has run for 5 s"
+    async with world.scheduler("successor", **settings) as second:
+        clock.set_by = 2 * set_by
+        await asyncio.sleep(15.0)
+        assert RequestId("r") in second.state.workload.requests
+        await eventually(lambda: RequestId("r") not in second.state.workload.requests, seconds=10.0)
+
+    cancelled = [event.cause for event in await world.events() if isinstance(event, RequestCancelled)]
+    assert cancelled == [CancelCause.NEVER_ENDED]
+
+
 @in_virtual_time
 async def test_the_leader_keeps_no_reply_to_a_request_that_its_ingress_has_ended() -> None:
     world = World()
