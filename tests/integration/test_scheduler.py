@@ -571,7 +571,12 @@ async def test_a_leader_whose_clock_is_set_ends_only_what_has_run_too_long_since
     clock = SettableClock()
     world = World(clock=clock)
     await world.append(world.joined("a"))
-    settings = {"request_seconds_max": 20.0, "waiter_seconds": 600.0, "suspect_seconds": 60.0, "leave_seconds": 60.0}
+    settings: dict[str, Any] = {
+        "request_seconds_max": 20.0,
+        "waiter_seconds": 600.0,
+        "suspect_seconds": 60.0,
+        "leave_seconds": 60.0,
+    }
     async with world.scheduler(**settings) as first:
         await world.route("r", [1])
         clock.set_by = set_by

@@ -1,8 +1,10 @@
 """Outcomes (as in `attainment`), placed prefill work and answers of the last `window_s` engine seconds; at most
-RECORDS_MAX of each."""
+RECORDS_MAX of each. The window is of the leader's time: what ingresses date counts between the arrivals and placements
+around it in the log, so that an ingress with a wrong clock neither hides the outcomes of others nor its own."""
 
 from collections import OrderedDict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from typing_extensions import override
 
@@ -60,12 +62,40 @@ class Answer:
     refused: bool = False
 
 
+Record = TypeVar("Record", Outcome, Answer)
+
+
+class _Recent(Generic[Record]):
+    def __init__(self, window_s: EngineSeconds) -> None:
+        self._window_s = window_s
+        self._records: deque[Record] = deque(maxlen=RECORDS_MAX)
+        self._undated = 0
+        """Newest records behind the last time of the leader."""
+        self._leader_at: EngineSeconds = float("-inf")
+
+    def add(self, record: Record) -> None:
+        self._records.append(replace(record, at=max(record.at, self._leader_at)))
+        self._undated = min(self._undated + 1, len(self._records))
+
+    def reached(self, at: EngineSeconds) -> None:
+        """What the leader's clock shows."""
+        for place in range(-self._undated, 0):
+            if self._records[place].at > at:
+                self._records[place] = replace(self._records[place], at=at)
+        self._leader_at, self._undated = at, 0
+        while self._records and self._records[0].at < at - self._window_s:
+            self._records.popleft()
+
+    def since(self, at: EngineSeconds) -> list[Record]:
+        return [record for record in self._records if record.at >= at]
+
+
 class ServiceWindow(OutcomeTracker):
     def __init__(self, window_s: EngineSeconds) -> None:
         self._window_s = window_s
-        self._outcomes: deque[Outcome] = deque(maxlen=RECORDS_MAX)
+        self._outcomes = _Recent[Outcome](window_s)
         self._prefills: OrderedDict[RequestId, Prefill] = OrderedDict()
-        self._answers: deque[Answer] = deque(maxlen=RECORDS_MAX)
+        self._answers = _Recent[Answer](window_s)
         self.first_at: EngineSeconds = float("inf")
         """Of the first arrival."""
         self.last_arrival_at: EngineSeconds = float("-inf")
@@ -81,14 +111,8 @@ class ServiceWindow(OutcomeTracker):
         self.first_at = self.last_arrival_at = at
 
     def outcomes(self, since: EngineSeconds) -> Outcomes:
-        total = on_time = refused = 0
-        for outcome in reversed(self._outcomes):
-            if outcome.at < since:
-                break
-            total += 1
-            on_time += outcome.on_time
-            refused += outcome.refused
-        return Outcomes(total, on_time, refused)
+        found = self._outcomes.since(since)
+        return Outcomes(len(found), sum(each.on_time for each in found), sum(each.refused for each in found))
 
     def prefills(self, since: EngineSeconds) -> list[Prefill]:
         """In order, each at its last placement."""
@@ -96,15 +120,17 @@ class ServiceWindow(OutcomeTracker):
 
     def answers(self, since: EngineSeconds) -> list[Answer]:
         """Of two tokens and more."""
-        return [answer for answer in self._answers if answer.at >= since]
+        return self._answers.since(since)
 
     @override
     def arrived(self, request: Request, at: EngineSeconds) -> None:
         self.first_at = min(self.first_at, at)
         self.last_arrival_at = at
+        self._reached(at)
 
     @override
     def placed(self, request: Request, at: EngineSeconds) -> None:
+        self._reached(at)
         keys = request.keys
         self._prefills.pop(request.id, None)
         self._prefills[request.id] = Prefill(
@@ -147,14 +173,12 @@ class ServiceWindow(OutcomeTracker):
     def _answered(
         self, request: Request, at: EngineSeconds, *, in_time: bool = False, tokens: Tokens = 0, refused: bool = False
     ) -> None:
-        answers = self._answers
-        answers.append(Answer(at, in_time, request.slo_tpot, request.prompt_tokens, tokens, refused))
-        while answers[0].at < at - self._window_s:
-            answers.popleft()
+        self._answers.add(Answer(at, in_time, request.slo_tpot, request.prompt_tokens, tokens, refused))
 
     @override
     def outcome(self, request: Request, at: EngineSeconds, *, on_time: bool, refused: bool = False) -> None:
-        outcomes = self._outcomes
-        outcomes.append(Outcome(at, on_time, refused))
-        while outcomes[0].at < at - self._window_s:
-            outcomes.popleft()
+        self._outcomes.add(Outcome(at, on_time, refused))
+
+    def _reached(self, at: EngineSeconds) -> None:
+        self._outcomes.reached(at)
+        self._answers.reached(at)
