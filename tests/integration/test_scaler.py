@@ -359,6 +359,25 @@ async def test_an_engine_that_is_down_for_as_long_as_a_start_may_take_is_replace
 
 
 @in_virtual_time
+async def test_who_has_served_is_not_stopped_while_its_worker_is_away_whatever_clock_dates_its_epochs() -> None:
+    """Of a worker whose clock is behind, every epoch looks like one from before the engine's start."""
+    async with pool() as (world, provider), running(scaler_of(world, provider, "s1", start_seconds_max=60.0)):
+        await settled(world, 1)
+        provider.age = 20.0
+        await asyncio.sleep(1.0)
+        provider.answering = False
+        await world.append(
+            InstanceLeft(at=world.clock.now(), instance=InstanceId("e1"), epoch=Epoch(1), reason="not heard of")
+        )
+        provider.age = 120.0
+        await asyncio.sleep(100.0)
+        assert provider.stopped == []
+
+        provider.age = 90.0  # it has been started again since, and has not joined
+        await eventually(lambda: provider.stopped == ["e1"], seconds=5.0)
+
+
+@in_virtual_time
 async def test_a_step_that_fails_does_not_hold_up_the_others() -> None:
     async with pool() as (world, provider):
 
