@@ -32,8 +32,9 @@ from pointsman.runtime.supervision import Supervisor
 from pointsman_cli.scale import show
 from pointsman_scaler.service import ScalerService
 from pointsman_scaler.settings import ScalerSettings
-from tests.integration.test_scheduler import POOL, SettableClock, World
+from tests.integration.test_scheduler import POOL, World
 from tests.support.events import finished, first_token, reported
+from tests.support.settable_clock import SettableClock
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import eventually
 
@@ -437,7 +438,7 @@ async def test_what_a_person_drains_is_replaced_and_comes_back_when_asked() -> N
 
 @in_virtual_time
 async def test_requests_wait_for_a_pool_that_sleeps_and_wake_it() -> None:
-    settings = {"scaling": "slo_attainment", "min_instances": 0}
+    settings: dict[str, Any] = {"scaling": "slo_attainment", "min_instances": 0}
     async with pool(hold_seconds=20.0) as (world, provider), running(scaler_of(world, provider, "s1", **settings)):
         await settled(world, 1)
         await scale(world, 0)

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import AnyCommand, LogEvent, encode
@@ -43,13 +42,14 @@ from pointsman.contracts.subjects import (
 )
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.ports import CommandTimeoutError, LogEntry, Reply, UnconfirmedWrites
-from pointsman.primitives import EngineSeconds, InstanceId, PoolName, RequestId, Term, WallSeconds
+from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.simulation.replay import verify
 from pointsman_lab.memory.log import Fault, MemoryBroker, MemoryLog
 from pointsman_scheduler.service import SchedulerService
 from tests.support.events import finished, first_token, joined, reported, route, stored
 from tests.support.log_reading import events_in, whole_log
 from tests.support.scheduling import running_scheduler
+from tests.support.settable_clock import SettableClock
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import eventually
 
@@ -538,16 +538,6 @@ async def test_a_leader_that_stood_still_first_hears_what_was_said_meanwhile() -
         await world.follow("kept", waiting=[])
 
         assert RequestId("kept") in scheduler.state.workload.requests
-
-
-class SettableClock(ScaledClock):
-    """Of a machine that was suspended without its wall time, or whose clock somebody set."""
-
-    set_by = 0.0
-
-    @override
-    def now(self) -> EngineSeconds:
-        return super().now() + self.set_by * self.speed
 
 
 @pytest.mark.parametrize("speed", [1.0, 10.0])
