@@ -3,7 +3,7 @@
 from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import EngineSeconds, WallSeconds
 
 
 class SettableClock(ScaledClock):
@@ -11,7 +11,13 @@ class SettableClock(ScaledClock):
 
     set_by = 0.0
     """Unix seconds."""
+    waited = WallSeconds(0.0)
+    """That have passed without a test."""
 
     @override
     def now(self) -> EngineSeconds:
-        return super().now() + self.set_by * self.speed
+        return super().now() + (self.set_by + float(self.waited)) * self.speed
+
+    @override
+    def wall(self) -> WallSeconds:
+        return super().wall() + self.waited
