@@ -583,6 +583,21 @@ async def test_a_leader_whose_clock_is_set_ends_only_what_has_run_too_long_since
 
 
 @in_virtual_time
+async def test_a_leader_that_stands_still_now_and_then_ends_what_has_run_too_long_all_the_same() -> None:
+    clock = SettableClock()
+    world = World(clock=clock)
+    await world.append(world.joined("a"))
+    settings: dict[str, Any] = {"request_seconds_max": 20.0, "waiter_seconds": 600.0, "leave_seconds": 600.0}
+    async with world.scheduler(**settings) as scheduler:
+        await world.route("r", [1])
+        for _ in range(10):
+            clock.waited = WallSeconds(clock.waited + 2.0)
+            await asyncio.sleep(0.3)
+
+        assert RequestId("r") not in scheduler.state.workload.requests
+
+
+@in_virtual_time
 async def test_the_leader_keeps_no_reply_to_a_request_that_its_ingress_has_ended() -> None:
     world = World()
     await world.append(world.joined("a"))

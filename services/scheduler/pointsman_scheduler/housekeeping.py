@@ -83,12 +83,12 @@ class Housekeeping:
             began, before = self._clock.wall(), offset
             await self._clock.sleep_wall(PERIOD_WALL_SECONDS)
             offset = self._clock_offset()
-            slept, stepped = self._clock.wall() - began, offset - before
-            suspended = max(slept, stepped, -stepped) > SUSPENDED_WALL_SECONDS
+            slept, stepped = self._clock.wall() - began, abs(offset - before)
             instances = len(self._replica.state.fleet.instances)
-            if suspended:
+            is_deaf = slept > SUSPENDED_WALL_SECONDS or not self._commands.connected
+            if stepped > SUSPENDED_WALL_SECONDS:
                 self._log_liveness.clock_was_set()
-            elif not self._commands.connected or self._log_liveness.log_is_silent(instances):
+            elif is_deaf or self._log_liveness.log_is_silent(instances):
                 self._log_liveness.listen_from_now()
             rarely = turn % max(1, instances // INSTANCES_A_TURN) != 0
             for name, step in steps:

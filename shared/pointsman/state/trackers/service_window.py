@@ -62,34 +62,6 @@ class Answer:
     refused: bool = False
 
 
-Record = TypeVar("Record", Outcome, Answer)
-
-
-class _Recent(Generic[Record]):
-    def __init__(self, window_s: EngineSeconds) -> None:
-        self._window_s = window_s
-        self._records: deque[Record] = deque(maxlen=RECORDS_MAX)
-        self._undated = 0
-        """Newest records behind the last time of the leader."""
-        self._leader_at: EngineSeconds = float("-inf")
-
-    def add(self, record: Record) -> None:
-        self._records.append(replace(record, at=max(record.at, self._leader_at)))
-        self._undated = min(self._undated + 1, len(self._records))
-
-    def reached(self, at: EngineSeconds) -> None:
-        """What the leader's clock shows."""
-        for place in range(-self._undated, 0):
-            if self._records[place].at > at:
-                self._records[place] = replace(self._records[place], at=at)
-        self._leader_at, self._undated = at, 0
-        while self._records and self._records[0].at < at - self._window_s:
-            self._records.popleft()
-
-    def since(self, at: EngineSeconds) -> list[Record]:
-        return [record for record in self._records if record.at >= at]
-
-
 class ServiceWindow(OutcomeTracker):
     def __init__(self, window_s: EngineSeconds) -> None:
         self._window_s = window_s
@@ -182,3 +154,31 @@ class ServiceWindow(OutcomeTracker):
     def _reached(self, at: EngineSeconds) -> None:
         self._outcomes.reached(at)
         self._answers.reached(at)
+
+
+Record = TypeVar("Record", Outcome, Answer)
+
+
+class _Recent(Generic[Record]):
+    def __init__(self, window_s: EngineSeconds) -> None:
+        self._window_s = window_s
+        self._records: deque[Record] = deque(maxlen=RECORDS_MAX)
+        self._undated = 0
+        """Newest records behind the last time of the leader."""
+        self._leader_at: EngineSeconds = float("-inf")
+
+    def add(self, record: Record) -> None:
+        self._records.append(replace(record, at=max(record.at, self._leader_at)))
+        self._undated = min(self._undated + 1, len(self._records))
+
+    def reached(self, at: EngineSeconds) -> None:
+        """What the leader's clock shows."""
+        for place in range(-self._undated, 0):
+            if self._records[place].at > at:
+                self._records[place] = replace(self._records[place], at=at)
+        self._leader_at, self._undated = at, 0
+        while self._records and self._records[0].at < at - self._window_s:
+            self._records.popleft()
+
+    def since(self, at: EngineSeconds) -> list[Record]:
+        return [record for record in self._records if record.at >= at]
