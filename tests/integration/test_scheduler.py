@@ -591,7 +591,7 @@ async def test_a_leader_that_stands_still_now_and_then_ends_what_has_run_too_lon
     async with world.scheduler(**settings) as scheduler:
         await world.route("r", [1])
         for _ in range(10):
-            clock.waited = WallSeconds(clock.waited + 2.0)
+            clock.waited += WallSeconds(2.0)
             await asyncio.sleep(0.3)
 
         assert RequestId("r") not in scheduler.state.workload.requests

@@ -83,7 +83,7 @@ class Housekeeping:
             began, before = self._clock.wall(), offset
             await self._clock.sleep_wall(PERIOD_WALL_SECONDS)
             offset = self._clock_offset()
-            slept, stepped = self._clock.wall() - began, abs(offset - before)
+            slept, stepped = self._clock.wall() - began, max(offset - before, before - offset)
             instances = len(self._replica.state.fleet.instances)
             is_deaf = slept > SUSPENDED_WALL_SECONDS or not self._commands.connected
             if stepped > SUSPENDED_WALL_SECONDS:
