@@ -22,11 +22,12 @@ from pointsman_cli.main import main
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_recorder import archive as archive_module
 from pointsman_recorder.archive import Archive, Batch, Row
-from pointsman_recorder.retention import BATCH_ROWS, DAY_SECONDS, Retention, RetentionLimits
+from pointsman_recorder.retention import BATCH_ROWS, DAY_SECONDS, NEWEST_ROWS, Retention, RetentionLimits
 from pointsman_recorder.service import Recorder
 from tests.support.archives import archive_at, ask
 from tests.support.events import joined, stored
 from tests.support.postgres import way_to
+from tests.support.settable_clock import SettableClock
 from tests.support.waiting import eventually
 
 POOL = PoolName("default")
@@ -63,9 +64,15 @@ async def fill(archive: Archive, log: str, rows: list[Row], dead_rows: list[Row]
     await archive.store(Batch(logs=[named], dead_letters=dead_rows or []))
 
 
-def retention(archive: Archive, board: HealthBoard | None = None, **bounds: Any) -> Retention:
-    log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
-    return Retention(archive, log, ScaledClock(), board or HealthBoard(pool=POOL), RetentionLimits(**bounds))
+async def fill_until_now(archive: Archive, log: str, first: Sequence = 1) -> None:
+    now = ScaledClock().now()
+    await fill(archive, log, [row(log, first + n, now) for n in range(NEWEST_ROWS)])
+
+
+def retention(archive: Archive, *, clock: ScaledClock | None = None, **bounds: Any) -> Retention:
+    clock = clock or ScaledClock()
+    log = MemoryBroker(POOL).client(clock, name="test").log
+    return Retention(archive, log, clock, HealthBoard(pool=POOL), RetentionLimits(**bounds))
 
 
 async def test_what_is_older_than_the_bound_goes_and_nothing_else_not_even_the_dead_letters_between(url: str) -> None:
@@ -94,7 +101,7 @@ async def test_the_oldest_log_goes_first_with_its_gaps_and_the_newest_entry_stay
         gap = {"log": "2026-01-01#2", "sequence": 1, "after_log": "2026-01-01", "after_sequence": 30, "reason": "x"}
         await archive.store(Batch(gaps=[gap]))
 
-        await retention(archive, age=DAY_SECONDS).look()
+        await retention(archive, bytes=1).look()
 
         assert await ask(archive, "SELECT log FROM logs") == [("2026-02-01",)]
         assert await ask(archive, "SELECT * FROM gaps") == []
@@ -109,11 +116,42 @@ async def test_a_few_entries_with_a_time_far_ahead_hold_nothing_back(url: str) -
     now = ScaledClock().now()
     async with archive_at(url) as archive:
         ahead = [row("a", n, now + 9 * DAY_SECONDS if n % 7 == 0 else 1000.0) for n in range(1, 3001)]
-        await fill(archive, "a", [*ahead, row("a", 3001, now)])
+        await fill(archive, "a", ahead)
+        await fill_until_now(archive, "a", 3001)
 
         await retention(archive, age=DAY_SECONDS).look()
 
-        assert await ask(archive, "SELECT sequence FROM events") == [(3001,)]
+        assert await ask(archive, "SELECT min(sequence), count(*) FROM events") == [(3001, NEWEST_ROWS)]
+
+
+async def test_a_recorder_whose_date_is_wrong_deletes_nothing_that_is_young_by_the_log(url: str) -> None:
+    now, clock = ScaledClock().now(), SettableClock()
+    young = [row("a", n, now - 3 * DAY_SECONDS * (1 - n / 3000)) for n in range(1, 3001)]
+    young[-2]["at"] = now + 90 * DAY_SECONDS  # one event of a worker whose date is wrong, too
+    async with archive_at(url) as archive:
+        await fill(archive, "a", young)
+        kept = retention(archive, clock=clock, age=2 * DAY_SECONDS)
+        clock.set_by = 30 * DAY_SECONDS
+        await kept.look()
+        after = (await ask(archive, "SELECT count(*) FROM events"))[0][0]
+        clock.set_by = 0.0
+        await kept.look()
+
+        assert await ask(archive, "SELECT count(*) FROM events") == [(after,)]
+    assert 2000 - BATCH_ROWS // 2 <= after <= 2000 + BATCH_ROWS
+
+
+async def test_entries_grow_old_though_no_others_come(url: str) -> None:
+    now, clock = ScaledClock().now(), SettableClock()
+    async with archive_at(url) as archive:
+        await fill(archive, "a", [row("a", n, now - 5 * DAY_SECONDS) for n in range(1, 201)])
+        kept = retention(archive, clock=clock, age=2 * DAY_SECONDS)
+        await kept.look()
+        before = (await ask(archive, "SELECT count(*) FROM events"))[0][0]
+        clock.waited = WallSeconds(2.1 * DAY_SECONDS)
+        await kept.look()
+
+        assert (before, await ask(archive, "SELECT sequence FROM events")) == (200, [(200,)])
 
 
 async def test_the_archive_stays_below_its_bound_in_bytes_and_keeps_what_fits(url: str) -> None:
@@ -203,7 +241,7 @@ async def test_a_new_sqlite_file_shrinks_and_an_old_one_uses_its_space_again(tmp
         async with archive_at(f"sqlite+aiosqlite:///{file}") as archive:
             await fill(archive, "a", [row("a", n, 1000.0, blocks=40) for n in range(1, 8001)])
             before = (await retention(archive)._pruning.size()).disk
-            await retention(archive, age=DAY_SECONDS).look()
+            await retention(archive, bytes=1).look()
             await fill(archive, "b", [row("b", n, 1000.0, blocks=40) for n in range(1, 4001)])
             size = await retention(archive)._pruning.size()
             sizes[file] = (before, size.disk, size.used)
@@ -276,6 +314,7 @@ async def test_recording_goes_on_while_a_backlog_is_pruned(url: str) -> None:
     log = broker.client(ScaledClock(), name="test").log
     async with archive_at(url) as archive:
         await fill(archive, "2000-01-01", [row("2000-01-01", n, 1000.0) for n in range(1, 20_001)])
+        await fill_until_now(archive, "2000-01-02")
         recorder = Recorder(
             log, archive, ScaledClock(), HealthBoard(), batch_events=50, batch_seconds=WallSeconds(0.01)
         )
@@ -297,7 +336,10 @@ async def test_recording_goes_on_while_a_backlog_is_pruned(url: str) -> None:
             await asyncio.gather(*tasks, return_exceptions=True)
 
         assert recorded_during > 10
-        assert await ask(archive, "SELECT log, count(*) FROM events GROUP BY log") == [("memory-1", number)]
+        assert await ask(archive, "SELECT log, count(*) FROM events GROUP BY log ORDER BY log") == [
+            ("2000-01-02", NEWEST_ROWS),
+            ("memory-1", number),
+        ]
 
 
 async def test_an_archive_that_begins_behind_the_log_is_reported(url: str) -> None:

@@ -108,6 +108,37 @@ async def test_a_stream_passes_through_and_its_first_and_last_bytes_are_in_the_l
     assert (end.prompt_tokens, end.completion_tokens, end.cached_tokens) == (200, 3, 64)
 
 
+@pytest.mark.parametrize("step", [3_600.0, -3_600.0])
+async def test_an_ingress_whose_clock_is_set_dates_anew_and_measures_as_before(
+    world: World, monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    """Once before the first token and once behind it."""
+    now, steps = ScaledClock.now, list[float]()
+    monkeypatch.setattr(ScaledClock, "now", lambda clock: now(clock) + sum(steps))
+    world.one.pause = asyncio.Event()
+    world.one.script.append(Behaviour.PAUSES)
+    began = now(ScaledClock())
+
+    asking = asyncio.ensure_future(world.post(COMPLETIONS, STREAM))
+    await eventually(lambda: world.one.received)
+    steps.append(step)
+    world.one.pause.set()
+    async with await asking as answer:
+        await answer.content.readline()
+        steps.append(step)
+        world.one.resumes.set()
+        await answer.read()
+
+    first, end = await world.events()
+    assert isinstance(first, PrefillFinished)
+    assert isinstance(end, RequestFinished)
+    took = now(ScaledClock()) - began
+    assert [round((event.at - began) / step) for event in (first, end)] == [1, 2]
+    for measured in (first.ttft, first.prefill, end.ttft, end.e2e):
+        assert 0 < measured < took
+    assert 0 <= end.tpot < took
+
+
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False, "of_tomorrow": 1}])
 async def test_the_usage_of_a_stream_is_learned_without_the_client_seeing_it(world: World, options: Any) -> None:
     body = {**TOKENS, "stream": True, "stream_options": options, "text": "né\u0301"}

@@ -23,6 +23,7 @@ from pointsman.contracts.decisions import ScaleApplied, ScaleDecided
 from pointsman.contracts.fleet import InstanceDraining, InstanceLeft, InstanceUndrained
 from pointsman.contracts.subjects import admin_subject
 from pointsman.policies.policy_set import scaling_policy
+from pointsman.policies.setting_text import settings_of
 from pointsman.ports import CommandTimeoutError, InstanceProvider, NoResponderError, ProvidedInstance, ProviderError
 from pointsman.primitives import Epoch, InstanceId, WallSeconds
 from pointsman.runtime import telemetry
@@ -33,6 +34,7 @@ from pointsman_scaler.service import ScalerService
 from pointsman_scaler.settings import ScalerSettings
 from tests.integration.test_scheduler import POOL, World
 from tests.support.events import finished, first_token, reported
+from tests.support.settable_clock import SettableClock
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import eventually
 
@@ -95,17 +97,22 @@ class EnginesInTheLog(InstanceProvider):
             await asyncio.sleep(0.3)
 
 
-def scaler_of(world: World, provider: InstanceProvider, name: str, **settings: Any) -> ScalerService:
+def scaler_of(
+    world: World, provider: InstanceProvider, name: str, *, ahead: float = 0.0, **settings: Any
+) -> ScalerService:
+    """`ahead`: its clock."""
     chosen = ScalerSettings(**{"min_instances": 1, "max_instances": 6, "scaler_lease_seconds": 0.6} | settings)
-    link = world.broker.client(name=name, clock=world.clock)
+    clock = SettableClock()
+    clock.set_by = ahead
+    link = world.broker.client(name=name, clock=clock)
     return ScalerService(
         event_log=link.log,
         checkpoints=link.checkpoints,
         commands=link.commands,
         lease=link.scaler_lease,
         provider=provider,
-        policy=scaling_policy(chosen.scaling),
-        clock=world.clock,
+        policy=scaling_policy(chosen.scaling, settings_of(chosen.set, {"scaling": ""})),
+        clock=clock,
         board=HealthBoard(),
         settings=chosen,
         name=name,
@@ -353,6 +360,25 @@ async def test_an_engine_that_is_down_for_as_long_as_a_start_may_take_is_replace
 
 
 @in_virtual_time
+async def test_who_has_served_is_not_stopped_while_its_worker_is_away_whatever_clock_dates_its_epochs() -> None:
+    """Of a worker whose clock is behind, every epoch looks like one from before the engine's start."""
+    async with pool() as (world, provider), running(scaler_of(world, provider, "s1", start_seconds_max=60.0)):
+        await settled(world, 1)
+        provider.age = 20.0
+        await asyncio.sleep(1.0)
+        provider.answering = False
+        await world.append(
+            InstanceLeft(at=world.clock.now(), instance=InstanceId("e1"), epoch=Epoch(1), reason="not heard of")
+        )
+        provider.age = 120.0
+        await asyncio.sleep(100.0)
+        assert provider.stopped == []
+
+        provider.age = 90.0  # it has been started again since, and has not joined
+        await eventually(lambda: provider.stopped == ["e1"], seconds=5.0)
+
+
+@in_virtual_time
 async def test_a_step_that_fails_does_not_hold_up_the_others() -> None:
     async with pool() as (world, provider):
 
@@ -412,7 +438,7 @@ async def test_what_a_person_drains_is_replaced_and_comes_back_when_asked() -> N
 
 @in_virtual_time
 async def test_requests_wait_for_a_pool_that_sleeps_and_wake_it() -> None:
-    settings = {"scaling": "slo_attainment", "min_instances": 0}
+    settings: dict[str, Any] = {"scaling": "slo_attainment", "min_instances": 0}
     async with pool(hold_seconds=20.0) as (world, provider), running(scaler_of(world, provider, "s1", **settings)):
         await settled(world, 1)
         await scale(world, 0)
@@ -618,3 +644,32 @@ async def test_nobody_is_stopped_when_the_log_is_lost() -> None:
 
     assert provider.stopped == []
     assert provider.started == ["e1", "e2", "e3"]
+
+
+@pytest.mark.parametrize("ahead", [0.0, 86_400.0, -86_400.0])
+@in_virtual_time
+async def test_a_scaler_whose_clock_is_wrong_sizes_the_pool_like_any_other(ahead: float) -> None:
+    """It grows for nobody who is on time, sleeps no earlier and no later, and can tell after a restart."""
+    settings: dict[str, Any] = {"ahead": ahead, "scaling": "slo_attainment", "min_instances": 0}
+    settings["set"] = ("scaling.idle_s=80",)
+    async with pool(hold_seconds=20.0) as (world, provider):
+        async with running(scaler_of(world, provider, "s1", **settings)):
+            await settled(world, 1)
+            for number in range(25):  # as many as it judges by
+                await world.route(f"r{number}", [], prompt_tokens=64, max_output_tokens=1)
+            await asyncio.sleep(3.0)
+        async with running(scaler := scaler_of(world, provider, "s2", **settings)):
+            await asyncio.sleep(1.5)
+            assert await decisions(world) == [1], "they still have half a second"
+            for number in range(25):
+                await world.append(first_token(f"r{number}", "e1", at=world.clock.now()))
+                await world.append(finished(f"r{number}", "e1", at=world.clock.now()))
+            await world.route("last", [1])
+            await world.append(finished("last", "e1", at=world.clock.now()))
+            await asyncio.sleep(78.0)
+            assert await decisions(world) == [1], "the last came less than 80 s ago"
+            await eventually(lambda: scaler.state.scaling.wanted == 0, seconds=5.0)
+
+
+async def decisions(world: World) -> list[int]:
+    return [event.wanted for event in await world.events() if isinstance(event, ScaleDecided)]

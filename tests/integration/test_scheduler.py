@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import AnyCommand, LogEvent, encode
@@ -43,13 +42,14 @@ from pointsman.contracts.subjects import (
 )
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.ports import CommandTimeoutError, LogEntry, Reply, UnconfirmedWrites
-from pointsman.primitives import EngineSeconds, InstanceId, PoolName, RequestId, Term, WallSeconds
+from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.simulation.replay import verify
 from pointsman_lab.memory.log import Fault, MemoryBroker, MemoryLog
 from pointsman_scheduler.service import SchedulerService
 from tests.support.events import finished, first_token, joined, reported, route, stored
 from tests.support.log_reading import events_in, whole_log
 from tests.support.scheduling import running_scheduler
+from tests.support.settable_clock import SettableClock
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import eventually
 
@@ -540,16 +540,6 @@ async def test_a_leader_that_stood_still_first_hears_what_was_said_meanwhile() -
         assert RequestId("kept") in scheduler.state.workload.requests
 
 
-class SettableClock(ScaledClock):
-    """Of a machine that was suspended without its wall time, or whose clock somebody set."""
-
-    set_by = 0.0
-
-    @override
-    def now(self) -> EngineSeconds:
-        return super().now() + self.set_by * self.speed
-
-
 @pytest.mark.parametrize("speed", [1.0, 10.0])
 @in_virtual_time
 async def test_a_leader_whose_clock_is_set_forward_removes_nobody_who_goes_on_reporting(speed: float) -> None:
@@ -562,6 +552,49 @@ async def test_a_leader_whose_clock_is_set_forward_removes_nobody_who_goes_on_re
 
         assert not {"InstanceSuspected", "InstanceLeft"} & set(await world.kinds())
         assert InstanceId("a") in scheduler.state.fleet
+
+
+@pytest.mark.parametrize("set_by", [86_400.0, -86_400.0])
+@in_virtual_time
+async def test_a_leader_whose_clock_is_set_ends_only_what_has_run_too_long_since(set_by: float) -> None:
+    """So does a successor whose clock differs by as much."""
+    clock = SettableClock()
+    world = World(clock=clock)
+    await world.append(world.joined("a"))
+    settings: dict[str, Any] = {
+        "request_seconds_max": 20.0,
+        "waiter_seconds": 600.0,
+        "suspect_seconds": 60.0,
+        "leave_seconds": 60.0,
+    }
+    async with world.scheduler(**settings) as first:
+        await world.route("r", [1])
+        clock.set_by = set_by
+        await asyncio.sleep(5.0)
+        assert RequestId("r") in first.state.workload.requests, "it has run for 5 s"
+    async with world.scheduler("successor", **settings) as second:
+        clock.set_by = 2 * set_by
+        await asyncio.sleep(15.0)
+        assert RequestId("r") in second.state.workload.requests
+        await eventually(lambda: RequestId("r") not in second.state.workload.requests, seconds=10.0)
+
+    cancelled = [event.cause for event in await world.events() if isinstance(event, RequestCancelled)]
+    assert cancelled == [CancelCause.NEVER_ENDED]
+
+
+@in_virtual_time
+async def test_a_leader_that_stands_still_now_and_then_ends_what_has_run_too_long_all_the_same() -> None:
+    clock = SettableClock()
+    world = World(clock=clock)
+    await world.append(world.joined("a"))
+    settings: dict[str, Any] = {"request_seconds_max": 20.0, "waiter_seconds": 600.0, "leave_seconds": 600.0}
+    async with world.scheduler(**settings) as scheduler:
+        await world.route("r", [1])
+        for _ in range(10):
+            clock.waited += WallSeconds(2.0)
+            await asyncio.sleep(0.3)
+
+        assert RequestId("r") not in scheduler.state.workload.requests
 
 
 @in_virtual_time

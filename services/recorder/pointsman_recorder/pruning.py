@@ -117,6 +117,17 @@ class Pruning:
                     return Beginning(identity, found.sequence, found.at)
         return None
 
+    async def newest_times(self, rows_max: int) -> list[EngineSeconds]:
+        """Of the newest events, the newest first."""
+        times: list[EngineSeconds] = []
+        async with self._archive.reading() as connection:
+            for log in (await connection.execute(sa.select(logs.c.log).order_by(*_by_age))).scalars().all()[::-1]:
+                last = sa.select(events.c.at).where(events.c.log == log).order_by(events.c.sequence.desc())
+                times += (await connection.execute(last.limit(rows_max - len(times)))).scalars()
+                if len(times) == rows_max:
+                    break
+        return times
+
     async def _is_held_back(self, connection: AsyncConnection) -> bool:
         return self._is_sqlite and await _wal_bytes(connection) > WAL_BYTES_MAX
 

@@ -1,6 +1,8 @@
 """Retention of the archive, by age and size. In: the limits. Out: the oldest entries deleted, the oldest log first, in
 batches of at most BATCH_ROWS, each a short transaction on a connection of its own; after each, and after each part of the
-file that is given back, the database rests as long as it worked. The newest entry always stays: it is where recording goes on."""
+file that is given back, the database rests as long as it worked. The newest entry always stays: it is where recording goes on.
+The age of an entry is against this machine's date, or against what the log has reached, whichever is earlier: a date that is
+wrong for a while deletes nothing for good."""
 
 from collections.abc import Awaitable
 from dataclasses import dataclass
@@ -9,7 +11,7 @@ from typing import TypeVar
 import structlog
 
 from pointsman.ports import Clock, EventLog, LogMissingError, LogUnavailableError
-from pointsman.primitives import Seconds, WallSeconds
+from pointsman.primitives import EngineSeconds, Seconds, WallSeconds, engine_seconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.health import HealthBoard
 from pointsman_recorder.archive import Archive
@@ -24,6 +26,8 @@ BATCH_ROWS = 1000
 LOOK_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 PAUSE_WALL_SECONDS_MIN: WallSeconds = WallSeconds(0.02)
 DAY_SECONDS: Seconds = 86_400.0
+NEWEST_ROWS = 101
+"""Of which the middle time counts, as of a batch, so that no single wrong one does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +48,8 @@ class Retention:
         self._clock = clock
         self._board = board
         self._limits = limits
+        self._reached: tuple[EngineSeconds, WallSeconds] = (0.0, clock.wall())
+        """Middle time of the newest rows, and when it became that."""
         pool = board.pool
         self._used = telemetry.ARCHIVE_BYTES.labels(pool, "used")
         self._disk = telemetry.ARCHIVE_BYTES.labels(pool, "disk")
@@ -62,8 +68,8 @@ class Retention:
 
     async def look(self) -> None:
         """Prune to the limits, then measure. Raises DATABASE_ERRORS."""
-        removed = 0
-        while (head := await self._pruning.head(BATCH_ROWS)) is not None and await self._is_due(head):
+        removed, now = 0, await self._now() if self._limits.age else 0.0
+        while (head := await self._pruning.head(BATCH_ROWS)) is not None and await self._is_due(head, now):
             gone = await self._with_rest(self._pruning.prune(head))
             removed += gone
             self._pruned.inc(gone)
@@ -80,9 +86,17 @@ class Retention:
         await self._clock.sleep_wall(max(PAUSE_WALL_SECONDS_MIN, self._clock.wall() - began))
         return done
 
-    async def _is_due(self, head: Head) -> bool:
+    async def _now(self) -> EngineSeconds:
+        """At most what the newest rows say, and what has passed here since they came."""
+        times, wall = sorted(await self._pruning.newest_times(NEWEST_ROWS)), self._clock.wall()
+        reached = times[len(times) // 2] if times else self._clock.now()
+        if reached != self._reached[0]:
+            self._reached = reached, wall
+        return min(self._clock.now(), reached + engine_seconds(wall - self._reached[1], self._clock.speed))
+
+    async def _is_due(self, head: Head, now: EngineSeconds) -> bool:
         limits = self._limits
-        too_old = limits.age > 0 and head.at is not None and head.at < self._clock.now() - limits.age
+        too_old = limits.age > 0 and head.at is not None and head.at < now - limits.age
         return too_old or (limits.bytes > 0 and (await self._pruning.size()).used > limits.bytes)
 
     async def _measure(self) -> None:

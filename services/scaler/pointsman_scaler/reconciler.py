@@ -106,11 +106,13 @@ def pool_status(
     start_seconds_max: WallSeconds,
     out_seconds: Callable[[InstanceId], WallSeconds],
     unix_now: Seconds,
+    served: Collection[InstanceId] = (),
 ) -> PoolStatus:
-    """`start_seconds_max`: for a started instance to join. `out_seconds`: since when one is out of service. A worker that
-    restarts, or that has to join again since the log was lost, gets REJOIN_WALL_SECONDS at least."""
+    """`start_seconds_max`: for a started instance to join. `out_seconds`: since when one is out of service. `served`: this
+    scaler has seen them in service. A worker that restarts, or that has to join again since the log was lost, gets
+    REJOIN_WALL_SECONDS at least."""
     instances, away = state.fleet.instances, absent(state, provided)
-    joined = {p.instance for p in provided if _has_joined(state, p, unix_now)}
+    joined = {p.instance for p in provided if p.instance in served or _has_joined(state, p, unix_now)}
     patience = float(max(REJOIN_WALL_SECONDS, start_seconds_max))
     late = [
         p.instance
@@ -178,7 +180,8 @@ def _hangs(instance: Instance) -> bool:
 
 
 def _has_joined(state: State, provided: ProvidedInstance, unix_now: Seconds) -> bool:
-    """Since its start: an earlier one may have had its name. Epochs are Unix milliseconds."""
+    """Since its start: an earlier one may have had its name. Epochs are Unix milliseconds of the worker, whose clock may be
+    wrong."""
     epoch = state.epochs.get(provided.instance)
     return epoch is not None and epoch / 1000 > unix_now - provided.age - CLOCKS_APART_MAX
 

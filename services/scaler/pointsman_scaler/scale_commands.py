@@ -1,12 +1,15 @@
 """Answers `cmd.scale`. In: ScalePool of operators, and of scalers whose `/desired` is read. Out: a decision in the log or
 a refusal, and what is wanted, there, and missing. A scaler without the lease does not answer."""
 
+from collections.abc import Callable
+
 from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import ScaleAnswered, ScalePool, refusal_of
 from pointsman.contracts.subjects import actor_of
 from pointsman.policies.scaling.decider import wanted_roles
 from pointsman.policies.scaling.roles import NOT_SIZED, RoleSizes, drained_by_operators, fixed_sizes
-from pointsman.ports import Clock, Reply
+from pointsman.ports import Reply
+from pointsman.primitives import EngineSeconds
 from pointsman.runtime.admin_log import log_admin_action
 from pointsman.runtime.leadership import Leadership
 from pointsman.state.state import State
@@ -15,11 +18,13 @@ from pointsman_scaler.wanted_size import WantedSize
 
 
 class ScaleCommands:
-    def __init__(self, size: WantedSize, decisions: DecisionLog, leadership: Leadership, clock: Clock) -> None:
+    def __init__(
+        self, size: WantedSize, decisions: DecisionLog, leadership: Leadership, now: Callable[[], EngineSeconds]
+    ) -> None:
         self._size = size
         self._decisions = decisions
         self._leadership = leadership
-        self._clock = clock
+        self._now = now
 
     async def on_scale(self, command: AnyCommand, reply: Reply) -> None:
         if not self._leadership.holds:
@@ -55,7 +60,7 @@ class ScaleCommands:
         if wanted == state.scaling.wanted and roles in (NOT_SIZED, wanted_roles(state)):
             return ""
         decision = self._size.decider.operator_decision(
-            state, wanted, asker=asker, actor=actor, now=self._clock.now(), roles=roles
+            state, wanted, asker=asker, actor=actor, now=self._now(), roles=roles
         )
         if not await self._decisions.write(decision):
             return "the log does not take it in at the moment; ask again"

@@ -6,6 +6,7 @@ import asyncio
 
 import structlog
 
+from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import ScaleApplied
 from pointsman.contracts.subjects import ANY_ACTOR, admin_subject
 from pointsman.policies.scaling import ScalingPolicy
@@ -20,6 +21,7 @@ from pointsman.runtime.log_metrics import measure_log
 from pointsman.state.state import PoolSettings, State
 from pointsman_scaler.decision_log import DecisionLog
 from pointsman_scaler.desired_page import DesiredPage
+from pointsman_scaler.leader_clock import LeaderClock
 from pointsman_scaler.reconciler import PoolStatus, Step
 from pointsman_scaler.scale_commands import ScaleCommands
 from pointsman_scaler.settings import ScalerSettings
@@ -65,8 +67,10 @@ class ScalerService:
             board=board,
             settings=PoolSettings(block_tokens=settings.block_tokens, speed=settings.speed),
             trackers=policy.trackers,
-            on_event=lambda event: self._decisions.note(event),
+            on_event=self._on_event,
         )
+        self._leader_clock = LeaderClock(clock, lambda: self._follower.state)
+        self._now = clock.now if policy.by_date else self._leader_clock.now
         self._decisions = DecisionLog(event_log, self._follower, self._leadership, clock, self._runner.fail)
         self._decider = Decider(
             policy=policy,
@@ -95,7 +99,7 @@ class ScalerService:
     async def act(self) -> None:
         """Decide and act whenever it holds the lease. Never returns."""
         subject = admin_subject(self._pool, "scale", ANY_ACTOR)
-        operators = ScaleCommands(self._size, self._decisions, self._leadership, self._clock)
+        operators = ScaleCommands(self._size, self._decisions, self._leadership, self._now)
         while True:
             await self._leadership.obtain(term_of_log=self._term_of_log)
             log.info("scaler_active", policy=self._decider.policy.name, provider=self._runner.provider.name)
@@ -123,6 +127,10 @@ class ScalerService:
         """Runs without end."""
         await measure_log(self._log, self._clock, self._pool, lambda: self.state.sequence)
 
+    def _on_event(self, event: LogEvent) -> None:
+        self._leader_clock.note(event)
+        self._decisions.note(event)
+
     def _term_of_log(self) -> Term | None:
         if not self._follower.caught_up:
             return None
@@ -149,9 +157,9 @@ class ScalerService:
     async def _decide(self) -> bool:
         """Whether what was decided, if anything, is in the log. Raises ProviderError."""
         absent = await self._runner.absent(self.state) if self.state.scaling.wanted is None else 0
-        decision = self._decider.decide(self.state, self._clock.now(), absent=absent)
+        decision = self._decider.decide(self.state, self._now(), absent=absent)
         if decision is None and await self._decisions.may_drop_newest():
-            decision = self._decider.repeated(self.state, self._clock.now())
+            decision = self._decider.repeated(self.state, self._now())
         return decision is None or await self._decisions.write(decision)
 
     async def _reconcile(self) -> None:
@@ -188,7 +196,7 @@ class ScalerService:
     def _applied(self, status: PoolStatus, wanted: int) -> ScaleApplied:
         names = ", ".join(sorted(instance.id for instance in status.staying))
         return ScaleApplied(
-            at=self._clock.now(),
+            at=self._now(),
             current=status.in_service,
             wanted=wanted,
             detail=f"in service: {names}"[:1000],

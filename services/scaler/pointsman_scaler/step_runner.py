@@ -5,6 +5,7 @@ import structlog
 from pointsman.adapters.backoff import Backoff
 from pointsman.contracts.commands import DrainAnswered, DrainInstance, UndrainInstance
 from pointsman.contracts.subjects import SCALER_ACTOR, admin_subject
+from pointsman.policies.scaling.decider import in_service
 from pointsman.policies.scaling.roles import NOT_SIZED, RoleSizes, Switch
 from pointsman.ports import (
     Clock,
@@ -42,6 +43,8 @@ log = structlog.get_logger()
 COMMAND_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 SETTLE_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 """Minimum drain before an instance counts as idle: two worker reports."""
+EARLIER_WALL_SECONDS: WallSeconds = WallSeconds(10.0)
+"""For so long after a start, an earlier instance of its name may look as if it were in service."""
 GROWTH_WAIT_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 GROWTH_WAIT_WALL_SECONDS_MAX: WallSeconds = WallSeconds(60.0)
 LEAVING_REASON = "the pool shrinks"
@@ -58,6 +61,8 @@ class StepRunner:
         telemetry.SCALER_ERRORS.show_zeros(pool=settings.pool)
         self._leaving_since: dict[InstanceId, WallSeconds] = {}
         self._out_since: dict[InstanceId, WallSeconds] = {}
+        self._served_at: dict[InstanceId, WallSeconds] = {}
+        """When instances that run were last in service, as far as this scaler has seen."""
         self._error = self._logged_error = ""
         self._failed = False
         self._growth_error = ""
@@ -159,9 +164,22 @@ class StepRunner:
             start_seconds_max=self._settings.start_seconds_max,
             out_seconds=lambda instance: wall - since[instance],
             unix_now=unix_now(self._clock),
+            served=self._served(state, provided, wall),
         )
         self._leaving_since = {i.id: self._leaving_since.get(i.id, wall) for i in status.leaving}
         return status
+
+    def _served(self, state: State, provided: list[ProvidedInstance], wall: WallSeconds) -> set[InstanceId]:
+        """Since their start."""
+        now_serving = {instance.id: wall for instance in in_service(state)}
+        known = self._served_at | now_serving
+        self._served_at = {p.instance: known[p.instance] for p in provided if p.instance in known}
+        ages = {p.instance: p.age for p in provided}
+        return {
+            instance
+            for instance, served_at in self._served_at.items()
+            if float(wall - served_at) < ages[instance] - float(EARLIER_WALL_SECONDS)
+        }
 
     async def _command_leader(self, command: DrainInstance | UndrainInstance) -> None:
         subject = admin_subject(PoolName(self._settings.pool), "drain", SCALER_ACTOR)

@@ -15,7 +15,7 @@ from pointsman.contracts.fleet import (
 from pointsman.contracts.reasons import CancelCause
 from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.pool_view import prepare_columns
-from pointsman.policies.stranded import stranded
+from pointsman.policies.stranded import seconds_since
 from pointsman.ports import Clock, Commands
 from pointsman.primitives import PoolName, WallSeconds, engine_seconds
 from pointsman.runtime import telemetry
@@ -83,10 +83,12 @@ class Housekeeping:
             began, before = self._clock.wall(), offset
             await self._clock.sleep_wall(PERIOD_WALL_SECONDS)
             offset = self._clock_offset()
-            slept, stepped = self._clock.wall() - began, offset - before
-            suspended = max(slept, stepped, -stepped) > SUSPENDED_WALL_SECONDS
+            slept, stepped = self._clock.wall() - began, max(offset - before, before - offset)
             instances = len(self._replica.state.fleet.instances)
-            if suspended or not self._commands.connected or self._log_liveness.log_is_silent(instances):
+            is_deaf = slept > SUSPENDED_WALL_SECONDS or not self._commands.connected
+            if stepped > SUSPENDED_WALL_SECONDS:
+                self._log_liveness.clock_was_set()
+            elif is_deaf or self._log_liveness.log_is_silent(instances):
                 self._log_liveness.listen_from_now()
             rarely = turn % max(1, instances // INSTANCES_A_TURN) != 0
             for name, step in steps:
@@ -163,11 +165,12 @@ class Housekeeping:
         for request in self._orphans(term):
             end = dispatcher.cancel_ungranted if request.stage in UNGRANTED else dispatcher.cancel_any
             events += end(request.id, CancelCause.INGRESS_SILENT, now)
-        for request in list(stranded(state, now, idle_after=engine_seconds(IDLE_WALL_SECONDS, speed))):
+        idle_after, steady_since = engine_seconds(IDLE_WALL_SECONDS, speed), self._log_liveness.steady_since
+        for request in term.lost.find(state, term.heard, now, steady_since=steady_since, idle_after=idle_after):
             events += dispatcher.cancel_any(request.id, CancelCause.ENGINE_IDLE, now)
         for request in list(state.workload.requests.values()):
             granted = request.stage not in UNGRANTED
-            if granted and now - request.granted_at > longest:
+            if granted and seconds_since(request.granted_at, now, steady_since=steady_since) > longest:
                 events += dispatcher.cancel_any(request.id, CancelCause.NEVER_ENDED, now)
         await term.publish(events)
         term.waiters.forget_absent()

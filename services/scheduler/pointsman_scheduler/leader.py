@@ -17,6 +17,7 @@ from pointsman.policies.dispatch.recording import SETTINGS_EVERY, Recording
 from pointsman.policies.heard_reports import HeardReports
 from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.pool_view import prepare_columns
+from pointsman.policies.stranded import LostRequests
 from pointsman.ports import (
     Clock,
     CommandHandler,
@@ -73,6 +74,7 @@ class ActiveTerm:
         self.ownership = Ownership()
         self.heard = HeardReports()
         self.clock_offsets = ClockOffsets(state.settings.speed)
+        self.lost = LostRequests()
         self.flush_pace = FlushPace(now)
         self.migrations = MigrationHandler(self.dispatcher, pool)
         self.spans = spans

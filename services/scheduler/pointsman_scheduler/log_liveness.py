@@ -15,7 +15,7 @@ DOUBT_SHARE = 3.0
 
 
 class LogLiveness:
-    """Wall time; `listening_since` engine time."""
+    """Wall time; `listening_since` and `steady_since` engine time."""
 
     def __init__(self, clock: Clock, *, suspect_seconds: WallSeconds) -> None:
         self._clock = clock
@@ -25,11 +25,18 @@ class LogLiveness:
         """Own decisions that have not come back, bounded by the log's window."""
         self.listening_since: EngineSeconds = 0.0
         self.listening_since_wall = WallSeconds(0.0)
+        self.steady_since: EngineSeconds = 0.0
+        """From when on the clock has measured durations of this leader: it was not set, and no other leader's was in use."""
 
     def begin(self) -> None:
-        self.listen_from_now()
+        self.clock_was_set()
         self._last_entry_at = self._last_heartbeat_at = self._clock.wall()
         self._written.clear()
+
+    def clock_was_set(self) -> None:
+        """Or the machine was suspended."""
+        self.listen_from_now()
+        self.steady_since = self.listening_since
 
     def listen_from_now(self) -> None:
         self.listening_since, self.listening_since_wall = self._clock.now(), self._clock.wall()

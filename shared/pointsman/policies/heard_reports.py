@@ -73,6 +73,10 @@ class HeardReports:
             if i.excused_until
         }
 
+    def was_heard(self, instance: InstanceId, now: EngineSeconds, *, within: EngineSeconds) -> bool:
+        at = self._heard_at.get(instance)
+        return at is not None and 0.0 <= now - at < within
+
     def forget_absent(self, state: State) -> None:
         for gone in [name for name in self._heard_at if name not in state.fleet]:
             del self._heard_at[gone]

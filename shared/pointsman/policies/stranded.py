@@ -1,37 +1,84 @@
 """Finds granted requests that their engine has lost: it keeps reporting that it is idle, after it reported load in this
-epoch. A request in its first step gets twice its predicted prefill, since vLLM updates its counters after each step."""
+epoch. A request in its first step gets twice its predicted prefill, since vLLM updates its counters after each step. The
+leader's clock alone measures: what workers and ingresses date counts by when the leader saw it change. Limit: forgotten with
+the term."""
 
 from collections.abc import Iterator
 
-from pointsman.primitives import EngineSeconds
+from pointsman.policies.heard_reports import HeardReports
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance
 from pointsman.state.state import State
-from pointsman.state.workload import Request, Stage
+from pointsman.state.workload import EMPTY_QUEUE, Request, Stage
 
 PREFILLS_WAITED = 2.0
 PREFILL_SECONDS_MAX: EngineSeconds = 120.0
 
 
-def stranded(state: State, now: EngineSeconds, *, idle_after: EngineSeconds) -> Iterator[Request]:
-    """`idle_after`: engine seconds."""
-    for instance in state.fleet.instances:
-        queue = state.workload.queues.get(instance.id)
-        if queue is None or not _reports_idle(instance, now, idle_after):
-            continue
-        factor = state.latency.correction(instance.id)
-        for request in [*queue.prefill.values(), *queue.decoding.values()]:
-            if request.fetching:
-                continue  # not sent yet
-            waited = now - max(instance.idle_since, request.granted_at)
-            due = 0.0 if _has_first_token(request) else PREFILLS_WAITED * request.engine_seconds * factor
-            due = min(due, PREFILL_SECONDS_MAX)
-            if waited > idle_after + due:
-                yield request
+class LostRequests:
+    def __init__(self) -> None:
+        self._idle = _SeenSince()
+        self._reported = _SeenSince()
+
+    def find(
+        self,
+        state: State,
+        heard: HeardReports,
+        now: EngineSeconds,
+        *,
+        steady_since: EngineSeconds,
+        idle_after: EngineSeconds,
+    ) -> list[Request]:
+        """Engine seconds. `steady_since`: see `seconds_since`. Called a few times in `idle_after`."""
+        instances = state.fleet.instances
+        idle = self._idle.look({i.id: (i.epoch, i.idle_since) for i in instances if _reports_idle(i)}, now)
+        reported = self._reported.look({i.id: (i.epoch, i.heard_at) for i in instances}, now)
+        lost: list[Request] = []
+        for name, idle_since in idle.items():
+            if now - reported[name] < idle_after or heard.was_heard(name, now, within=idle_after):
+                unbroken = seconds_since(idle_since, now, steady_since=steady_since)
+                for request in _sent(state, name):
+                    waited = min(unbroken, seconds_since(request.granted_at, now, steady_since=steady_since))
+                    if waited > idle_after + _prefill_due(state, request):
+                        lost.append(request)
+        return lost
 
 
-def _reports_idle(instance: Instance, now: EngineSeconds, idle_after: EngineSeconds) -> bool:
-    fresh = now - instance.heard_at < idle_after
-    return fresh and instance.counts_load and instance.serving and 0.0 < instance.idle_since < now - idle_after
+def seconds_since(at: EngineSeconds, now: EngineSeconds, *, steady_since: EngineSeconds) -> EngineSeconds:
+    """How long ago a leader's decision was, as far as this leader's clock has measured it: since it was elected, or its clock
+    was set (`steady_since`)."""
+    return now - (steady_since if at > now else max(at, steady_since))
+
+
+class _SeenSince:
+    """What stands at each instance, and since which look."""
+
+    def __init__(self) -> None:
+        self._seen: dict[InstanceId, tuple[object, EngineSeconds]] = {}
+
+    def look(self, standing: dict[InstanceId, object], now: EngineSeconds) -> dict[InstanceId, EngineSeconds]:
+        before, self._seen = self._seen, {}
+        for name, what in standing.items():
+            known = before.get(name)
+            self._seen[name] = known if known is not None and known[0] == what and known[1] <= now else (what, now)
+        return {name: since for name, (_, since) in self._seen.items()}
+
+
+def _reports_idle(instance: Instance) -> bool:
+    return instance.counts_load and instance.serving and instance.idle_since > 0.0
+
+
+def _sent(state: State, instance: InstanceId) -> Iterator[Request]:
+    queue = state.workload.queues.get(instance, EMPTY_QUEUE)
+    for granted in (queue.prefill, queue.decoding):
+        yield from (request for request in granted.values() if not request.fetching)
+
+
+def _prefill_due(state: State, request: Request) -> EngineSeconds:
+    if _has_first_token(request):
+        return 0.0
+    predicted = request.engine_seconds * state.latency.correction(request.instance)
+    return min(PREFILLS_WAITED * predicted, PREFILL_SECONDS_MAX)
 
 
 def _has_first_token(request: Request) -> bool:

@@ -1,5 +1,7 @@
 """Counts requests, tokens and engine seconds per tenant, model and day, in one pass over a log. docs/data.md#usage
-defines each number. Tokens are the engines' own counts, of streams that broke off the ingress's; seconds are engine time."""
+defines each number. Tokens are the engines' own counts, of streams that broke off the ingress's; seconds are engine time. Each
+duration is of one clock: the ingress's where events carry it, else the leader's, to which the times of ingresses are
+moved."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -32,9 +34,9 @@ from pointsman.contracts.requests import (
     is_given_up,
 )
 from pointsman.ports import LogEntry
-from pointsman.primitives import EngineSeconds, RequestId, Tenant, Term, Tokens, wall_time_of
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tenant, Term, Tokens, wall_time_of
 from pointsman.state.state import State
-from pointsman.state.workload import Request, Stage
+from pointsman.state.workload import NO_INSTANCE, Request, Stage
 from pointsman_cli.history.time_options import Moment
 
 Dimension = Literal["tenant", "model", "day"]
@@ -90,27 +92,52 @@ class _Request:
     granted: bool = False
     granted_at: EngineSeconds | None = None
     """None while it is on no engine."""
+    instance: InstanceId = NO_INSTANCE
+    """Of the grant; its engine gets the request at once, unless `fetches`."""
+    fetches: bool = False
     first_token_at: EngineSeconds | None = None
+    timed: bool = False
+    """Its ingress has seen that first token."""
+    ahead: EngineSeconds = 0.0
+    """The clock of its ingress, against its leader's. Until its ingress has timed something, the way to its leader counts as
+    if that clock were behind."""
     prefill_seconds: EngineSeconds = 0.0
     decode_seconds: EngineSeconds = 0.0
 
     def arrive(self, event: RequestArrived, model: str) -> None:
         self.tenant, self.model, self.arrived = event.tenant, model, True
         self.prompt_tokens = max(0, event.prompt_tokens)
+        self.ahead = event.arrived_at + event.held_up - event.at
 
-    def enter_engine(self, at: EngineSeconds) -> None:
+    def enter_engine(self, event: RequestGranted | RequestHandedOver) -> None:
         """Its ingress may report a grant again."""
         self.granted = True
         if self.granted_at is None:
-            self.granted_at = at
+            self.granted_at, self.instance = self.leader_time(event), event.instance
+            self.fetches = isinstance(event, RequestGranted) and bool(event.fetch_from)
 
-    def leave_engine(self, at: EngineSeconds) -> None:
+    def first_token(self, event: PrefillFinished) -> None:
+        if self.first_token_at is not None:
+            return
+        self.timed = event.stamp is None
+        sent_at = None if self.fetches or event.instance != self.instance else self.granted_at
+        if self.timed and sent_at is not None:
+            self.ahead = event.at - event.prefill - sent_at
+        self.first_token_at = self.leader_time(event)
+
+    def leave_engine(self, event: LogEvent) -> None:
         if self.granted_at is None:
             return
+        at = self.leader_time(event)
+        if isinstance(event, RequestFinished) and self.timed and self.first_token_at is not None:
+            at = self.first_token_at + event.e2e - event.ttft
         first_token_at = at if self.first_token_at is None else min(self.first_token_at, at)
         self.prefill_seconds += max(0.0, first_token_at - self.granted_at)
         self.decode_seconds += max(0.0, at - max(first_token_at, self.granted_at))
-        self.granted_at = self.first_token_at = None
+        self.granted_at, self.first_token_at, self.timed = None, None, False
+
+    def leader_time(self, event: LogEvent) -> EngineSeconds:
+        return event.at if event.stamp is not None else event.at - self.ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +192,10 @@ class UsageAccount:
                 arrived=True,
                 granted_at=known.granted_at or None,
                 granted=bool(known.granted_at),
+                instance=known.instance,
+                fetches=bool(known.fetch_from),
                 first_token_at=_first_token_at(known),
+                timed=known.stage is Stage.DECODING and known.streaming and not known.prefilled_by,
             )
 
     def read(self, entries: Iterable[LogEntry], *, since: Moment = Moment()) -> None:  # noqa: B008 - immutable
@@ -189,13 +219,12 @@ class UsageAccount:
             case RequestHandedOver():
                 self._hand_over(event)
             case PrefillFinished():
-                request = self._in_flight(event.request)
-                if request is not None and request.first_token_at is None:
-                    request.first_token_at = event.at
+                if (request := self._in_flight(event.request)) is not None:
+                    request.first_token(event)
             case RequestAttemptFailed():
-                self._leave_engine(event.request, event.at)
+                self._leave_engine(event.request, event)
             case RequestMigrated() if event.rebound:
-                self._leave_engine(event.request, event.at)
+                self._leave_engine(event.request, event)
             case RequestFinished() | RequestFailed() | RequestCancelled() | RequestRejected():
                 self._end(event, counting=counting)
             case _:
@@ -218,29 +247,29 @@ class UsageAccount:
         ended = self._ended.get(event.request)
         if ended is None:
             request = self._requests.setdefault(event.request, _Request(model=self._model))
-            request.enter_engine(event.at)
+            request.enter_engine(event)
             if not request.arrived and (event.tenant or event.adapter):
                 request.tenant, request.model, request.arrived = event.tenant, event.adapter or self._model, True
         elif not ended.request.granted:
             self._count(ended, -1)
-            ended.request.enter_engine(event.at)
-            ended.request.leave_engine(ended.event.at)
+            ended.request.enter_engine(event)
+            ended.request.leave_engine(ended.event)
             self._count(ended, 1)
 
     def _hand_over(self, event: RequestHandedOver) -> None:
         """The prefill ends here; what follows, on the instance that decodes, is decoding."""
         if (request := self._requests.get(event.request)) is not None:
-            request.leave_engine(event.at)
-            request.enter_engine(event.at)
-            request.first_token_at = event.at
+            request.leave_engine(event)
+            request.enter_engine(event)
+            request.first_token_at = request.granted_at
 
     def _in_flight(self, name: RequestId) -> _Request | None:
         ended = self._ended.get(name)
         return self._requests.get(name) if ended is None else ended.in_flight
 
-    def _leave_engine(self, name: RequestId, at: EngineSeconds) -> None:
+    def _leave_engine(self, name: RequestId, event: LogEvent) -> None:
         if (request := self._requests.get(name)) is not None:
-            request.leave_engine(at)
+            request.leave_engine(event)
 
     def _end(self, event: RequestEnd, *, counting: bool) -> None:
         earlier = self._ended.get(event.request)
@@ -251,7 +280,7 @@ class UsageAccount:
         request = self._in_flight(event.request) or _Request(model=self._model)
         self._requests.pop(event.request, None)
         in_flight = replace(request) if is_given_up(event) else None
-        request.leave_engine(event.at)
+        request.leave_engine(event)
         ended = self._ended[event.request] = _Ended(event, request, counting, in_flight)
         if len(self._ended) > ENDED_MAX:
             self._ended.popitem(last=False)
@@ -273,7 +302,7 @@ class UsageAccount:
             del self.groups[group]
 
     def _group_of(self, ended: _Ended) -> Group:
-        seconds = min(max(0.0, wall_time_of(ended.event.at, self._speed)), LAST_DAY_SECONDS)
+        seconds = min(max(0.0, wall_time_of(ended.request.leader_time(ended.event), self._speed)), LAST_DAY_SECONDS)
         return Group(
             tenant=ended.request.tenant if "tenant" in self.by else None,
             model=ended.request.model if "model" in self.by else None,

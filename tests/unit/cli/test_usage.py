@@ -4,12 +4,14 @@ import csv
 import io
 import json
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import (
@@ -71,15 +73,22 @@ def granted(request: str, at: EngineSeconds, instance: InstanceId = ENGINE, **fi
     return RequestGranted(at=at, request=RequestId(request), instance=instance, **fields)
 
 
-def first_token(request: str, at: EngineSeconds) -> PrefillFinished:
-    return PrefillFinished(at=at, request=RequestId(request), instance=ENGINE, ttft=1.0, prefill=1.0)
+def first_token(request: str, at: EngineSeconds, *, sent_at: EngineSeconds, instance: InstanceId = ENGINE) -> LogEvent:
+    return PrefillFinished(at=at, request=RequestId(request), instance=instance, ttft=at - 1, prefill=at - sent_at)
 
 
-def finished(request: str, at: EngineSeconds, tokens: tuple[int, int, int] = (100, 64, 7)) -> RequestFinished:
+def finished(
+    request: str,
+    at: EngineSeconds,
+    tokens: tuple[int, int, int] = (100, 64, 7),
+    *,
+    first_at: EngineSeconds | None = None,
+) -> RequestFinished:
+    """Arrived at 1. `first_at`: None unless it is streamed."""
     prompt, cached, output = tokens
     return RequestFinished(
-        at=at, request=RequestId(request), instance=ENGINE, e2e=1.0, prompt_tokens=prompt, cached_tokens=cached,
-        completion_tokens=output, ttft=1.0, tpot=0.1,
+        at=at, request=RequestId(request), instance=ENGINE, e2e=at - 1, prompt_tokens=prompt, cached_tokens=cached,
+        completion_tokens=output, ttft=(at if first_at is None else first_at) - 1, tpot=0.1,
     )  # fmt: skip
 
 
@@ -103,15 +112,15 @@ def test_an_end_by_the_ingress_replaces_that_of_a_leader_that_gave_the_request_u
     begun: list[LogEvent] = [arrived("r", 1), granted("r", 3)]
     lost = given_up("r", at=4, instance=ENGINE)
 
-    replaced = counted(*begun, lost, first_token("r", 5), finished("r", 9)).total
+    answered: list[LogEvent] = [first_token("r", 5, sent_at=3), finished("r", 9, first_at=5)]
 
-    assert replaced == counted(*begun, first_token("r", 5), finished("r", 9)).total
+    assert counted(*begun, lost, *answered).total == counted(*begun, *answered).total
     assert counted(*begun, lost).total.cancelled == 1
 
 
 def test_a_request_that_comes_again_under_another_id_counts_once() -> None:
     lost: list[LogEvent] = [arrived("r", 1), given_up("r", at=4, instance=ENGINE)]
-    again: list[LogEvent] = [arrived("s", 5, instead_of="r"), granted("s", 6), first_token("s", 7), finished("s", 9)]
+    again: list[LogEvent] = [arrived("s", 5, instead_of="r"), granted("s", 6), finished("s", 9)]
 
     assert counted(*lost, *again).total == counted(*again).total
     assert counted(*lost, arrived("s", 5, tenant="other", instead_of="r"), finished("s", 9)).total.requests == 2
@@ -148,7 +157,9 @@ def test_a_request_that_decodes_at_the_checkpoint_has_prefilled_before(tmp_path:
 
 
 def test_a_finished_request_counts_the_engines_tokens_and_its_time_on_the_engine() -> None:
-    usage = counted(arrived("r", 1), granted("r", 3), first_token("r", 5), finished("r", 9)).total
+    usage = counted(
+        arrived("r", 1), granted("r", 3), first_token("r", 5, sent_at=3), finished("r", 9, first_at=5)
+    ).total
 
     assert usage == Usage(
         requests=1,
@@ -175,7 +186,7 @@ def test_failed_and_cancelled_requests_count_no_tokens_but_their_time_on_engines
     )  # fmt: skip
 
     usage = counted(
-        arrived("f", 1), granted("f", 2), first_token("f", 6), failed, arrived("c", 1), granted("c", 4), cancelled,
+        arrived("f", 1), granted("f", 2), first_token("f", 6, sent_at=2), failed, arrived("c", 1), granted("c", 4), cancelled,
         arrived("j", 1), rejected,
     ).total  # fmt: skip
 
@@ -201,8 +212,8 @@ def test_every_attempt_counts_its_time() -> None:
         granted("r", 2),
         failed,
         granted("r", 7, OTHER, attempt=2),
-        first_token("r", 8),
-        finished("r", 10),
+        first_token("r", 8, sent_at=7, instance=OTHER),
+        finished("r", 10, first_at=8),
     ).total
 
     assert (usage.prefill_seconds, usage.decode_seconds) == (3.0 + 1.0, 2.0)
@@ -222,9 +233,58 @@ def test_a_request_taken_out_of_its_engine_leaves_it_then() -> None:
 def test_a_split_request_prefills_until_it_is_handed_over() -> None:
     over = RequestHandedOver(at=5.0, request=RequestId("r"), source=ENGINE, instance=OTHER)
 
-    usage = counted(arrived("r", 1), granted("r", 2), over, first_token("r", 5.5), finished("r", 9)).total
+    usage = counted(
+        arrived("r", 1), granted("r", 2), over, first_token("r", 5.5, sent_at=5, instance=OTHER), finished("r", 9)
+    ).total
 
     assert (usage.prefill_seconds, usage.decode_seconds) == (3.0, 4.0)
+
+
+def with_ingress_ahead(events: Iterable[LogEvent], seconds: EngineSeconds) -> Iterator[LogEvent]:
+    """A day later. Whatever has no stamp is the ingress's. Durations stay."""
+    for event in events:
+        if isinstance(event, RequestArrived):
+            yield replace(event, at=DAY + event.at, arrived_at=DAY + event.arrived_at + seconds)
+        else:
+            yield replace(event, at=DAY + event.at + (seconds if event.stamp is None else 0.0))
+
+
+@pytest.mark.parametrize("ahead", [-3_600.0, -2.0, 2.0, 3_600.0])
+def test_an_ingress_with_a_wrong_clock_changes_no_time_on_engines(ahead: EngineSeconds) -> None:
+    by_leader = Stamp(term=Term(1), number=1, as_of=0)
+    failure = RequestAttemptFailed(at=4.0, request=RequestId("r"), instance=ENGINE, failure="http_5xx")
+    gone = RequestCancelled(at=9.0, request=RequestId("c"), reason="x", cause=CancelCause.CLIENT_GONE)
+    broken = RequestFailed(at=8.0, request=RequestId("f"), reason="x", status=502)
+    assumed = PrefillFinished(
+        at=3.5, request=RequestId("u"), instance=ENGINE, ttft=2.5, prefill=1.5, stamp=by_leader
+    )  # not streamed
+    events: list[LogEvent] = [
+        *(arrived(name, 1) for name in "rcfu"),
+        *(granted(name, 2, stamp=by_leader) for name in "rcfu"),
+        failure, granted("r", 5, stamp=by_leader), first_token("r", 7, sent_at=5), finished("r", 11, first_at=7),
+        gone,
+        first_token("f", 6, sent_at=2), broken,
+        assumed, finished("u", 10),
+    ]  # fmt: skip
+    served = [entry.event for entry in ServedLog(requests=60).entries if entry.event is not None]
+
+    for log in (events, served):
+        right, wrong = (counted(*with_ingress_ahead(log, by)).total for by in (0.0, ahead))
+        assert right.prefill_seconds == pytest.approx(wrong.prefill_seconds)
+        assert right.decode_seconds == pytest.approx(wrong.decode_seconds)
+    assert (counted(*events).total.prefill_seconds, counted(*events).total.decode_seconds) == (
+        (2 + 2) + 7 + 4 + 1.5,
+        4 + 2 + 6.5,
+    )
+
+
+def test_an_ingress_whose_clock_is_set_while_it_answers_says_by_itself_how_long_it_took() -> None:
+    events = [arrived("r", 1), granted("r", 3), first_token("r", 5, sent_at=3), finished("r", 9, first_at=5)]
+    events[3] = replace(events[3], at=9.0 + 3_600)
+
+    usage = counted(*events).total
+
+    assert (usage.prefill_seconds, usage.decode_seconds) == (2.0, 4.0)
 
 
 def test_without_counts_of_the_engine_the_prompt_of_the_arrival_counts_as_computed() -> None:

@@ -6,9 +6,11 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.commands import PrefixFetch, RouteGranted
+from pointsman.ports import Clock
 from pointsman.primitives import InstanceId, RequestId
 from pointsman_ingress.engine import prefix_fetch
 from pointsman_ingress.engine.client import EngineClient, EngineRequest
@@ -21,6 +23,7 @@ from pointsman_ingress.engine.disaggregation import (
 )
 from pointsman_ingress.engine.prefix_fetch import FetchOutcome, PrefixFetcher, PrefixPrompt
 from pointsman_ingress.work_threads import WorkThreads
+from tests.support.settable_clock import SettableClock
 
 FETCH = PrefixFetch(source=InstanceId("a"), url="http://a", prefix_tokens=129, seconds=0.01, dp_rank=1)
 GRANT = RouteGranted(
@@ -51,10 +54,31 @@ class Engines:
         return answer.status, answer.body
 
 
-async def outcome_of(engines: Engines, prompt: PrefixPrompt | None = PROMPT) -> FetchOutcome:
-    return await PrefixFetcher(cast("EngineClient", engines), ScaledClock(1.0), WorkThreads()).run(
-        GRANT, FETCH, prompt, {}
-    )
+async def outcome_of(
+    engines: Engines, prompt: PrefixPrompt | None = PROMPT, *, clock: Clock | None = None
+) -> FetchOutcome:
+    fetcher = PrefixFetcher(cast("EngineClient", engines), clock or ScaledClock(1.0), WorkThreads())
+    return await fetcher.run(GRANT, FETCH, prompt, {})
+
+
+@pytest.mark.parametrize("step", [3_600.0, -3_600.0])
+async def test_a_clock_that_is_set_lengthens_no_fetch(step: float) -> None:
+    clock = SettableClock(2.0)
+
+    class SettingEngines(Engines):
+        @override
+        async def ask(self, request: EngineRequest, *, bytes_max: int) -> tuple[int, bytes]:
+            await asyncio.sleep(0.01)
+            clock.set_by += step
+            return await super().ask(request, bytes_max=bytes_max)
+
+    engines = SettingEngines(Answer({"kv_transfer_params": PARAMETERS}), Answer({}))
+    began = time.monotonic()
+
+    outcome = await outcome_of(engines, clock=clock)
+
+    assert 2 * 0.01 <= outcome.source_seconds <= outcome.seconds - 2 * 0.01
+    assert outcome.seconds <= 2 * (time.monotonic() - began)
 
 
 async def test_the_source_gets_the_prefix_and_the_target_the_parameters_of_its_answer() -> None:

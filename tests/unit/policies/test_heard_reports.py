@@ -1,5 +1,6 @@
 """What the leader lets workers keep out of the log is what the fold would not have learned from."""
 
+from copy import deepcopy
 from dataclasses import fields
 from random import Random
 from typing import Any
@@ -18,7 +19,7 @@ from pointsman.policies.heard_reports import (
     pulse_seconds,
 )
 from pointsman.policies.policy_set import policy_set
-from pointsman.policies.stranded import stranded
+from pointsman.policies.stranded import LostRequests
 from pointsman.primitives import InstanceId
 from pointsman.simulation.replay.folding import copy_state
 from pointsman.state.fleet import Instance
@@ -175,6 +176,7 @@ class Follower:
         policies = policy_set(routing="least_loaded", admission="none", ordering="fcfs")
         self.leader = leader_of(("a", "b"), policies)
         self.heard = HeardReports()
+        self.lost = LostRequests()
         self.keys: list[int] = []
         self.sequence = 0
         self.at = 1.0
@@ -189,6 +191,10 @@ class Follower:
     @property
     def state(self) -> State:
         return self.leader.state
+
+    def lost_in(self, state: State, lost: LostRequests) -> set[str]:
+        found = lost.find(state, self.heard, self.at, steady_since=0.0, idle_after=IDLE_AFTER)
+        return {request.id for request in found}
 
     def second(self) -> InstanceReported:
         """What happens within it, and its report."""
@@ -233,14 +239,14 @@ def test_a_report_out_of_the_log_would_have_changed_no_decision(seed: int) -> No
         world.said += 1
         if told(world.state, world.heard, said):
             world.logged += 1
+            world.lost_in(world.state, world.lost)
             continue
         ours, theirs = world.state.fleet[InstanceId("a")], twin.fleet[InstanceId("a")]
         assert known(ours) == known(theirs), (seed, said)
         assert world.state.fleet.ready == twin.fleet.ready
         assert not theirs.idle_since or theirs.idle_since >= ours.idle_since >= 0.0
         assert not (said.running and ours.idle_since), "it works, and State takes it for idle"
-        lost = {request.id for request in stranded(twin, world.at, idle_after=IDLE_AFTER)}
-        assert lost == {request.id for request in stranded(world.state, world.at, idle_after=IDLE_AFTER)}
+        assert world.lost_in(twin, deepcopy(world.lost)) == world.lost_in(world.state, world.lost)
     assert 0 < world.logged < world.said
 
 

@@ -11,8 +11,9 @@ from pointsman.contracts.fleet import InstanceReported
 from pointsman.contracts.requests import RequestArrived
 from pointsman.contracts.subjects import follow_subject
 from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.heard_reports import HeardReports
 from pointsman.policies.policy_set import policy_set
-from pointsman.policies.stranded import stranded
+from pointsman.policies.stranded import LostRequests
 from pointsman.ports import Reply
 from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Term
 from pointsman.runtime.health import HealthBoard
@@ -42,85 +43,128 @@ def report(at: float, running: int = 0, **fields: Any) -> InstanceReported:
     )  # fmt: skip
 
 
-def lost(dispatcher: Dispatcher, now: float) -> list[str]:
-    return [request.id for request in stranded(dispatcher.state, now, idle_after=IDLE)]
+class Watch:
+    """A leader that looks once a second by its own clock, while reports come. `ahead`: the worker's clock."""
+
+    def __init__(self, dispatcher: Dispatcher, *, ahead: float = 0.0) -> None:
+        self.dispatcher = dispatcher
+        self.heard = HeardReports()
+        self._found = LostRequests()
+        self._ahead = ahead
+
+    def hears(self, now: float, *, running: int = 0, at: float | None = None) -> None:
+        """Of the engine, through the log, and looks."""
+        self.dispatcher.state.apply(report((now if at is None else at) + self._ahead, running))
+        self.lost(now)
+
+    def hears_idle(self, since: float, until: float) -> None:
+        """The engine has had work, and reports each second that it has none."""
+        self.hears(since - 1.0, running=1)
+        for second in range(int(until - since) + 1):
+            self.hears(since + second)
+
+    def lost(self, now: float, *, steady_since: float = 0.0) -> list[str]:
+        found = self._found.find(self.dispatcher.state, self.heard, now, steady_since=steady_since, idle_after=IDLE)
+        return [request.id for request in found]
 
 
-def idle_from(dispatcher: Dispatcher, at: float, until: float) -> None:
-    """The engine has had work, and from `at` on reports each second that it has none."""
-    dispatcher.state.apply(report(at - 1.0, running=1))
-    for second in range(int(until - at) + 1):
-        dispatcher.state.apply(report(at + second))
+@pytest.mark.parametrize("ahead", [0.0, 600.0, -2.5, -600.0])
+def test_an_engine_that_says_for_seconds_that_nothing_runs_has_lost_what_was_granted_to_it(ahead: float) -> None:
+    """Whatever its worker's clock shows: the leader's measures."""
+    watch = Watch(leader(), ahead=1_000.0 + ahead)
+    watch.dispatcher.route(route("r", [1]), 0.0)
+    watch.hears_idle(2.0, until=4.0)
+
+    assert watch.lost(2.0 + IDLE + 2 * PREFILL - 0.01) == []
+    assert watch.lost(2.0 + IDLE + 2 * PREFILL + 0.01) == ["r"]
 
 
-def test_an_engine_that_says_for_seconds_that_nothing_runs_has_lost_what_was_granted_to_it() -> None:
-    dispatcher = leader()
-    dispatcher.route(route("r", [1]), 0.0)
-    idle_from(dispatcher, 2.0, until=6.0)
+def test_a_report_that_only_the_leader_hears_is_as_fresh_as_one_in_the_log() -> None:
+    watch = Watch(leader())
+    watch.dispatcher.route(route("r", [1]), 0.0)
+    watch.hears_idle(2.0, until=2.0)
+    assert watch.lost(2.0 + IDLE + 1.0) == [], "it has not been heard for longer than that"
 
-    assert lost(dispatcher, 2.0 + IDLE + 2 * PREFILL - 0.01) == []
-    assert lost(dispatcher, 2.0 + IDLE + 2 * PREFILL + 0.01) == ["r"]
+    watch.heard.note(watch.dispatcher.state, report(6.5), 6.5)
+
+    assert watch.lost(6.6) == ["r"]
 
 
 def test_a_request_that_was_granted_since_is_given_its_time() -> None:
-    dispatcher = leader()
-    idle_from(dispatcher, 2.0, until=6.0)
-    dispatcher.route(route("r", [1], arrived_at=5.9), 5.9)
+    watch = Watch(leader())
+    watch.hears_idle(2.0, until=6.0)
+    watch.dispatcher.route(route("r", [1], arrived_at=5.9), 5.9)
 
-    assert lost(dispatcher, 6.5) == []
+    assert watch.lost(6.5) == []
+
+
+@pytest.mark.parametrize("step", [3_600.0, -3_600.0])
+def test_a_leader_whose_clock_was_set_measures_from_then_on(step: float) -> None:
+    watch = Watch(leader(), ahead=10_000.0)
+    watch.dispatcher.route(route("r", [1]), 5_000.0)
+    watch.hears(5_001.0, running=1)
+    watch.hears(5_002.0)
+    steady_since = 5_003.0 + step
+    watch.dispatcher.state.apply(report(15_005.0))
+
+    assert watch.lost(steady_since + 0.5, steady_since=steady_since) == []
+    watch.dispatcher.state.apply(report(15_008.0))
+    assert watch.lost(steady_since + IDLE + 1.0, steady_since=steady_since) == ["r"]
 
 
 def test_a_long_prefill_is_given_twice_what_was_predicted() -> None:
-    dispatcher = leader()
-    dispatcher.route(route("r", list(range(1, 101))), 0.0)  # 6.4 s
-    idle_from(dispatcher, 1.0, until=18.0)
+    watch = Watch(leader())
+    watch.dispatcher.route(route("r", list(range(1, 101))), 0.0)  # 6.4 s
+    watch.hears_idle(1.0, until=18.0)
 
-    assert lost(dispatcher, 16.0) == []
-    assert lost(dispatcher, 18.0) == ["r"]
+    assert watch.lost(16.0) == []
+    assert watch.lost(18.0) == ["r"]
 
 
 def test_an_engine_that_never_counts_is_not_believed() -> None:
-    dispatcher = leader()
-    dispatcher.route(route("r", [1]), 0.0)
+    watch = Watch(leader())
+    watch.dispatcher.route(route("r", [1]), 0.0)
     for second in range(20):
-        dispatcher.state.apply(report(float(second)))
+        watch.hears(float(second))
 
-    assert lost(dispatcher, 20.0) == []
+    assert watch.lost(20.0) == []
 
 
 def test_an_engine_from_which_answers_come_is_at_work_whatever_it_says() -> None:
-    dispatcher = leader()
-    dispatcher.route(route("r", [1]), 0.0)
-    dispatcher.route(route("s", [2]), 0.0)
-    idle_from(dispatcher, 2.0, until=7.0)
-    dispatcher.state.apply(first_token("s", "a", at=5.0))
+    watch = Watch(leader())
+    watch.dispatcher.route(route("r", [1]), 0.0)
+    watch.dispatcher.route(route("s", [2]), 0.0)
+    watch.hears_idle(2.0, until=4.0)
+    watch.dispatcher.state.apply(first_token("s", "a", at=5.0))
+    watch.hears(5.0)
+    watch.hears(6.0)
 
-    assert lost(dispatcher, 7.0) == []
+    assert watch.lost(7.0) == []
 
 
 def test_a_report_from_long_ago_does_not_make_an_engine_idle_since_then() -> None:
-    dispatcher = leader()
-    dispatcher.route(route("r", [1]), 0.0)
-    dispatcher.state.apply(report(9.0, running=1))
-    dispatcher.state.apply(report(1.0))
+    watch = Watch(leader())
+    watch.dispatcher.route(route("r", [1]), 0.0)
+    watch.hears(9.0, running=1)
+    watch.hears(9.2, at=1.0)
 
-    assert lost(dispatcher, 9.5) == []
+    assert watch.lost(9.5) == []
 
 
 def test_a_prompt_that_nobody_could_prefill_is_not_waited_for_for_ever() -> None:
-    dispatcher = leader()
-    dispatcher.route(route("r", [1], prompt_tokens=2**40), 0.0)
-    idle_from(dispatcher, 1.0, until=200.0)
+    watch = Watch(leader())
+    watch.dispatcher.route(route("r", [1], prompt_tokens=2**40), 0.0)
+    watch.hears_idle(1.0, until=200.0)
 
-    assert lost(dispatcher, 200.0) == ["r"]
+    assert watch.lost(200.0) == ["r"]
 
 
 def test_old_reports_say_nothing() -> None:
-    dispatcher = leader()
-    dispatcher.route(route("r", [1]), 0.0)
-    idle_from(dispatcher, 2.0, until=6.0)
+    watch = Watch(leader())
+    watch.dispatcher.route(route("r", [1]), 0.0)
+    watch.hears_idle(2.0, until=6.0)
 
-    assert lost(dispatcher, 6.0 + IDLE + 1.0) == []
+    assert watch.lost(6.0 + IDLE + 1.0) == []
 
 
 @pytest.mark.parametrize("speed", [1.0, 10.0])

@@ -22,6 +22,7 @@ from pointsman.primitives import EngineSeconds, Epoch, InstanceId, RequestId, Te
 from pointsman.state.fleet import Instance
 from pointsman.state.scaling import Scaling
 from pointsman.state.state import PoolSettings, State
+from pointsman.state.trackers.service_window import ServiceWindow
 from pointsman_scaler.reconciler import (
     HUNG,
     NOT_JOINED,
@@ -85,6 +86,29 @@ def test_a_pool_that_is_late_grows_by_what_its_work_needs() -> None:
 
     assert target.wanted == 6  # 4 s of work a second, engines prefilling 70% of their time
     assert "0.0% of" in target.reason
+
+
+@pytest.mark.parametrize("wrong", [-86_400.0, -30.0, 30.0, 86_400.0])
+@pytest.mark.parametrize("every", [1, 4])
+def test_an_ingress_with_a_wrong_clock_hides_no_outcomes_and_keeps_none_too_long(wrong: float, every: int) -> None:
+    """`every` so manieth request is its."""
+    pool = Pool(SloAttainment(), engines=2)
+    pool.now += 100_000.0
+    ended: list[EngineSeconds] = []
+    for number in range(200):
+        pool.now += 1.0
+        came = pool.now + (wrong if number % every == 0 else 0.0)
+        pool.dispatcher.route(route(f"r{number}", [number], arrived_at=came, sent_at=came), pool.now)
+        instance = pool.state.workload.requests[RequestId(f"r{number}")].instance
+        dated = came + 0.5
+        pool.state.apply(first_token(f"r{number}", instance, at=dated))
+        pool.state.apply(finished(f"r{number}", instance, at=dated))
+        ended.append(pool.now + 0.5)
+    window = pool.state.tracker(ServiceWindow)
+
+    for seconds in (10, 30, 59):
+        since = pool.now - seconds
+        assert abs(window.outcomes(since).total - sum(at >= since for at in ended)) <= 1
 
 
 def test_a_pool_whose_new_instances_have_not_come_yet_waits_for_them() -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from pointsman.contracts.commands import PrefixFetch, RouteGranted
 from pointsman.ports import Clock
-from pointsman.primitives import EngineSeconds, InstanceId, Tokens, WallSeconds
+from pointsman.primitives import EngineSeconds, InstanceId, Tokens, WallSeconds, engine_seconds
 from pointsman.runtime.tracing import NO_SPAN, Span
 from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest
 from pointsman_ingress.engine.disaggregation import REMOTE_DECODE, TRANSFER_BYTES_MAX, read_prefill
@@ -75,15 +75,16 @@ class PrefixFetcher:
         span: Span = NO_SPAN,
     ) -> FetchOutcome:
         """Never raises for what an engine does. `prompt` None: its tokens are not known."""
-        started = self.clock.now()
+        started = self.clock.wall()
         answered = started
         bound = max(float(FETCH_WALL_SECONDS_MIN), float(PREDICTED_TIMES_MAX * fetch.seconds / self.clock.speed))
 
         def outcome(failure: str = "") -> FetchOutcome:
             tokens = 0 if failure else fetch.prefix_tokens - 1
-            return FetchOutcome(
-                tokens, self.clock.now() - started, answered - started, failure[:FAILURE_CHARACTERS_MAX]
+            seconds, source_seconds = (
+                engine_seconds(until - started, self.clock.speed) for until in (self.clock.wall(), answered)
             )
+            return FetchOutcome(tokens, seconds, source_seconds, failure[:FAILURE_CHARACTERS_MAX])
 
         if prompt is None or len(prompt.tokens) < fetch.prefix_tokens:
             return outcome("the prompt's tokens are not known")
@@ -101,7 +102,7 @@ class PrefixFetcher:
                 give = await ask(fetch.source, fetch.url, fetch.dp_rank, "give", REMOTE_DECODE)
                 whole = await self._whole(give, "the source")
                 given = await self.work.run_unless(len(whole) <= LIGHT_BYTES_MAX, OWNER, read_prefill, whole)
-                answered = self.clock.now()
+                answered = self.clock.wall()
                 if not given.transfer:
                     return outcome("the source gave no kv_transfer_params that can be used: has it a connector?")
                 take = await ask(grant.instance, grant.url, grant.dp_rank, "take", given.transfer)

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pointsman.policies.policy import Policy
 from pointsman.policies.scaling.roles import NOT_SIZED, RoleDemand, RoleSizes
@@ -35,6 +36,9 @@ class ScaleTarget:
 class ScalingPolicy(Policy):
     """Seconds are engine time."""
 
+    by_date: ClassVar[bool] = False
+    """It goes by the date, not by the time that the log has reached."""
+
     @abstractmethod
     def scale_target(self, state: State, size: PoolSize, now: EngineSeconds) -> ScaleTarget:
-        """Reads `state` only."""
+        """Reads `state` only. `now`: by the leader's clock, as the times in `state`; with `by_date` by the scaler's."""

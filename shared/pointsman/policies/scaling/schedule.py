@@ -59,6 +59,7 @@ class Schedule(ScalingPolicy):
     """`times`: entries like `0 8 * * 1-5 = 8`, separated by semicolons."""
 
     name: ClassVar[str] = "schedule"
+    by_date: ClassVar[bool] = True
 
     times: str = ""
 
