@@ -109,6 +109,20 @@ async def test_a_picture_leaves_what_comes_before_it_known(world: World) -> None
     assert known.startswith(part)
 
 
+async def test_a_picture_is_work_and_takes_no_room_from_the_answer(world: World) -> None:
+    asks = [
+        {"role": "user", "content": content} for content in ("What is this?", [PIXEL, {"type": "text", "text": "?"}])
+    ]
+    for ask in asks:
+        async with world.post(CHAT, {"model": "m", "messages": [ask]}) as answer:
+            await answer.read()
+
+    text, pictured = world.scheduler.asked
+    assert text.prompt_tokens < 100
+    assert (pictured.prompt_tokens, pictured.context_tokens) == (1000, 1000)  # all of the engines' context
+    assert pictured.max_output_tokens > 900
+
+
 @pytest.mark.parametrize(
     ("content", "kind"),
     [

@@ -152,7 +152,10 @@ async def understand(
         adapter=model.adapter,
         alias=model.alias,
         # Inexact or truncated prompts may exceed every engine's context.
-        context_tokens=min(longest + _demanded_tokens(request), model_len or CONTEXT_TOKENS_MAX),
+        context_tokens=min(
+            longest + tokens.estimated // len(tokens.prompts) + _demanded_tokens(request),
+            model_len or CONTEXT_TOKENS_MAX,
+        ),
         followed=True,
         cache_group=group,
         client_request_id=call.client_request_id,

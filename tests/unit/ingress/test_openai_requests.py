@@ -18,6 +18,7 @@ from pointsman_ingress.prompt.openai_requests import (
     parse_completion,
     parse_embeddings,
     parse_pairs,
+    parse_pooled,
 )
 from pointsman_ingress.prompt.parsed_request import Chat, ParsedRequest, SizedRequest, Texts, TokenIds
 from pointsman_ingress.prompt.responses_input import parse_response
@@ -174,6 +175,30 @@ def test_long_inputs_to_embed_count_as_short_ones_do() -> None:
         body = json.dumps({"model": "m", "input": given}).encode()
 
         assert parse_embeddings(body).prompt == SizedRequest(sum(entries) or len(given))
+
+
+INLINE = "data:image/png;base64," + "A" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("parse", "body", "tokens"),
+    [
+        (parse_embeddings, {"messages": [{"role": "user", "content": [{"image_url": {"url": INLINE}}]}]}, 1_000),
+        (parse_embeddings, {"messages": [{"type": "image_url", "image_url": {"url": "https://x/1.png"}}]}, 1_000),
+        (parse_pooled, {"input": [{"images": [INLINE, INLINE]}]}, 2_000),
+        (parse_pairs, {"query": "x", "documents": {"content": [{"url": INLINE}, {"url": INLINE}]}}, 2_001),
+        (parse_pairs, {"text_1": {"audio": "data:audio/mp3;base64," + "A" * 4_000_000}, "text_2": "x"}, 6_001),
+        (parse_embeddings, {"input": INLINE}, 25_006),
+        (parse_pairs, {"query": "data:" + "x" * 400, "documents": ["x"]}, 103),
+    ],
+)
+def test_media_to_embed_count_by_their_kind_and_not_by_their_bytes(
+    parse: Any, body: dict[str, Any], tokens: int
+) -> None:
+    prompt = parse(json.dumps(body).encode()).prompt
+
+    assert isinstance(prompt, SizedRequest)
+    assert tokens <= prompt.tokens <= tokens + 10
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,13 @@ from pointsman_ingress.http.json_form import ENTRIES_MAX, LIGHT_BYTES_MAX, TOKEN
 from pointsman_ingress.prompt.audio_form import read_form
 from pointsman_ingress.prompt.body_fields import NULL
 from pointsman_ingress.prompt.content_parts import Message, first_unsupported
+from pointsman_ingress.prompt.media_tokens import (
+    AUDIO_BYTES_A_TOKEN,
+    data_url_tokens,
+    is_data_url,
+    tokens_of_kind,
+    vector_tokens,
+)
 from pointsman_ingress.prompt.parsed_request import (
     Chat,
     Embeddings,
@@ -25,7 +32,6 @@ from pointsman_ingress.prompt.parsed_request import (
 from pointsman_ingress.token_ids import token_lists
 
 COMPLETION_OUTPUT_TOKENS = 16  # OpenAI's default
-AUDIO_BYTES_A_TOKEN = 500  # Whisper: 50 tokens/s; 16 kB/s as MP3, 32 kB/s as WAV
 AUDIO_BYTES_A_WORD = 4000  # per output token: four a second
 PAIRS_TOKENS_MAX: Tokens = 2**31  # bounds query length times documents, for the log
 SALT_LENGTH_MAX = 1024
@@ -272,7 +278,8 @@ def _template_arguments(fields: _ChatBody) -> dict[str, Any]:
 def _completion_prompt(fields: _CompletionBody) -> Prompt:
     special = fields.add_special_tokens is not False
     if fields.prompt_embeds:
-        return Embeddings(len(fields.prompt_embeds) if isinstance(fields.prompt_embeds, list) else 1)
+        vectors = fields.prompt_embeds if isinstance(fields.prompt_embeds, list) else [fields.prompt_embeds]
+        return Embeddings(len(vectors), sum(map(vector_tokens, vectors)))
     given = bytes(fields.prompt)
     if _is_long_run(given):
         return _long_prompt(given)
@@ -363,10 +370,11 @@ def _has_objects(given: Any) -> bool:
     return isinstance(given, dict) or (isinstance(given, list) and any(map(_has_objects, given)))
 
 
-def _size(given: Any) -> Tokens:
-    """Estimate: token ids count one each, text one per four characters."""
+def _size(given: Any, *, in_object: bool = False) -> Tokens:
+    """Estimate: token ids count one each, text one per four characters, media by their kind, which stand in objects only."""
     if isinstance(given, str):
-        return len(given) // 4 + 1
+        return data_url_tokens(given) if in_object and is_data_url(given) else len(given) // 4 + 1
     if isinstance(given, dict):
-        return sum(map(_size, given.values()))
-    return sum(map(_size, given)) if isinstance(given, list) else 1
+        media = tokens_of_kind(str(given.get("type")), given)
+        return media or sum(_size(value, in_object=True) for value in given.values())
+    return sum(_size(value, in_object=in_object) for value in given) if isinstance(given, list) else 1

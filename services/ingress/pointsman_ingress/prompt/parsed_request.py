@@ -62,9 +62,10 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """Prompt vectors: their tokens are unknown."""
+    """Prompt vectors: their tokens are unknown; `tokens` is an estimate."""
 
     prompts: int = 1
+    tokens: Tokens = 0
 
 
 @dataclass(frozen=True, slots=True)
