@@ -71,6 +71,7 @@ class RequestContext:
     removes_usage: bool  # whether only the ingress asked for the stream's usage
     usage_max: Usage  # what engines may count for it; -1: unknown
     output_bounded: bool
+    begins_late: bool  # a stream whose first output may come long after the first token
     comparable: bool  # whether reported cached tokens are comparable with the prediction
     prefix_header: str  # how much of the prompt has block keys
     dropped_fields: str = ""  # for a header: names of the client's fields that no engine gets
@@ -172,6 +173,7 @@ async def understand(
         removes_usage=_adds_usage(request, settings),
         usage_max=_usage_max(request, tokens, model_len),
         output_bounded=output_tokens < OUTPUT_UNBOUNDED,
+        begins_late=request.begins_late,
         comparable=request.answers == 1 and len(tokens.prompts) == 1,
         prefix_header=tokens.prefix_header,
         dropped_fields=accepted.dropped,

@@ -99,3 +99,4 @@ class ParsedRequest:
     may_add_usage: bool = False  # a stream whose client did not ask for usage
     form_fields: frozenset[str] = frozenset()  # names in a form
     service_tier: Any = None  # as sent
+    begins_late: bool = False  # a stream that shows nothing of hidden reasoning

@@ -26,6 +26,7 @@ class _ResponseBody(Body):
     previous_input_messages: list[Any] | None = None
     prompt: Any = None
     reasoning: Reasoning | None = None
+    include_reasoning: bool | None = None
     truncation: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -55,7 +56,8 @@ def parse_response(body: bytes) -> ParsedRequest:
     field = "max_output_tokens"
     request = parsed(fields, prompt, "input", positive(fields.max_output_tokens, field), output_field=field)
     truncates = fields.truncation not in (None, "disabled")
-    return replace(request, truncates=truncates, truncate_to=0, may_add_usage=False)
+    hides = fields.include_reasoning is False
+    return replace(request, truncates=truncates, truncate_to=0, may_add_usage=False, begins_late=hides)
 
 
 def chat_form(
