@@ -185,7 +185,7 @@ async def understand(
 
 def _session(call: HttpExchange, request: ParsedRequest, facts: RequestFacts) -> SessionId:
     """Under the tenant's name where credentials are required, so that nobody names another's conversation."""
-    session = session_of(call.headers, request.user)
+    session = session_of(call.headers, request.session)
     if facts.identity is None or not session:
         return session
     return SessionId(f"{facts.tenant}/{session}"[:SESSION_LENGTH_MAX])

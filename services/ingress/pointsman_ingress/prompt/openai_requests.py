@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from pointsman.primitives import Tokens
 from pointsman_ingress.http.errors import ApiError, bad_request
 from pointsman_ingress.http.json_form import ENTRIES_MAX, LIGHT_BYTES_MAX, TOKEN_IDS_MAX, check_form
+from pointsman_ingress.http.request_headers import NAME_LENGTH_MAX
 from pointsman_ingress.prompt.audio_form import read_form
 from pointsman_ingress.prompt.body_fields import NULL
 from pointsman_ingress.prompt.content_parts import Message, first_unsupported
@@ -49,6 +51,8 @@ class Body(msgspec.Struct):
     stream_options: _StreamOptions | None = None
     max_tokens: int | None = None
     user: str | None = None
+    session_id: Any = None
+    prompt_cache_key: Any = None
     cache_salt: str | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: str | None = None
@@ -76,6 +80,8 @@ class _ChatBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
+    echo: bool | None = None
+    top_logprobs: int | None = 0  # vLLM's default
 
 
 class _EmbeddingsBody(Body):
@@ -103,12 +109,18 @@ class _PairsBody(Body):
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
 
-_completion_body = msgspec.json.Decoder(_CompletionBody)
-_chat_body = msgspec.json.Decoder(_ChatBody)
-_embeddings_body = msgspec.json.Decoder(_EmbeddingsBody)
-_pooled_body = msgspec.json.Decoder(_PooledBody)
-_pairs_body = msgspec.json.Decoder(_PairsBody)
-_any_body = msgspec.json.Decoder(Body)
+
+def lenient(kind: type[B]) -> msgspec.json.Decoder[B]:
+    """Also takes `1024.0`, `"512"` and `"true"`, as engines do. They get what the client sent."""
+    return msgspec.json.Decoder(kind, strict=False)
+
+
+_completion_body = lenient(_CompletionBody)
+_chat_body = lenient(_ChatBody)
+_embeddings_body = lenient(_EmbeddingsBody)
+_pooled_body = lenient(_PooledBody)
+_pairs_body = lenient(_PairsBody)
+_any_body = lenient(Body)
 _prompt = msgspec.json.Decoder(str | list[int | str | list[int]] | None)
 _any = msgspec.json.Decoder(Any)
 
@@ -136,7 +148,8 @@ def parse_chat(body: bytes) -> ParsedRequest:
         body=body,
         render_path="/v1/chat/completions/render",
     )
-    reads_cache = fields.prompt_logprobs is None
+    echoes = fields.echo is True and fields.top_logprobs is not None
+    reads_cache = fields.prompt_logprobs is None and not echoes
     return parsed(fields, prompt, "messages", output_tokens, output_field=output_field, reads_cache=reads_cache)
 
 
@@ -147,7 +160,10 @@ def parse_completion(body: bytes) -> ParsedRequest:
     echoes = fields.echo is True and fields.logprobs is not None
     reads_cache = fields.prompt_logprobs is None and not echoes
     request = parsed(fields, prompt, "prompt", output_tokens, reads_cache=reads_cache)
-    return request if output_tokens is not None else replace(request, output_tokens=COMPLETION_OUTPUT_TOKENS)
+    if output_tokens is not None:
+        return request
+    without_null = frozenset({"max_tokens"}) if b'"max_tokens"' in body else frozenset[str]()
+    return replace(request, output_tokens=COMPLETION_OUTPUT_TOKENS, nulls=without_null)
 
 
 def _completion_output(fields: _CompletionBody) -> Tokens | None:
@@ -243,6 +259,7 @@ def parsed(
         output_field=output_field,
         output_demanded=output_tokens is not None,
         user=fields.user or "",
+        session=session_name(fields.session_id, fields.prompt_cache_key, fields.user),
         cache_salt=salt,
         truncates=fields.truncate_prompt_tokens is not None,
         truncate_to=max(0, fields.truncate_prompt_tokens or 0),
@@ -252,6 +269,12 @@ def parsed(
         may_add_usage=fields.stream is True and not shows_usage,
         service_tier=fields.service_tier,
     )
+
+
+def session_name(*given: Any) -> str:
+    """The first that is a text; of a long one, whose end may tell conversations apart, its digest."""
+    name = next((text for text in given if isinstance(text, str) and text), "")
+    return name if len(name) <= NAME_LENGTH_MAX else sha256(name.encode(errors="replace")).hexdigest()
 
 
 def positive(value: int | None, name: str) -> Tokens | None:

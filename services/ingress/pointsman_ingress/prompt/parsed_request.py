@@ -99,4 +99,6 @@ class ParsedRequest:
     may_add_usage: bool = False  # a stream whose client did not ask for usage
     form_fields: frozenset[str] = frozenset()  # names in a form
     service_tier: Any = None  # as sent
+    session: str = ""  # name of the conversation
+    nulls: frozenset[str] = frozenset()  # names of fields that say nothing, and that engines may misread
     begins_late: bool = False  # a stream that shows nothing of hidden reasoning
