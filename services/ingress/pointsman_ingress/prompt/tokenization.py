@@ -1,6 +1,7 @@
 """Tokenizes prompts as the engine does, by the local tokenizer and chat template or an engine's `/render` or
 `/tokenize`. If all fail, tokens are guessed and marked inexact. Of a chat with images only the part before the first is
-known, and their tokens are estimated. Encoding costs 1 ms per 1,000 characters; long prompts and what comes of large bodies run in threads."""
+known; their tokens are estimated. Encoding costs 1 ms per 1,000 characters; long prompts and what comes of large bodies
+run in threads."""
 
 import asyncio
 from array import array
