@@ -5,28 +5,43 @@ import gc
 import json
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client import REGISTRY
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.shared_timers import SharedTimer
-from pointsman.contracts.fleet import InstanceLeft
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.fleet import InstanceEjected, InstanceLeft, InstanceSuspected
 from pointsman.contracts.requests import PrefillFinished, RequestAttemptFailed, RequestFailed, RequestFinished
 from pointsman.primitives import Epoch, InstanceId
 from pointsman_ingress import key_probe, metrics
+from pointsman_ingress.engine import client
 from pointsman_ingress.engine.client import EngineFailedError
 from pointsman_ingress.engine.first_byte import POSTPONED_MAX, FirstByteDeadline
 from pointsman_ingress.lifecycle import RequestLifecycle
-from pointsman_ingress.placement import in_flight, retry_budget
+from pointsman_ingress.placement import fleet_view, in_flight, retry_budget
 from pointsman_ingress.placement.retry_budget import RetryBudget
 from tests.support.events import joined, reported
 from tests.support.fake_engine import Behaviour, running_engine
-from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, drop, world_with
+from tests.support.ingress_world import (
+    CHAT,
+    COMPLETIONS,
+    HELLO,
+    ONE,
+    STREAM,
+    TOKENS,
+    TWO,
+    World,
+    drop,
+    eventually_listed,
+    world_with,
+)
 from tests.support.raw_engine import STREAM_HEAD, running_raw_engine, whole
 from tests.support.waiting import eventually
 
@@ -421,6 +436,94 @@ async def test_a_prefill_for_another_engine_has_its_own_deadline() -> None:
         (told, *_) = await failures(world)
         assert (told.instance, told.failure) == (ONE, "first_byte_timeout")
         assert status == 200
+
+
+@pytest.mark.parametrize(("shown", "told"), [(False, []), (True, ["first_byte_timeout"])])
+async def test_reasoning_that_a_response_hides_is_no_late_first_byte(shown: bool, told: list[str]) -> None:
+    created = b"event: response.created\ndata: {}\n\nevent: response.in_progress\ndata: {}\n\n"
+    body = {"model": "m", "input": "hello", "stream": True, "max_output_tokens": 500, "include_reasoning": shown}
+    async with world_with(**AT_ONCE, retries_max=1, request_timeout_seconds=1.0) as world:
+        for engine in (world.one, world.two):
+            engine.script.append(Behaviour.HANGS_AFTER_FIRST)
+            engine.first_piece = created
+        await asked(world, body, "/v1/responses")
+
+        assert [failure.failure for failure in await failures(world)][:1] == told
+
+
+# Silence within an answer
+
+
+@pytest.fixture
+def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "CUT_CHECK_WALL_SECONDS", 0.05)
+
+
+async def tell(world: World, *events: LogEvent) -> None:
+    """What the log says of engine one, which the ingress has then read."""
+    report = reported(ONE, 0, [], at=ScaledClock().now())
+    for event in (msgspec.structs.replace(report, running=1), *events):
+        await world.log.append(event)
+    last = reported(TWO, 0, [], at=ScaledClock().now())
+    await world.log.append(msgspec.structs.replace(last, adapters=["read-up-to-here"]))
+    await eventually_listed(world, "read-up-to-here")
+
+
+def of_one() -> dict[str, Any]:
+    return {"at": ScaledClock().now(), "instance": ONE, "epoch": Epoch(1)}
+
+
+UNSOUND: dict[str, Callable[[], LogEvent]] = {
+    "idle": lambda: reported(ONE, 0, [], at=ScaledClock().now()),
+    "down": lambda: msgspec.structs.replace(reported(ONE, 0, [], at=ScaledClock().now(), serving=False), running=1),
+    "suspected": lambda: InstanceSuspected(**of_one(), silent_seconds=3.0),
+    "ejected": lambda: InstanceEjected(**of_one(), cause="latency", detail="slow", seconds=60.0, number=1),
+    "gone": lambda: InstanceLeft(**of_one(), reason="the test says so"),
+}
+
+
+@pytest.mark.usefixtures("short_checks")
+async def test_an_engine_that_works_may_be_silent_within_an_answer() -> None:
+    async with world_with(chunk_timeout_seconds=0.1, request_timeout_seconds=5.0) as world:
+        await tell(world)
+        world.one.script.append(Behaviour.PAUSES)
+        async with world.post(CHAT, {**HELLO, "stream": True}) as answer:
+            await answer.content.readany()
+            await asyncio.sleep(1.0)  # many timeouts
+            world.one.resumes.set()
+            text = await answer.text()
+
+        assert text.endswith("data: [DONE]\n\n")
+        assert "error" not in text
+        assert await failures(world) == []
+
+
+@pytest.mark.usefixtures("short_checks")
+@pytest.mark.parametrize("why", UNSOUND)
+@pytest.mark.parametrize("meanwhile", [False, True])
+async def test_an_engine_of_which_that_is_not_known_may_not(why: str, meanwhile: bool) -> None:
+    async with world_with(chunk_timeout_seconds=0.1, request_timeout_seconds=5.0) as world:
+        await tell(world, *([] if meanwhile else [UNSOUND[why]()]))
+        world.one.script.append(Behaviour.HANGS_AFTER_FIRST)
+        async with world.post(CHAT, {**HELLO, "stream": True}) as answer:
+            await answer.content.readany()
+            if meanwhile:
+                await tell(world, UNSOUND[why]())
+            await answer.read()
+
+        assert [told.failure for told in await failures(world)] == ["chunk_timeout"]
+
+
+@pytest.mark.usefixtures("short_checks")
+async def test_an_engine_of_which_nothing_was_heard_for_long_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_view, "PULSE_WALL_SECONDS", 0.1)
+    monkeypatch.setattr(fleet_view, "FRESH_WALL_SECONDS", 0.1)
+    async with world_with(chunk_timeout_seconds=0.1, request_timeout_seconds=5.0) as world:
+        await tell(world)
+        world.one.script.append(Behaviour.HANGS_AFTER_FIRST)
+        await asked(world, STREAM)
+
+        assert [told.failure for told in await failures(world)] == ["chunk_timeout"]
 
 
 # The retry budget

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from pointsman.contracts.requests import PrefillFinished, RequestCancelled, RequestFailed, RequestFinished
+from pointsman.contracts.requests import (
+    PrefillFinished,
+    RequestAttemptFailed,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+)
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import CHAT, TWO, World, world_with
 from tests.support.waiting import eventually
@@ -109,6 +115,20 @@ async def test_a_picture_leaves_what_comes_before_it_known(world: World) -> None
     assert known.startswith(part)
 
 
+async def test_a_picture_is_work_and_takes_no_room_from_the_answer(world: World) -> None:
+    asks = [
+        {"role": "user", "content": content} for content in ("What is this?", [PIXEL, {"type": "text", "text": "?"}])
+    ]
+    for ask in asks:
+        async with world.post(CHAT, {"model": "m", "messages": [ask]}) as answer:
+            await answer.read()
+
+    text, pictured = world.scheduler.asked
+    assert text.prompt_tokens < 100
+    assert (pictured.prompt_tokens, pictured.context_tokens) == (1000, 1000)  # all of the engines' context
+    assert pictured.max_output_tokens > 900
+
+
 @pytest.mark.parametrize(
     ("content", "kind"),
     [
@@ -182,9 +202,9 @@ async def test_a_stream_passes_through_as_it_is_and_its_usage_is_in_the_log(worl
     assert "stream_options" not in world.one.received[0].fields
 
 
-async def test_an_engine_that_only_announced_a_message_can_still_be_replaced(world: World) -> None:
+async def test_an_engine_that_did_not_even_start_a_message_can_still_be_replaced(world: World) -> None:
     world.two.says[MESSAGES] = [START, BLOCK, DELTA, LAST, STOP]
-    assert await stream_of(world, START) == START + BLOCK + DELTA + LAST + STOP
+    assert await stream_of(world, event("ping")) == START + BLOCK + DELTA + LAST + STOP
 
     assert world.scheduler.asked[1].excluded == ["engine-1"]
 
@@ -295,6 +315,17 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(world: World, p
 async def test_an_error_of_the_engines_own_ends_a_stream(world: World) -> None:
     failed = event("error", error={"type": "internal_error", "message": "no memory"})
     assert await stream_of(world, START, BLOCK, DELTA, failed) == START + BLOCK + DELTA + failed
+
+
+async def test_the_start_of_a_message_is_a_sign_of_life_before_hidden_reasoning() -> None:
+    async with world_with(tokenizer="builtin", first_byte_seconds_min=0.2, first_byte_factor=1.0) as world:
+        world.one.script.append(Behaviour.HANGS_AFTER_FIRST)
+        world.one.first_piece = START
+        async with world.post(MESSAGES, {**ASK, "stream": True}) as answer:
+            assert await answer.content.readexactly(len(START)) == START
+
+        assert answer.headers["x-pointsman-instance"] != TWO
+        assert not [event for event in await world.events() if isinstance(event, RequestAttemptFailed)]
 
 
 async def test_a_stream_that_takes_too_long_ends_with_an_error_event() -> None:

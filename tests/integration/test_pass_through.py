@@ -76,10 +76,11 @@ FORMS: list[tuple[dict[str, Any], dict[str, Any]]] = [
             "tools": [{"type": "function", "function": TOOL}],
         },
     ),
+    ({"input": LONG, "tools": [{"type": "web_search"}]}, {"messages": [{"role": "user", "content": LONG}]}),
 ]
 
 
-@pytest.mark.parametrize(("response", "chat"), FORMS, ids=["text", "items", "tools"])
+@pytest.mark.parametrize(("response", "chat"), FORMS, ids=["text", "items", "tools", "web search"])
 async def test_a_response_has_the_keys_of_the_same_conversation_as_a_chat(
     world: World, response: dict[str, Any], chat: dict[str, Any]
 ) -> None:
@@ -100,7 +101,6 @@ async def test_a_response_has_the_keys_of_the_same_conversation_as_a_chat(
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "https://x/1.png"}]}]},
         {"input": [{"type": "item_reference", "id": "msg_1"}]},
         {"input": "go on", "previous_response_id": "resp_0"},
-        {"input": "look it up", "tools": [{"type": "web_search"}]},
     ],
 )
 async def test_a_response_that_cannot_be_known_is_served_all_the_same_and_says_so(

@@ -13,6 +13,8 @@ from pointsman_ingress.prompt.responses_input import chat_form, continues
 WEATHER = {"name": "weather", "description": "of a city", "parameters": {"type": "object", "properties": {}}}
 ASKS = {"role": "user", "content": "How is the weather?"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Bern"}'}
+SKY = {"type": "namespace", "name": "sky", "description": "of the sky", "tools": [{"type": "function", **WEATHER}]}
+NOTE = {"type": "custom_tool_call", "call_id": "c1", "name": "note", "input": "für später"}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "rain"}
 THOUGHT = {"type": "reasoning", "id": "r1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
 
@@ -38,6 +40,12 @@ BODIES: list[dict[str, Any]] = [
     {"input": [ASKS, THOUGHT, said("Rain."), ASKS, THOUGHT, CALL, RESULT]},
     {"input": "hello", "tools": [{"type": "function", **WEATHER, "strict": True}]},
     {"input": "hello", "tools": [{"type": "function", **WEATHER}], "tool_choice": "none"},
+    {"input": "hello", "tools": [{"type": "web_search"}]},
+    {"input": "hello", "tools": [{"type": "web_search"}, {"type": "function", **WEATHER}]},
+    {"input": "hello", "tools": [{"type": "code_interpreter", "container": {"type": "auto"}}, SKY]},
+    {"input": [ASKS, {**CALL, "namespace": "sky"}, RESULT], "tools": [SKY, {"type": "function", **WEATHER}]},
+    {"input": "hello", "tools": [{"type": "custom", "name": "note", "description": "A note."}]},
+    {"input": [ASKS, NOTE, {"type": "custom_tool_call_output", "call_id": "c1", "output": "kept"}]},
 ]
 
 

@@ -55,8 +55,9 @@ def error(failed: ApiError) -> bytes:
 class MessageFrames:
     def __init__(self, heading: Heading) -> None:
         nothing = {"input_tokens": 0, "output_tokens": 0}
-        self.before = _event("message_start", message=_message(heading, [], None, nothing))
-        self.opening = _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+        self.before = b""
+        start = _event("message_start", message=_message(heading, [], None, nothing))
+        self.opening = start + _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
         delta = _event("content_block_delta", index=0, delta={"type": "text_delta", "text": _TEXT_MARK})
         self._head, _, self._tail = delta.partition(encode(_TEXT_MARK)[1:-1])
 

@@ -71,6 +71,7 @@ class RequestContext:
     removes_usage: bool  # whether only the ingress asked for the stream's usage
     usage_max: Usage  # what engines may count for it; -1: unknown
     output_bounded: bool
+    begins_late: bool  # a stream whose first output may come long after the first token
     comparable: bool  # whether reported cached tokens are comparable with the prediction
     prefix_header: str  # how much of the prompt has block keys
     dropped_fields: str = ""  # for a header: names of the client's fields that no engine gets
@@ -152,7 +153,10 @@ async def understand(
         adapter=model.adapter,
         alias=model.alias,
         # Inexact or truncated prompts may exceed every engine's context.
-        context_tokens=min(longest + _demanded_tokens(request), model_len or CONTEXT_TOKENS_MAX),
+        context_tokens=min(
+            longest + tokens.estimated // len(tokens.prompts) + _demanded_tokens(request),
+            model_len or CONTEXT_TOKENS_MAX,
+        ),
         followed=True,
         cache_group=group,
         client_request_id=call.client_request_id,
@@ -169,6 +173,7 @@ async def understand(
         removes_usage=_adds_usage(request, settings),
         usage_max=_usage_max(request, tokens, model_len),
         output_bounded=output_tokens < OUTPUT_UNBOUNDED,
+        begins_late=request.begins_late,
         comparable=request.answers == 1 and len(tokens.prompts) == 1,
         prefix_header=tokens.prefix_header,
         dropped_fields=accepted.dropped,
@@ -180,7 +185,7 @@ async def understand(
 
 def _session(call: HttpExchange, request: ParsedRequest, facts: RequestFacts) -> SessionId:
     """Under the tenant's name where credentials are required, so that nobody names another's conversation."""
-    session = session_of(call.headers, request.user)
+    session = session_of(call.headers, request.session)
     if facts.identity is None or not session:
         return session
     return SessionId(f"{facts.tenant}/{session}"[:SESSION_LENGTH_MAX])

@@ -3,6 +3,7 @@ Split requests go to a prefill engine first. `Attempts` places it, and again if 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 import structlog
@@ -198,6 +199,7 @@ class Delivery:
             context.endpoint.shape,
             context.endpoint.content_type(context.headers),
             self._span,
+            partial(self._pool.fleet.is_working, grant.instance),
         )
         at_engine.on_lost = deadline.expire
         try:
@@ -214,9 +216,9 @@ class Delivery:
 
     def _output_seconds(self) -> EngineSeconds:
         """Engine seconds from the first token to the first byte, at the default TPOT SLO or a longer one of the
-        request."""
+        request. A stream that begins late may hide all but its last tokens."""
         command = self.context.command
-        if command.streaming:
+        if command.streaming and not self.context.begins_late:
             return 0.0
         if not self.context.output_bounded:
             return FOREVER

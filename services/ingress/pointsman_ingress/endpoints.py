@@ -102,8 +102,8 @@ class BodyRules:
             return AcceptedBody(request, body)
         try:
             checked = self.fields.check(body, endpoint.fields)
-            if checked.dropped:
-                body = without(body, checked.dropped)
+            if left_out := request.nulls.union(checked.dropped):
+                body = without(body, left_out)
                 request = endpoint.read(body, headers)
             self.media.check(body)
             check_text(body)

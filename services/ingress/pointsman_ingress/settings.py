@@ -108,7 +108,9 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
     )
     first_byte_seconds_min: WallSeconds = setting(5.0, "Wall seconds that it may always take.")
     chunk_timeout_seconds: WallSeconds = setting(
-        60.0, "Wall seconds without a byte after which an answer that has begun is given up.", bounds=POSITIVE
+        60.0,
+        "Wall seconds without a byte after which an answer that has begun is given up, unless its engine is known to work.",
+        bounds=POSITIVE,
     )
     scheduler_timeout_seconds: WallSeconds = setting(
         3.0,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pointsman.primitives import Tenant
-from pointsman_ingress.endpoints import BY_PATH, BodyRules
+from pointsman_ingress.endpoints import BY_PATH, CHAT_COMPLETIONS, COMPLETIONS, BodyRules
 from pointsman_ingress.engine.body_rewrites import add_tenant, ask_for_usage, impose_salt, without
 from pointsman_ingress.http.errors import ApiError
 from pointsman_ingress.prompt import body_fields
@@ -37,6 +37,9 @@ def body(**fields: Any) -> bytes:
     return json.dumps(fields).encode()
 
 
+NO_BOUND = body(max_tokens=None, messages=[{"role": "user", "content": "hi"}])
+
+
 @pytest.mark.parametrize(
     ("path", "sent"),
     [
@@ -52,6 +55,18 @@ def body(**fields: Any) -> bytes:
 )
 def test_what_usual_clients_send_is_passed_on(path: str, sent: dict[str, Any]) -> None:
     assert KEYED.check(body(**sent), BY_PATH[path].fields) == CheckedFields()
+
+
+@pytest.mark.parametrize("dropped", [{}, {"temprature": 1}])
+def test_a_completion_without_a_bound_reaches_the_engine_without_a_null(dropped: dict[str, Any]) -> None:
+    """Older vLLM generates up to the context for a null, then fails; without the field it generates sixteen tokens."""
+    rules = BodyRules(KEYED, MediaRules(trusted=False))
+    asked = rules.accept(COMPLETIONS, body(prompt='"max_tokens"', max_tokens=None, **dropped), {})
+
+    assert json.loads(asked.content) == {"prompt": '"max_tokens"'}
+    assert asked.request.output_tokens == 16
+    for endpoint, plain in ((COMPLETIONS, body(prompt="a", max_tokens=7)), (CHAT_COMPLETIONS, NO_BOUND)):
+        assert rules.accept(endpoint, plain, {}).content is plain
 
 
 def test_unknown_fields_are_not_passed_on_and_are_named() -> None:

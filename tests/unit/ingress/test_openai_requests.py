@@ -10,16 +10,21 @@ from pointsman.contracts.requests import OUTPUT_UNBOUNDED
 from pointsman.primitives import Tenant
 from pointsman.state.output_lengths import OutputLengths
 from pointsman_ingress.context import check_length, output_bound
+from pointsman_ingress.endpoints import CHAT_COMPLETIONS, BodyRules
 from pointsman_ingress.http.errors import OPENAI_ERRORS, ApiError
 from pointsman_ingress.http.request_headers import LatencySlo, session_of, slo_of, tenant_of
+from pointsman_ingress.prompt.body_fields import FieldRules
+from pointsman_ingress.prompt.messages_input import parse_messages
 from pointsman_ingress.prompt.openai_requests import (
     PAIRS_TOKENS_MAX,
     parse_chat,
     parse_completion,
     parse_embeddings,
     parse_pairs,
+    parse_pooled,
 )
 from pointsman_ingress.prompt.parsed_request import Chat, ParsedRequest, SizedRequest, Texts, TokenIds
+from pointsman_ingress.prompt.remote_media import MediaRules
 from pointsman_ingress.prompt.responses_input import parse_response
 
 DEFAULTS = LatencySlo(5.0, 0.1)
@@ -176,6 +181,30 @@ def test_long_inputs_to_embed_count_as_short_ones_do() -> None:
         assert parse_embeddings(body).prompt == SizedRequest(sum(entries) or len(given))
 
 
+INLINE = "data:image/png;base64," + "A" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("parse", "body", "tokens"),
+    [
+        (parse_embeddings, {"messages": [{"role": "user", "content": [{"image_url": {"url": INLINE}}]}]}, 1_000),
+        (parse_embeddings, {"messages": [{"type": "image_url", "image_url": {"url": "https://x/1.png"}}]}, 1_000),
+        (parse_pooled, {"input": [{"images": [INLINE, INLINE]}]}, 2_000),
+        (parse_pairs, {"query": "x", "documents": {"content": [{"url": INLINE}, {"url": INLINE}]}}, 2_001),
+        (parse_pairs, {"text_1": {"audio": "data:audio/mp3;base64," + "A" * 4_000_000}, "text_2": "x"}, 6_001),
+        (parse_embeddings, {"input": INLINE}, 25_006),
+        (parse_pairs, {"query": "data:" + "x" * 400, "documents": ["x"]}, 103),
+    ],
+)
+def test_media_to_embed_count_by_their_kind_and_not_by_their_bytes(
+    parse: Any, body: dict[str, Any], tokens: int
+) -> None:
+    prompt = parse(json.dumps(body).encode()).prompt
+
+    assert isinstance(prompt, SizedRequest)
+    assert tokens <= prompt.tokens <= tokens + 10
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"null", b"\xff", b'{"messages": "hi"}', b'{"messages": []}', b"{}"]
 )
@@ -184,12 +213,91 @@ def test_invalid_chats_are_refused(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-@pytest.mark.parametrize("value", [-1, 0, -(2**70), "8", 1.5])
+@pytest.mark.parametrize("value", [-1, 0, -(2**70), "8.5", "eight", 1.5, 10.5])
 def test_an_output_bound_must_be_a_positive_integer(name: str, value: Any) -> None:
     refusal = refusal_of(parse_chat, chat(**{name: value}))
 
     assert refusal.status == 400
     assert json.loads(OPENAI_ERRORS.body(refusal))["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(("value", "tokens"), [(1024.0, 1024), ("512", 512), ("512.0", 512), (1e3, 1000)])
+def test_numbers_and_truth_values_are_read_as_engines_read_them(value: Any, tokens: int) -> None:
+    body = chat(max_tokens=value, stream="true", n="2")
+    parsed = parse_chat(body)
+
+    assert (parsed.output_tokens, parsed.stream, parsed.answers) == (tokens, True, 2)
+    for parse, name in ((parse_response, "max_output_tokens"), (parse_messages, "max_tokens")):
+        fields = {"input": "hello", "messages": HELLO["messages"], "stream": "false", name: value}
+        read = parse(json.dumps(fields).encode())
+        assert (read.output_tokens, read.stream) == (tokens, False)
+    accepted = BodyRules(FieldRules(trusted=False), MediaRules(trusted=False)).accept(CHAT_COMPLETIONS, body, {})
+    assert accepted.content is body
+
+
+@pytest.mark.parametrize(
+    ("fields", "reads"),
+    [
+        ({}, True),
+        ({"prompt_logprobs": 0}, False),
+        ({"echo": True}, False),
+        ({"echo": True, "top_logprobs": 2}, False),
+        ({"echo": True, "top_logprobs": None}, True),
+        ({"echo": False, "top_logprobs": 2}, True),
+    ],
+)
+def test_a_chat_with_logprobs_of_its_prompt_is_not_read_from_the_cache(fields: dict[str, Any], reads: bool) -> None:
+    """`echo` asks vLLM for them too: `top_logprobs` of them, which is 0 if it is not sent."""
+    assert parse_chat(chat(**fields)).reads_cache == reads
+
+
+def test_of_the_tools_of_a_response_functions_are_shown_and_others_hide_nothing() -> None:
+    """As vLLM's own functions do (`tests/vllm/test_responses_as_chats.py`)."""
+    function = {"type": "function", "name": "weather", "parameters": {}}
+    tools = [{"type": "web_search"}, {"type": "namespace", "name": "sky", "tools": [function, {"type": "custom"}]}]
+    call = {"type": "function_call", "call_id": "c", "namespace": "sky", "name": "weather", "arguments": "{}"}
+    chats = [
+        parse_response(json.dumps({"input": [call], "tools": given}).encode()).prompt
+        for given in ([*tools, function], tools[:1], [])
+    ]
+
+    assert all(isinstance(made, Chat) and not made.unsupported for made in chats)
+    named, none, untold = (made.tools for made in chats if isinstance(made, Chat))
+    assert [tool["function"]["name"] for tool in named or []] == ["sky__weather", "weather"]
+    assert (none, untold) == ([], None)
+    assert isinstance(chats[0], Chat)
+    assert chats[0].messages[0]["tool_calls"][0]["function"] == {"name": "sky__weather", "arguments": "{}"}
+
+
+LONG_NAME = '{"device_id": "' + "a" * 200 + '", "session_id": "%d"}'
+
+
+@pytest.mark.parametrize(
+    ("fields", "headers", "session"),
+    [
+        ({"user": "u", "prompt_cache_key": "k", "session_id": "s"}, {b"x-session-id": b"h"}, "h"),
+        ({"user": "u", "prompt_cache_key": "k", "session_id": "s"}, {}, "s"),
+        ({"user": "u", "prompt_cache_key": "k", "session_id": ""}, {}, "k"),
+        ({"user": "u", "prompt_cache_key": None, "session_id": 7}, {}, "u"),
+        ({}, {}, ""),
+    ],
+)
+def test_the_conversation_is_named_by_the_nearest_name(
+    fields: dict[str, Any], headers: dict[bytes, bytes], session: str
+) -> None:
+    for parsed in (parse_chat(chat(**fields)), parse_response(json.dumps({"input": "x", **fields}).encode())):
+        assert session_of(headers, parsed.session) == session
+        assert parsed.user == fields.get("user", "")
+
+
+def test_conversations_whose_long_names_differ_at_the_end_are_two_of_one_user() -> None:
+    one, other, again = (
+        parse_messages(chat(max_tokens=1, metadata={"user_id": LONG_NAME % number})) for number in (1, 2, 1)
+    )
+
+    assert session_of({}, one.session) == session_of({}, again.session) != session_of({}, other.session)
+    assert tenant_of({}, one.user) == tenant_of({}, other.user)
+    assert parse_messages(chat(max_tokens=1, metadata={"user_id": "u"})).session == "u"
 
 
 def test_deep_nesting_is_refused() -> None:

@@ -21,7 +21,11 @@ from pointsman_ingress.engine.client import EngineClient, EngineRequest
 from pointsman_ingress.engine.refusals import REFUSAL_BYTES_MAX
 from pointsman_ingress.http.errors import ApiError
 from pointsman_ingress.prompt import tokenization
+from pointsman_ingress.prompt.media_tokens import AUDIO_TOKENS_MIN, IMAGE_TOKENS, VIDEO_TOKENS
+from pointsman_ingress.prompt.messages_input import parse_messages
 from pointsman_ingress.prompt.openai_requests import parse_chat, parse_completion
+from pointsman_ingress.prompt.parsed_request import ParsedRequest
+from pointsman_ingress.prompt.responses_input import parse_response
 from pointsman_ingress.prompt.tokenization import PROMPTS_AT_ONCE_MAX, PromptTokenizer, PromptTokens, TokenizeContext
 from pointsman_ingress.token_ids import token_ids
 from tests.support.engine_urls import ANY_URL
@@ -98,6 +102,68 @@ async def test_only_text_before_the_message_with_an_image_is_exact(
     assert text.prompts[0][: len(tokens.keyed)] == tokens.keyed
     before = Tokenizer.builtin().encode(f"<|im_start|>system\n{SYSTEM['content']}<|im_end|>\n<|im_start|>user\nHello.")
     assert len(before) < len(tokens.keyed) < len(text.prompts[0])
+
+
+SOUND = {"type": "input_audio", "input_audio": {"data": "A" * 4_000_000, "format": "mp3"}}
+AFAR = {"type": "audio_url", "audio_url": {"url": "https://x/1.mp3"}}
+FILM = {"type": "video_url", "video_url": {"url": "https://x/1.mp4"}}
+PIXEL = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
+
+
+@pytest.mark.parametrize(
+    ("parts", "estimated"),
+    [
+        ([PICTURE], IMAGE_TOKENS),
+        ([{"image_url": "https://x/1.png"}, PICTURE], 2 * IMAGE_TOKENS),
+        ([SOUND], 3_000_000 // 500),
+        ([AFAR], AUDIO_TOKENS_MIN),
+        ([FILM, PICTURE], VIDEO_TOKENS + IMAGE_TOKENS),
+        ([{"type": "file", "file": {"file_data": "A" * 9_000}}], 0),
+    ],
+)
+async def test_media_count_behind_the_text_and_change_no_key(
+    tokenizer: PromptTokenizer, parts: list[Any], estimated: int
+) -> None:
+    text = [{"type": "text", "text": "What is this?"}]
+    alone = await of_chat(tokenizer, SYSTEM, {"role": "user", "content": [{"type": "unknown"}, *text]})
+    tokens = await of_chat(tokenizer, SYSTEM, {"role": "user", "content": [*text, *parts]})
+
+    assert tokens.count == alone.count + estimated
+    assert list(tokens.keyed) == list(alone.keyed)
+
+
+@pytest.mark.parametrize(
+    ("parse", "body"),
+    [
+        (parse_messages, {"max_tokens": 1, "messages": [{"role": "user", "content": [PIXEL]}]}),
+        (
+            parse_messages,
+            {
+                "max_tokens": 1,
+                "messages": [
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [PIXEL]}]}
+                ],
+            },
+        ),
+        (parse_response, {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "https://x"}]}]}),
+    ],
+)
+async def test_an_image_counts_whichever_way_it_comes(
+    tokenizer: PromptTokenizer, parse: Callable[[bytes], ParsedRequest], body: dict[str, Any]
+) -> None:
+    tokens = await tokenizer.tokens(parse(json.dumps(body).encode()), CONTEXT)
+
+    assert tokens.estimated == IMAGE_TOKENS
+
+
+async def test_media_and_vectors_count_no_more_than_fits(tokenizer: PromptTokenizer) -> None:
+    film = parse_chat(json.dumps({"messages": [SYSTEM, {"role": "user", "content": [FILM]}]}).encode())
+    vectors = parse_completion(json.dumps({"prompt_embeds": ["A" * 4 * 2**20] * 2}).encode())
+    free = [await tokenizer.tokens(request, CONTEXT) for request in (film, vectors)]
+    narrow = [await tokenizer.tokens(request, replace(CONTEXT, model_len=300)) for request in (film, vectors)]
+
+    assert [tokens.estimated for tokens in free] == [VIDEO_TOKENS, 2 * (1 + 3 * 2**20 // 8_192)]
+    assert [tokens.count for tokens in narrow] == [300, 600]
 
 
 async def test_prompt_embeds_and_prompt_logprobs_have_no_keys(tokenizer: PromptTokenizer) -> None:
@@ -266,8 +332,10 @@ async def test_the_bytes_of_an_image_are_no_tokens_of_a_guess(tokenizer: PromptT
     text = {"type": "text", "text": "What is this? " * 10}
     tokens = await of_chat(tokenizer, {"role": "user", "content": [text, picture]})
 
+    text_tokens = tokens.count - tokens.estimated
     assert not tokens.exact
-    assert len(text["text"]) // 4 <= tokens.count < 200
+    assert len(text["text"]) // 4 <= text_tokens < 200
+    assert tokens.estimated == IMAGE_TOKENS
 
 
 async def refusal_of(tokenizer: PromptTokenizer, answer: web.Response) -> str:

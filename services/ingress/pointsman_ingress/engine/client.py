@@ -83,6 +83,8 @@ class EngineRequest:
     shape: StreamShape = CHUNKS
     content_type: str = JSON
     span: Span = NO_SPAN
+    is_working: Callable[[], bool] = lambda: False
+    """Whether the engine's silence within an answer is excused: it is known to compute."""
 
 
 class EngineClient:
@@ -96,7 +98,8 @@ class EngineClient:
         chunk_timeout_seconds: WallSeconds,
         direct: DirectSession | None = None,
     ) -> None:
-        """`urls`: no other is opened. `direct`: for small bodies instead of `session`. `chunk_timeout_seconds`: maximum wall pause after the first output."""
+        """`urls`: no other is opened. `direct`: for small bodies instead of `session`. `chunk_timeout_seconds`: maximum wall
+        pause after the first output of an engine that is not known to work."""
         self._session = session
         self._direct = direct
         self._urls = urls
@@ -124,7 +127,13 @@ class EngineClient:
             response.close()
             msg = f"its status was {response.status}"
             raise EngineFailedError(msg, failure="http_5xx", status=response.status)
-        return EngineAnswer(response, request.shape, self._timers, chunk_timeout_seconds=self._chunk_timeout_seconds)
+        return EngineAnswer(
+            response,
+            request.shape,
+            self._timers,
+            chunk_timeout_seconds=self._chunk_timeout_seconds,
+            is_working=request.is_working,
+        )
 
     async def _post(self, request: EngineRequest) -> Answer:
         url, headers = _url(request.url, request.path), self._headers(request)
@@ -188,7 +197,13 @@ class EngineAnswer:
     """An answer after its head. Leaving the context before the end closes the connection."""
 
     def __init__(
-        self, response: Answer, shape: StreamShape, timers: SharedTimers, *, chunk_timeout_seconds: WallSeconds
+        self,
+        response: Answer,
+        shape: StreamShape,
+        timers: SharedTimers,
+        *,
+        chunk_timeout_seconds: WallSeconds,
+        is_working: Callable[[], bool],
     ) -> None:
         self._timers = timers
         self.status = response.status
@@ -197,6 +212,7 @@ class EngineAnswer:
         self.tail = StreamTail(shape)
         self._response = response
         self._chunk_timeout_seconds = chunk_timeout_seconds
+        self._is_working = is_working
         self._opened = False  # the chunk timeout applies after the opening
         self._ended = False
         self._done = False
@@ -271,7 +287,7 @@ class EngineAnswer:
         waited = WallSeconds(0.0)
         while True:
             wait = AFTER_END_WALL_SECONDS if self._done else CUT_CHECK_WALL_SECONDS
-            if self._opened:
+            if self._opened and waited < self._chunk_timeout_seconds:
                 wait = min(wait, self._chunk_timeout_seconds - waited)
             limit = self._timers.of(float(wait)).limit()
             try:
@@ -288,7 +304,8 @@ class EngineAnswer:
                 msg = "what came is no HTTP"
                 raise ConnectionResetError(msg)
             waited += wait
-            if self._opened and waited >= self._chunk_timeout_seconds:
+            # Hidden reasoning, and a tool call that is parsed whole, are silent for as long as they take.
+            if self._opened and waited >= self._chunk_timeout_seconds and not self._is_working():
                 msg = f"it sent nothing more for {waited:g} s"
                 raise EngineFailedError(msg, failure="chunk_timeout")
 

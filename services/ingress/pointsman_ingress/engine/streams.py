@@ -46,7 +46,10 @@ NAMED_EVENTS = StreamShape(
     output=tuple(b".delta" + end for end in _LINE_ENDS),
     ends=_event_names(b"response.completed", b"response.incomplete", b"response.failed", b"error"),
 )
-MESSAGE_EVENTS = StreamShape(output=_event_names(b"content_block_start"), ends=_event_names(b"message_stop", b"error"))
+MESSAGE_EVENTS = StreamShape(
+    output=_event_names(b"message_start", b"content_block_start"), ends=_event_names(b"message_stop", b"error")
+)
+"""vLLM and SGLang send `message_start` with the model's first token, also of hidden reasoning."""
 
 
 @dataclass(frozen=True, slots=True)

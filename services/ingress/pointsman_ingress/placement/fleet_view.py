@@ -10,6 +10,7 @@ import structlog
 from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.fleet import FleetEvent, InstanceJoined, InstanceLeft
+from pointsman.policies.heard_reports import PULSE_WALL_SECONDS
 from pointsman.ports import Clock, EventLog, LogEntry, LogReset
 from pointsman.primitives import EngineSeconds, Epoch, InstanceId, PoolName, Term, Tokens, WallSeconds, engine_seconds
 from pointsman.runtime.containment import DeadLetterWatch, contained
@@ -139,6 +140,15 @@ class FleetView:
 
     def fresh(self, instance: Instance) -> bool:
         return self._clock.now() - instance.heard_at < engine_seconds(FRESH_WALL_SECONDS, self._clock.speed)
+
+    def is_working(self, instance: InstanceId) -> bool:
+        """Whether it computes requests, by its worker. One that ends them all is in the log within seconds, one that hangs
+        fails new requests and is ejected."""
+        known = self._state.fleet.get(instance)
+        if known is None or known.ejected or known.status not in (Status.READY, Status.DRAINING):
+            return False
+        heard_within = engine_seconds(PULSE_WALL_SECONDS + FRESH_WALL_SECONDS, self._clock.speed)
+        return known.running > 0 and self._clock.now() - known.heard_at < heard_within
 
     @property
     def models(self) -> dict[str, Model]:

@@ -34,7 +34,7 @@ def unsupported_part(content: Any) -> str:
     """Empty if there is none."""
     if not isinstance(content, list):
         return ""
-    return next((cleaned(kind) or UNKNOWN for part in content if (kind := _kind(part)) not in TEXT_KINDS), "")
+    return next((cleaned(kind) or UNKNOWN for part in content if (kind := kind_of(part)) not in TEXT_KINDS), "")
 
 
 def first_unsupported(messages: list[Message]) -> tuple[str, int]:
@@ -45,7 +45,7 @@ def first_unsupported(messages: list[Message]) -> tuple[str, int]:
 
 
 def text_parts(content: Any) -> Any:
-    return [part for part in content if _kind(part) in TEXT_KINDS] if isinstance(content, list) else content
+    return [part for part in content if kind_of(part) in TEXT_KINDS] if isinstance(content, list) else content
 
 
 def texts(content: Any) -> list[str]:
@@ -54,7 +54,7 @@ def texts(content: Any) -> list[str]:
     return [part if isinstance(part, str) else _text(part) for part in text_parts(content)]
 
 
-def _kind(part: Any) -> str:
+def kind_of(part: Any) -> str:
     """Some clients omit the type if a field implies it."""
     if not isinstance(part, dict):
         return "text"

@@ -8,7 +8,7 @@ import msgspec
 
 from pointsman_ingress.http.errors import bad_request
 from pointsman_ingress.prompt.content_parts import ChatForm, Message, unsupported_part
-from pointsman_ingress.prompt.openai_requests import Body, decoded, parsed, positive, with_effort
+from pointsman_ingress.prompt.openai_requests import Body, decoded, lenient, parsed, positive, session_name, with_effort
 from pointsman_ingress.prompt.parsed_request import Chat, ParsedRequest
 from pointsman_ingress.prompt.responses_input import Reasoning
 
@@ -33,7 +33,7 @@ class _MessagesBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-_messages_body = msgspec.json.Decoder(_MessagesBody)
+_messages_body = lenient(_MessagesBody)
 
 
 def parse_messages(body: bytes) -> ParsedRequest:
@@ -48,7 +48,8 @@ def parse_messages(body: bytes) -> ParsedRequest:
     request = parsed(fields, prompt, "messages", positive(fields.max_tokens, "max_tokens"))
     user = (fields.metadata or {}).get("user_id")
     user = user if isinstance(user, str) else ""
-    return replace(request, user=user, truncates=False, truncate_to=0, answers=1, may_add_usage=False)
+    session = session_name(user)
+    return replace(request, user=user, session=session, truncates=False, truncate_to=0, answers=1, may_add_usage=False)
 
 
 def _chat(fields: _MessagesBody, messages: list[Message], body: bytes, *, system_first: bool) -> Chat:

@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -10,9 +11,17 @@ import msgspec
 from pointsman.primitives import Tokens
 from pointsman_ingress.http.errors import ApiError, bad_request
 from pointsman_ingress.http.json_form import ENTRIES_MAX, LIGHT_BYTES_MAX, TOKEN_IDS_MAX, check_form
+from pointsman_ingress.http.request_headers import NAME_LENGTH_MAX
 from pointsman_ingress.prompt.audio_form import read_form
 from pointsman_ingress.prompt.body_fields import NULL
 from pointsman_ingress.prompt.content_parts import Message, first_unsupported
+from pointsman_ingress.prompt.media_tokens import (
+    AUDIO_BYTES_A_TOKEN,
+    data_url_tokens,
+    is_data_url,
+    tokens_of_kind,
+    vector_tokens,
+)
 from pointsman_ingress.prompt.parsed_request import (
     Chat,
     Embeddings,
@@ -25,7 +34,6 @@ from pointsman_ingress.prompt.parsed_request import (
 from pointsman_ingress.token_ids import token_lists
 
 COMPLETION_OUTPUT_TOKENS = 16  # OpenAI's default
-AUDIO_BYTES_A_TOKEN = 500  # Whisper: 50 tokens/s; 16 kB/s as MP3, 32 kB/s as WAV
 AUDIO_BYTES_A_WORD = 4000  # per output token: four a second
 PAIRS_TOKENS_MAX: Tokens = 2**31  # bounds query length times documents, for the log
 SALT_LENGTH_MAX = 1024
@@ -43,6 +51,8 @@ class Body(msgspec.Struct):
     stream_options: _StreamOptions | None = None
     max_tokens: int | None = None
     user: str | None = None
+    session_id: Any = None
+    prompt_cache_key: Any = None
     cache_salt: str | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: str | None = None
@@ -70,6 +80,8 @@ class _ChatBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
+    echo: bool | None = None
+    top_logprobs: int | None = 0  # vLLM's default
 
 
 class _EmbeddingsBody(Body):
@@ -97,12 +109,18 @@ class _PairsBody(Body):
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
 
-_completion_body = msgspec.json.Decoder(_CompletionBody)
-_chat_body = msgspec.json.Decoder(_ChatBody)
-_embeddings_body = msgspec.json.Decoder(_EmbeddingsBody)
-_pooled_body = msgspec.json.Decoder(_PooledBody)
-_pairs_body = msgspec.json.Decoder(_PairsBody)
-_any_body = msgspec.json.Decoder(Body)
+
+def lenient(kind: type[B]) -> msgspec.json.Decoder[B]:
+    """Also takes `1024.0`, `"512"` and `"true"`, as engines do. They get what the client sent."""
+    return msgspec.json.Decoder(kind, strict=False)
+
+
+_completion_body = lenient(_CompletionBody)
+_chat_body = lenient(_ChatBody)
+_embeddings_body = lenient(_EmbeddingsBody)
+_pooled_body = lenient(_PooledBody)
+_pairs_body = lenient(_PairsBody)
+_any_body = lenient(Body)
 _prompt = msgspec.json.Decoder(str | list[int | str | list[int]] | None)
 _any = msgspec.json.Decoder(Any)
 
@@ -130,7 +148,8 @@ def parse_chat(body: bytes) -> ParsedRequest:
         body=body,
         render_path="/v1/chat/completions/render",
     )
-    reads_cache = fields.prompt_logprobs is None
+    echoes = fields.echo is True and fields.top_logprobs is not None
+    reads_cache = fields.prompt_logprobs is None and not echoes
     return parsed(fields, prompt, "messages", output_tokens, output_field=output_field, reads_cache=reads_cache)
 
 
@@ -141,7 +160,10 @@ def parse_completion(body: bytes) -> ParsedRequest:
     echoes = fields.echo is True and fields.logprobs is not None
     reads_cache = fields.prompt_logprobs is None and not echoes
     request = parsed(fields, prompt, "prompt", output_tokens, reads_cache=reads_cache)
-    return request if output_tokens is not None else replace(request, output_tokens=COMPLETION_OUTPUT_TOKENS)
+    if output_tokens is not None:
+        return request
+    without_null = frozenset({"max_tokens"}) if b'"max_tokens"' in body else frozenset[str]()
+    return replace(request, output_tokens=COMPLETION_OUTPUT_TOKENS, nulls=without_null)
 
 
 def _completion_output(fields: _CompletionBody) -> Tokens | None:
@@ -237,6 +259,7 @@ def parsed(
         output_field=output_field,
         output_demanded=output_tokens is not None,
         user=fields.user or "",
+        session=session_name(fields.session_id, fields.prompt_cache_key, fields.user),
         cache_salt=salt,
         truncates=fields.truncate_prompt_tokens is not None,
         truncate_to=max(0, fields.truncate_prompt_tokens or 0),
@@ -246,6 +269,12 @@ def parsed(
         may_add_usage=fields.stream is True and not shows_usage,
         service_tier=fields.service_tier,
     )
+
+
+def session_name(*given: Any) -> str:
+    """The first that is a text; of a long one, whose end may tell conversations apart, its digest."""
+    name = next((text for text in given if isinstance(text, str) and text), "")
+    return name if len(name) <= NAME_LENGTH_MAX else sha256(name.encode(errors="replace")).hexdigest()
 
 
 def positive(value: int | None, name: str) -> Tokens | None:
@@ -272,7 +301,8 @@ def _template_arguments(fields: _ChatBody) -> dict[str, Any]:
 def _completion_prompt(fields: _CompletionBody) -> Prompt:
     special = fields.add_special_tokens is not False
     if fields.prompt_embeds:
-        return Embeddings(len(fields.prompt_embeds) if isinstance(fields.prompt_embeds, list) else 1)
+        vectors = fields.prompt_embeds if isinstance(fields.prompt_embeds, list) else [fields.prompt_embeds]
+        return Embeddings(len(vectors), sum(map(vector_tokens, vectors)))
     given = bytes(fields.prompt)
     if _is_long_run(given):
         return _long_prompt(given)
@@ -363,10 +393,11 @@ def _has_objects(given: Any) -> bool:
     return isinstance(given, dict) or (isinstance(given, list) and any(map(_has_objects, given)))
 
 
-def _size(given: Any) -> Tokens:
-    """Estimate: token ids count one each, text one per four characters."""
+def _size(given: Any, *, in_object: bool = False) -> Tokens:
+    """Estimate: token ids count one each, text one per four characters, media by their kind, which stand in objects only."""
     if isinstance(given, str):
-        return len(given) // 4 + 1
+        return data_url_tokens(given) if in_object and is_data_url(given) else len(given) // 4 + 1
     if isinstance(given, dict):
-        return sum(map(_size, given.values()))
-    return sum(map(_size, given)) if isinstance(given, list) else 1
+        media = tokens_of_kind(str(given.get("type")), given)
+        return media or sum(_size(value, in_object=True) for value in given.values())
+    return sum(_size(value, in_object=in_object) for value in given) if isinstance(given, list) else 1

@@ -62,9 +62,10 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """Prompt vectors: their tokens are unknown."""
+    """Prompt vectors: their tokens are unknown; `tokens` is an estimate."""
 
     prompts: int = 1
+    tokens: Tokens = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +99,6 @@ class ParsedRequest:
     may_add_usage: bool = False  # a stream whose client did not ask for usage
     form_fields: frozenset[str] = frozenset()  # names in a form
     service_tier: Any = None  # as sent
+    session: str = ""  # name of the conversation
+    nulls: frozenset[str] = frozenset()  # names of fields that say nothing, and that engines may misread
+    begins_late: bool = False  # a stream that shows nothing of hidden reasoning

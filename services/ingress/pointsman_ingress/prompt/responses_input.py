@@ -1,5 +1,6 @@
 """Parses OpenAI's /v1/responses into the same chat as vLLM, so that equal conversations have equal keys."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -7,9 +8,17 @@ import msgspec
 
 from pointsman_ingress.http.errors import bad_request
 from pointsman_ingress.prompt.content_parts import ChatForm, Message, unsupported_part
-from pointsman_ingress.prompt.openai_requests import Body, decoded, parsed, positive, with_effort
+from pointsman_ingress.prompt.openai_requests import Body, decoded, lenient, parsed, positive, with_effort
 from pointsman_ingress.prompt.parsed_request import Chat, ParsedRequest
 
+CUSTOM_INPUT = "input"
+CUSTOM_PARAMETERS = {
+    "type": "object",
+    "properties": {CUSTOM_INPUT: {"type": "string", "description": "The freeform text payload for this tool."}},
+    "required": [CUSTOM_INPUT],
+    "additionalProperties": False,
+}
+"""What vLLM shows of a custom tool."""
 KEPT_BY_ENGINE = ("previous_response_id", "previous_input_messages", "prompt")
 
 
@@ -26,11 +35,12 @@ class _ResponseBody(Body):
     previous_input_messages: list[Any] | None = None
     prompt: Any = None
     reasoning: Reasoning | None = None
+    include_reasoning: bool | None = None
     truncation: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-_response_body = msgspec.json.Decoder(_ResponseBody)
+_response_body = lenient(_ResponseBody)
 
 
 def parse_response(body: bytes) -> ParsedRequest:
@@ -55,7 +65,8 @@ def parse_response(body: bytes) -> ParsedRequest:
     field = "max_output_tokens"
     request = parsed(fields, prompt, "input", positive(fields.max_output_tokens, field), output_field=field)
     truncates = fields.truncation not in (None, "disabled")
-    return replace(request, truncates=truncates, truncate_to=0, may_add_usage=False)
+    hides = fields.include_reasoning is False
+    return replace(request, truncates=truncates, truncate_to=0, may_add_usage=False, begins_late=hides)
 
 
 def chat_form(
@@ -63,9 +74,7 @@ def chat_form(
 ) -> ChatForm:
     """`given`: the request's `input`. `kept_by_engine`: field that refers to earlier input, if any."""
     form = ChatForm()
-    if any(tool.get("type") not in ("function", None) for tool in tools):
-        form.add_unsupported("tools")
-    form.tools = [_tool(tool) for tool in tools if tool.get("type") == "function"] or None
+    form.tools = [shown for tool in tools for shown in _shown(tool)] if tools else None
     if instructions:
         form.add({"role": "system", "content": instructions})
     if kept_by_engine:
@@ -87,10 +96,12 @@ def _add_item(form: ChatForm, item: dict[str, Any]) -> None:
     if kind == "message" and isinstance(item.get("role"), str):
         _add_message(form, item)
     elif kind == "function_call":
-        if item.get("namespace"):
-            form.add_unsupported("namespace")
-        _add_call(form, item)
-    elif kind == "function_call_output" and isinstance(item.get("output"), str):
+        name = item.get("name")
+        _add_call(form, item, _flat(item["namespace"], name) if item.get("namespace") else name, item.get("arguments"))
+    elif kind == "custom_tool_call":
+        given = json.dumps({CUSTOM_INPUT: item.get("input") or ""}, ensure_ascii=False)
+        _add_call(form, item, item.get("name"), given)
+    elif kind in ("function_call_output", "custom_tool_call_output") and isinstance(item.get("output"), str):
         form.add({"role": "tool", "content": item["output"], "tool_call_id": item.get("call_id")})
     elif kind == "reasoning" and (thought := _reasoning_text(item)) is not None:
         _add_to_assistant(form, reasoning=thought)
@@ -111,9 +122,8 @@ def _add_message(form: ChatForm, item: Message) -> None:
         form.add_unsupported("assistant")
 
 
-def _add_call(form: ChatForm, item: dict[str, Any]) -> None:
-    function = {"name": item.get("name"), "arguments": item.get("arguments")}
-    call = {"id": item.get("call_id"), "type": "function", "function": function}
+def _add_call(form: ChatForm, item: dict[str, Any], name: Any, arguments: Any) -> None:
+    call = {"id": item.get("call_id"), "type": "function", "function": {"name": name, "arguments": arguments}}
     last = form.messages[-1] if form.messages else {}
     if last.get("role") == "assistant" and isinstance(last.get("tool_calls"), list):
         last["tool_calls"].append(call)
@@ -136,6 +146,27 @@ def _reasoning_text(item: dict[str, Any]) -> str | None:
             text = parts[0].get("text")
             return text if isinstance(text, str) else None
     return None if item.get("encrypted_content") else ""
+
+
+def _shown(tool: dict[str, Any]) -> list[dict[str, Any]]:
+    """To the model: functions, also those of a namespace, and custom tools as functions of one text; of others nothing."""
+    match tool.get("type"):
+        case "function":
+            return [_tool(tool)]
+        case "custom":
+            described = {"description": tool["description"]} if tool.get("description") is not None else {}
+            return [_tool({"name": tool.get("name"), **described, "parameters": CUSTOM_PARAMETERS})]
+        case "namespace":
+            inner = tool.get("tools")
+            functions = [f for f in inner if isinstance(f, dict)] if isinstance(inner, list) else []
+            named = [{**f, "name": _flat(tool.get("name"), f.get("name"))} for f in functions]
+            return [_tool(function) for function in named if function.get("type") == "function"]
+        case _:
+            return []
+
+
+def _flat(namespace: Any, name: Any) -> str:
+    return f"{namespace}__{name}"
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Tokenizes prompts as the engine does, by the local tokenizer and chat template or an engine's `/render` or
 `/tokenize`. If all fail, tokens are guessed and marked inexact. Of a chat with images only the part before the first is
-known. Encoding costs 1 ms per 1,000 characters; long prompts and what comes of large bodies run in threads."""
+known; their tokens are estimated. Encoding costs 1 ms per 1,000 characters; long prompts and what comes of large bodies
+run in threads."""
 
 import asyncio
 from array import array
@@ -23,6 +24,7 @@ from pointsman_ingress.http.errors import bad_request, prompt_too_long
 from pointsman_ingress.http.json_form import LIGHT_BYTES_MAX
 from pointsman_ingress.http.request_headers import Headers
 from pointsman_ingress.prompt.content_parts import Message, text_parts, texts
+from pointsman_ingress.prompt.media_tokens import media_tokens
 from pointsman_ingress.prompt.parsed_request import (
     Chat,
     Embeddings,
@@ -71,16 +73,18 @@ class TokenizeContext:
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """Token ids per prompt. `exact`: whether they equal the engine's."""
+    """Token ids per prompt. `exact`: whether they equal the engine's. `estimated`: further tokens of all prompts, of media or
+    vectors."""
 
     prompts: Prompts
     exact: bool
     known: int | None = None  # exact leading tokens of the first prompt; None: all
     inexact_reason: str = ""
+    estimated: Tokens = 0
 
     @property
     def count(self) -> int:
-        return sum(map(len, self.prompts))
+        return sum(map(len, self.prompts)) + self.estimated
 
     @property
     def keyed(self) -> Sequence[int]:
@@ -112,7 +116,7 @@ class PromptTokenizer:
         """Raises ApiError for an invalid prompt."""
         started = self.clock.wall()
         try:
-            tokens = _truncated(await self._tokens(request, context), request)
+            tokens = _truncated(_within(await self._tokens(request, context), context.model_len), request)
         except _InvalidPromptError as error:
             msg = f"The prompt does not fit this model: {error}."
             raise bad_request(msg, param=request.prompt_field) from error
@@ -133,7 +137,13 @@ class PromptTokenizer:
             case SizedRequest():
                 return PromptTokens([range(prompt.tokens)], exact=False, known=0, inexact_reason="not looked at")
             case Embeddings():
-                return PromptTokens([[0]] * prompt.prompts, exact=False, known=0, inexact_reason="prompt_embeds")
+                return PromptTokens(
+                    [[]] * prompt.prompts,
+                    exact=False,
+                    known=0,
+                    inexact_reason="prompt_embeds",
+                    estimated=prompt.tokens,
+                )
             case Chat() if prompt.template is not None:
                 prompts = await self._from_engine(prompt, request.model, context)
             case Chat() if prompt.unsupported:
@@ -147,8 +157,8 @@ class PromptTokenizer:
                     prompts = None
         if prompts is None:
             known = 0 if request.truncates else None
-            guesses = await self._run(context, _guesses, prompt)
-            return PromptTokens(guesses, exact=False, known=known, inexact_reason=GUESSED)
+            guesses, media = await self._run(context, _guesses, prompt), await self._run(context, _media, prompt)
+            return PromptTokens(guesses, exact=False, known=known, inexact_reason=GUESSED, estimated=media)
         return PromptTokens(prompts, exact=True)
 
     def _for_template(self, prompt: Prompt) -> Prompt:
@@ -167,16 +177,17 @@ class PromptTokenizer:
         return replace(chat, system_first=None, without_thinking=False, chat_template_kwargs=arguments)
 
     async def _text_prefix(self, chat: Chat, model: str, context: TokenizeContext) -> PromptTokens:
+        media = await self._run(context, _media, chat)
         variants = []
         for placeholder in PLACEHOLDERS:
             variant = await self._run(context, _with_placeholder, chat, placeholder)
             variants.append(await self._encoded(variant, model, context))
         if not all(variants):
             guesses = await self._run(context, _guesses, chat)
-            return PromptTokens(guesses, exact=False, known=0, inexact_reason=chat.unsupported)
+            return PromptTokens(guesses, exact=False, known=0, inexact_reason=chat.unsupported, estimated=media)
         (one, *_), (other, *_) = (prompts or [[]] for prompts in variants)
         known = await self._run(context, _common_length, one, other)
-        return PromptTokens([one], exact=False, known=known, inexact_reason=chat.unsupported)
+        return PromptTokens([one], exact=False, known=known, inexact_reason=chat.unsupported, estimated=media)
 
     async def _encoded(self, prompt: Texts | Chat, model: str, context: TokenizeContext) -> Prompts | None:
         tokenizer = self.tokenizer
@@ -378,6 +389,18 @@ def _truncated(tokens: PromptTokens, request: ParsedRequest) -> PromptTokens:
         return replace(tokens, prompts=[prompt[-kept:] if left else prompt[:kept] for prompt in tokens.prompts])
     known = kept if tokens.known is None and kept else tokens.known
     return replace(tokens, exact=False, known=known, inexact_reason=tokens.inexact_reason or "truncate_prompt_tokens")
+
+
+def _within(tokens: PromptTokens, model_len: Tokens) -> PromptTokens:
+    """No estimate exceeds what fits beside the known tokens."""
+    if not model_len or not tokens.estimated:
+        return tokens
+    room = len(tokens.prompts) * model_len - sum(map(len, tokens.prompts))
+    return replace(tokens, estimated=min(tokens.estimated, max(0, room)))
+
+
+def _media(prompt: Texts | Chat) -> Tokens:
+    return media_tokens(prompt.messages) if isinstance(prompt, Chat) and prompt.unsupported else 0
 
 
 def _common_length(one: Sequence[int], other: Sequence[int]) -> int:
