@@ -90,7 +90,7 @@ class Clocks(Examiner):
                 Severity.SERIOUS if worst > SKEW_SERIOUS_WALL_SECONDS else Severity.WARNING,
                 f"clocks differ from the scheduler's by up to {worst:.1f} s",
                 [f"{w} is {abs(s):.1f} s {'ahead' if s > 0 else 'behind'}" for w, s in sorted(far.items())],
-                "Synchronise the machines' clocks (NTP). Silence, objectives and TTFT are all measured across them.",
+                "Synchronise the machines' clocks (NTP): decisions allow for the difference, but dates of logs and traces disagree.",
             )
         yield from self._lateness()
 
