@@ -19,10 +19,10 @@ import structlog
 from pointsman.adapters.child_process import spawn
 from pointsman.adapters.file_lock import try_lock
 from pointsman.adapters.jetstream.connection import SERVER_VERSION_MIN
+from pointsman.adapters.owner_only import write_whole
 from pointsman.adapters.tcp_ports import why_taken
 from pointsman.contracts.permissions import Account
 from pointsman.primitives import Seconds
-from pointsman.runtime.bus_users import write_private
 
 log = structlog.get_logger()
 
@@ -156,7 +156,7 @@ def _launch(data_dir: Path, port: int, configuration: str) -> subprocess.Popen[b
         for stale in data_dir.glob("nats-server_*.ports"):
             stale.unlink()
         file = data_dir / "nats-server.conf"
-        write_private(file, configuration)
+        write_whole(file, configuration.encode())
         output = data_dir / "nats-server.err"
         output.unlink(missing_ok=True)
         return spawn([binary, "-c", str(file)], output=output, pass_fds=[lock], session=True)
