@@ -54,8 +54,9 @@ NO_STORAGE = frozenset({10023, 10028, 10047, 10077})
 """Insufficient resources, memory or storage, and a store that failed: the same write may pass later."""
 NONE_LEFT = "wrong last sequence: 0"
 REFUSALS_MAX = 5
+IN_FLIGHT_MAX = 1024
 UNCONFIRMED_SECONDS_MAX = 100.0
-"""Below the server's duplicate window of 120 s."""
+"""Below DUPLICATE_SECONDS of the stream."""
 IN_PROCESS_SECONDS_MAX = 30.0
 """Longer than an election among nats-servers, 4 to 9 s."""
 STALLED_SECONDS = 3.0
@@ -69,7 +70,6 @@ SILENCE_SECONDS_MAX = 10.0
 class WindowSettings:
     events_max: int = 16_384
     bytes_max: int = 64 * 1024**2
-    in_flight_max: int = 1024
     ack_seconds_max: Seconds = 1.0
     """Silence of the server before everything in flight is resent."""
     marks_losses: bool = True
@@ -284,7 +284,7 @@ class WriteWindow:
             tries=write.tries,
             ahead=write.ahead,
             seconds=now - write.sent_at,
-            most=self._settings.in_flight_max,
+            most=IN_FLIGHT_MAX,
         )
         self._backoff.reset()
         self._listener.appended(type(write.event).__name__)
