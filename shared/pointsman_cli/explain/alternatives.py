@@ -2,16 +2,14 @@
 
 from collections.abc import Iterator
 
+from pointsman.analysis.lateness_rules import LESS_BUSY_SHARE_MAX, NOTICED_SECONDS
 from pointsman_cli.explain.causes import Cause, Reason
 from pointsman_cli.explain.text import named
 from pointsman_cli.explain.values import DecisionRecord, RequestTimeline, WeighedCandidate
 from pointsman_cli.explain.wait import Wait
 from pointsman_cli.formatting import plural, seconds, were
 
-LESS_BUSY_SHARE_MAX = 0.25
-"""Of the queue at the chosen engine."""
 WAIT_SHARE_MIN = 0.2
-NOTICED_SECONDS = 0.05
 
 RULES = {
     "approximate_token_load": "approximate_token_load stays with an engine that holds most of the prompt until that is saturated",

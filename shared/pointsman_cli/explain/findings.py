@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from pointsman.analysis.lateness_rules import HALF, NOTICED_SECONDS, SLOW_FACTOR_MIN
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import InstanceId
 from pointsman.state.correction import CORRECTION_MAX
@@ -10,16 +11,14 @@ from pointsman_cli.explain.alternatives import less_busy, others_ready, while_le
 from pointsman_cli.explain.causes import Cause, Reason
 from pointsman_cli.explain.text import FAILURES, of_the_wait
 from pointsman_cli.explain.values import NOT_KNOWN, DecisionRecord, GrantRecord, RequestTimeline, WeighedCandidate
-from pointsman_cli.explain.wait import SLOW_FACTOR_MIN, Wait, delivered_tokens, usual_elsewhere
+from pointsman_cli.explain.wait import Wait, delivered_tokens, usual_elsewhere
 from pointsman_cli.formatting import plural, seconds, were
 
 HOT_ARRIVALS_MIN = 24
 HOT_IN_FAIR_SHARES = 1.0
 """A hot prefix has more than one instance's even share of the arrivals (as in `state.hotness`)."""
-HALF = 0.5
 STUCK_FACTOR_MIN = 3.0
 PEERS_MIN = 3
-NOTICED_SECONDS = 0.05
 
 
 def found(timeline: RequestTimeline, wait: Wait) -> Iterator[Reason]:
