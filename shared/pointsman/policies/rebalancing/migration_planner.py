@@ -11,6 +11,7 @@ from itertools import accumulate
 from operator import gt
 
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
+from pointsman.policies.rebalancing.migration_check import NEVER
 from pointsman.policies.stall_detection import stalled_seconds
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance, Status
@@ -18,8 +19,6 @@ from pointsman.state.queue_figures import queue_seconds
 from pointsman.state.slower_tiers import TierBlocks
 from pointsman.state.state import State
 from pointsman.state.workload import InstanceQueue, Request
-
-NEVER = float("inf")
 
 LOOK_UPS_PER_MIGRATION = 4
 """Index look-ups of a round per move that it may make."""
