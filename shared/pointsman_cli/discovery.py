@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from pointsman.adapters.file_lock import is_locked, try_lock
-from pointsman.adapters.owner_only import OWNER_ONLY, is_open_to_others, make_owner_only
+from pointsman.adapters.owner_only import OWNER_ONLY, is_open_to_others, make_owner_only, write_whole
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.contracts.subjects import LOCAL_ACTOR
 from pointsman.runtime.bus_users import Credentials
@@ -209,13 +209,13 @@ def data_dir_held(data: Path) -> Iterator[None]:
 def announce(fleet: FleetFile) -> None:
     """Write the fleet file and its pointer, each atomically. Raises OSError."""
     data = Path(fleet.data)
-    _write_whole(data / FLEET_FILE, msgspec.json.format(msgspec.json.encode(fleet), indent=2) + b"\n")
+    write_whole(data / FLEET_FILE, msgspec.json.format(msgspec.json.encode(fleet), indent=2) + b"\n")
     _point_to(data)
 
 
 def _point_to(data: Path) -> None:
     _pointers().mkdir(parents=True, exist_ok=True)
-    _write_whole(_pointer_to(data), f"{data.resolve()}\n".encode())
+    write_whole(_pointer_to(data), f"{data.resolve()}\n".encode())
 
 
 def _lock_file(data: Path) -> IO[bytes]:
@@ -289,10 +289,3 @@ def _pointers() -> Path:
 
 def _pointer_to(data: Path) -> Path:
     return _pointers() / f"{hashlib.sha256(str(data.resolve()).encode()).hexdigest()[:16]}.path"
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.touch(mode=OWNER_ONLY)
-    draft.write_bytes(content)
-    draft.replace(path)

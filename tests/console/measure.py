@@ -6,7 +6,6 @@ the processor are those of the console's process. Minutes on two cores, most of 
 
 import asyncio
 import contextlib
-import os
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import click
 from playwright.async_api import async_playwright
 
 from pointsman_cli.output_file import write_json
+from pointsman_lab.cpu_time import cpu_seconds
 from tests.support.chromium import ARGUMENTS, found_chromium, unpacked_chromium
 from tests.support.console_load import INSTANCES, REQUESTS_PER_SECOND, record_load
 from tests.support.nats import running_nats
@@ -30,7 +30,6 @@ from tests.support.running_console import RunningConsole, running_console
 PAGES = ("/", "/requests", "/history", "/tenants", "/hit-rate", "/shadow", "/doctor")
 WARM_UP_SECONDS = 5.0
 SETTLE_SECONDS = 3.0
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 TAKE_FRAMES = """
   window.frames_ = []; window.long_ = [];
   new PerformanceObserver(list => list.getEntries().forEach(e => window.long_.push(e.duration))).observe({entryTypes: ["longtask"]});
@@ -38,11 +37,6 @@ TAKE_FRAMES = """
   const next = now => { window.frames_.push(now - before); before = now; requestAnimationFrame(next); };
   requestAnimationFrame(next);
 """
-
-
-def cpu_seconds(process: int) -> float:
-    after_name = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(after_name[11]) + int(after_name[12])) / TICKS_PER_SECOND
 
 
 def memory_mib(process: int) -> float:

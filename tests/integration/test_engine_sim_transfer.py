@@ -7,6 +7,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from click.testing import CliRunner
 
 from pointsman.primitives import RequestId, Tokens
 from pointsman.simulation.block_cache import PromptIdentity
@@ -14,9 +15,9 @@ from pointsman.simulation.engine_model import EngineModel
 from pointsman.simulation.engine_types import EngineSettings, TokenPrompt
 from pointsman.state.engine_profiles import PROFILES
 from pointsman_engine_sim.kv_transfer import KvTransfer
+from pointsman_engine_sim.main import main
 from pointsman_engine_sim.openai_bodies import FetchAnswer, FetchBody
-from pointsman_engine_sim.server import EngineServer, check
-from pointsman_engine_sim.settings import EngineSimSettings
+from pointsman_engine_sim.server import EngineServer
 from tests.support.engine_sim import EventReader, HeldBlocks, running_engine
 from tests.support.waiting import eventually
 
@@ -126,14 +127,16 @@ def test_what_was_received_is_computed_after_all_once_the_request_was_preempted(
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("option", "value"),
     [
-        {"kv_transfer_config": "{}"},
-        {"kv_transfer_config": "no"},
-        {"kv_hold_seconds": 0.0},
-        {"kv_transfer_gb_per_s": 0.0},
+        ("--kv-transfer-config", "{}"),
+        ("--kv-transfer-config", "no"),
+        ("--kv-hold-seconds", "0"),
+        ("--kv-transfer-gb-per-s", "0"),
     ],
 )
-def test_settings_with_which_nothing_could_be_handed_over_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="--kv"):
-        check(EngineSimSettings(**wrong))
+def test_settings_with_which_nothing_could_be_handed_over_are_refused(option: str, value: str) -> None:
+    refused = CliRunner().invoke(main, [option, value])
+
+    assert refused.exit_code == 2
+    assert option in refused.stderr

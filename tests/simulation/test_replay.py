@@ -217,6 +217,21 @@ def test_where_a_request_was_put_elsewhere_the_first_difference_is(entries: list
     assert verdict.first.recomputed == event
 
 
+def test_a_difference_shows_the_queues_as_the_leader_weighed_them() -> None:
+    told = policy_set(routing="min_ttft", prefill_window_tokens=WINDOW_TOKENS)
+    entries = RecordedFleet(told, seed=3).live(300).write_all().entries
+    corrected = 0
+    for sequence, placed in decisions(entries, RequestPlaced)[::4]:
+        assert isinstance(placed, RequestPlaced)
+        verdict = verify(rewritten(entries, sequence, msgspec.structs.replace(placed, predicted_ttft=99.0)))
+
+        shown = {instance["instance"]: instance for instance in verdict.differences[0].known["instances"]}
+        for candidate in placed.candidates:
+            assert shown[candidate.instance]["queue_seconds"] == pytest.approx(candidate.queue_seconds)
+            corrected += candidate.queue_seconds > 0.0 and shown[candidate.instance]["correction"] != 1.0
+    assert corrected > 5
+
+
 def test_a_decision_that_nobody_made_and_one_that_is_left_out_are_told_apart(entries: list[LogEntry]) -> None:
     granted, event = decisions(entries, RequestGranted)[10]
     assert isinstance(event, RequestGranted)

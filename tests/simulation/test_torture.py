@@ -32,7 +32,7 @@ from pointsman_lab.torture.network import LinkConditions, Network
 from pointsman_lab.torture.plan import plan_of
 from pointsman_lab.torture.run import run_seed
 from pointsman_lab.torture.simulated_ports import open_link
-from pointsman_scheduler.service import SchedulerService
+from pointsman_scheduler.resync import Resync
 
 SEEDS = (1, 2, 3, 4, 5, 7, 8, 9, 11, 13, 16, 18, 19, 20, 31, 33, 34, 39, 49, 50)
 """Chosen so that they bring about, beside each other, what is to be judged: `pointsman-lab torture --out` counts it per seed."""
@@ -226,16 +226,16 @@ def test_a_loop_where_nothing_can_happen_any_more_says_so(loop: VirtualLoop) -> 
 
 
 def test_a_run_that_spins_ends_soon_and_says_who_span(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def at_once(_service: SchedulerService) -> None:
+    async def at_once(_resync: Resync) -> None:
         while True:  # noqa: ASYNC110 - to spin is the point
             await asyncio.sleep(0.0)
 
-    async def again_and_again(service: SchedulerService) -> None:
+    async def again_and_again(resync: Resync) -> None:
         while True:
-            await service._clock.sleep_wall(WallSeconds(1e-5))
+            await resync._clock.sleep_wall(WallSeconds(1e-5))
 
     for spin in (at_once, again_and_again):
-        monkeypatch.setattr(SchedulerService, "run_resync", spin)
+        monkeypatch.setattr(Resync, "run", spin)
         verdict = run_seed(3)
 
         assert verdict.steps < 500_000

@@ -16,9 +16,9 @@ async def running_nats(directory: Path, port: int = 0) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def embedded_nats(
-    data_dir: Path, port: int = 0, *, sync_interval: str = SYNC_INTERVAL, monitor: bool = False, accounts: str = ""
+    data_dir: Path, port: int = 0, *, sync_interval: str = SYNC_INTERVAL, accounts: str = ""
 ) -> AsyncIterator[EmbeddedNats]:
-    server = await start_nats(data_dir, port, sync_interval=sync_interval, monitor=monitor, accounts=accounts)
+    server = await start_nats(data_dir, port, sync_interval=sync_interval, accounts=accounts)
     try:
         yield server
     finally:

@@ -10,7 +10,7 @@ from pointsman.primitives import Tokens
 
 DONE = b"data: [DONE]\n\n"
 FINISH_REASON = "length"
-_TEXT_MARK = "\x00text\x00"
+TEXT_MARK = "\x00text\x00"
 
 encode = msgspec.json.encode
 
@@ -44,7 +44,7 @@ class ChunkFrames:
     def __init__(
         self, heading: Heading, *, object_name: str, opening: dict[str, Any] | None, delta: dict[str, Any]
     ) -> None:
-        """`opening`: the choice of a first chunk without text. `delta`: that of others, with `_TEXT_MARK` as text."""
+        """`opening`: the choice of a first chunk without text. `delta`: that of others, with `TEXT_MARK` as text."""
         self._heading = {"id": heading.id, "object": object_name, "created": heading.created, "model": heading.model}
         self.before = b""
         self.opening = b"" if opening is None else self._event([opening])
@@ -61,18 +61,18 @@ class ChunkFrames:
         return b"data: " + encode({**self._heading, "choices": choices, **more}) + b"\n\n"
 
     def _around_text(self, delta: dict[str, Any], *, finish_reason: str | None) -> tuple[bytes, bytes]:
-        head, _, tail = self._event([{**delta, "finish_reason": finish_reason}]).partition(encode(_TEXT_MARK)[1:-1])
+        head, _, tail = self._event([{**delta, "finish_reason": finish_reason}]).partition(encode(TEXT_MARK)[1:-1])
         return head, tail
 
 
 def completion_frames(heading: Heading) -> ChunkFrames:
-    delta = {"index": 0, "text": _TEXT_MARK, "logprobs": None, "finish_reason": None, "stop_reason": None}
+    delta = {"index": 0, "text": TEXT_MARK, "logprobs": None, "finish_reason": None, "stop_reason": None}
     return ChunkFrames(heading, object_name="text_completion", opening=None, delta=delta)
 
 
 def chat_frames(heading: Heading) -> ChunkFrames:
     opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-    delta = {"index": 0, "delta": {"content": _TEXT_MARK}, "logprobs": None, "finish_reason": None, "stop_reason": None}
+    delta = {"index": 0, "delta": {"content": TEXT_MARK}, "logprobs": None, "finish_reason": None, "stop_reason": None}
     return ChunkFrames(heading, object_name="chat.completion.chunk", opening=opening, delta=delta)
 
 

@@ -4,10 +4,9 @@ import json
 from typing import Any
 
 from pointsman.primitives import Tokens
-from pointsman_engine_sim.answers import Heading, encode
+from pointsman_engine_sim.answers import TEXT_MARK, Heading, encode
 from pointsman_engine_sim.openai_bodies import ApiError, ChatBody, Generate, check_sampling, decoded, well_formed
 
-_TEXT_MARK = "\x00text\x00"
 STOP_REASON = "max_tokens"
 
 
@@ -58,8 +57,8 @@ class MessageFrames:
         self.before = b""
         start = _event("message_start", message=_message(heading, [], None, nothing))
         self.opening = start + _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
-        delta = _event("content_block_delta", index=0, delta={"type": "text_delta", "text": _TEXT_MARK})
-        self._head, _, self._tail = delta.partition(encode(_TEXT_MARK)[1:-1])
+        delta = _event("content_block_delta", index=0, delta={"type": "text_delta", "text": TEXT_MARK})
+        self._head, _, self._tail = delta.partition(encode(TEXT_MARK)[1:-1])
 
     def text(self, json_text: str, *, last: bool) -> bytes:  # noqa: ARG002 - as in a chunk, which says so
         return self._head + json_text.encode() + self._tail

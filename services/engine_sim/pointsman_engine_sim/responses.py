@@ -3,10 +3,8 @@
 from typing import Any
 
 from pointsman.primitives import Tokens
-from pointsman_engine_sim.answers import Heading, encode
+from pointsman_engine_sim.answers import TEXT_MARK, Heading, encode
 from pointsman_engine_sim.openai_bodies import ApiError, Generate, check_sampling, decoded, well_formed
-
-_TEXT_MARK = "\x00text\x00"
 
 
 class ResponseBody(Generate, frozen=True, kw_only=True):
@@ -75,8 +73,8 @@ class ResponseFrames:
         ) + self._event("response.content_part.added", **place, part=_part(""))
 
     def text(self, json_text: str, *, last: bool) -> bytes:  # noqa: ARG002 - as in a chunk, which says so
-        event = self._event("response.output_text.delta", **self._place, delta=_TEXT_MARK, logprobs=[])
-        return event.replace(encode(_TEXT_MARK)[1:-1], json_text.encode())
+        event = self._event("response.output_text.delta", **self._place, delta=TEXT_MARK, logprobs=[])
+        return event.replace(encode(TEXT_MARK)[1:-1], json_text.encode())
 
     def ending(self, text: str, numbers: dict[str, Any] | None) -> bytes:
         item = _item(self._heading, text)

@@ -78,9 +78,6 @@ def check(settings: EngineSimSettings) -> None:
     _adapters(settings)
     parse_kv_events_config(settings.kv_events_config)
     parse_kv_transfer_config(settings.kv_transfer_config)
-    if settings.kv_transfer_gb_per_s <= 0 or settings.kv_hold_seconds <= 0:
-        msg = "--kv-transfer-gb-per-s and --kv-hold-seconds must be positive"
-        raise ValueError(msg)
 
 
 def engine_model(settings: EngineSimSettings) -> EngineModel:
@@ -94,7 +91,6 @@ def engine_model(settings: EngineSimSettings) -> EngineModel:
             max_num_batched_tokens=settings.max_num_batched_tokens,
             seed=settings.seed,
             host_blocks=int(settings.kv_offloading_size * GIB / (profile.kv_bytes_per_token * settings.block_size)),
-            host_gb_per_s=settings.kv_offloading_gb_per_s,
         ),
     )
 

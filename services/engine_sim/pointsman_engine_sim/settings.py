@@ -28,7 +28,6 @@ class EngineSimSettings(ProcessSettings):
         0.0,
         "GiB of host memory for KV blocks, from where evicted ones are loaded back, as by vLLM's OffloadingConnector.",
     )
-    kv_offloading_gb_per_s: float = setting(20.0, "How fast they are loaded back, 1e9 bytes a second.", bounds=POSITIVE)
     max_num_batched_tokens: int = setting(
         8192, "Most tokens in one step; longer prefills come in chunks.", bounds=COUNT
     )

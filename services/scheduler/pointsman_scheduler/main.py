@@ -83,8 +83,6 @@ def start_scheduler(
         tracer=tracer,
     )
     supervisor.start(service.run(), name="term")
-    supervisor.start(service.run_housekeeping(), name="housekeeping")
-    supervisor.start(service.run_resync(), name="resync")
-    supervisor.start(service.run_log_metrics(), name="log-metrics")
-    supervisor.start(service.run_tenants(), name="tenants")
+    for task, work in service.background().items():
+        supervisor.start(work, name=task)
     return service

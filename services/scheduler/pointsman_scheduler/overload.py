@@ -9,12 +9,13 @@ import structlog
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import RouteRejected, RouteRequest
 from pointsman.contracts.decisions import RequestsRefused
-from pointsman.contracts.reasons import RejectReason, reject_answer
+from pointsman.contracts.reasons import RejectReason
 from pointsman.ports import Clock, EventLog, UnconfirmedWrites
 from pointsman.primitives import EngineSeconds, Term, WallSeconds, engine_seconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.workload import Workload
+from pointsman_scheduler.waiters import rejection
 
 log = structlog.get_logger()
 
@@ -102,15 +103,8 @@ class Overload:
             refused = self._refused[reason] = _Refused(0, self._clock.now(), self._clock.wall())
         refused.count += 1
         self._counters[reason].inc()
-        return RouteRejected(
-            request=command.request,
-            attempt=command.attempt,
-            status=reject_answer(reason).status,
-            reason=reason.value,
-            detail=_DETAILS[reason],
-            retry_after=engine_seconds(RETRY_WALL_SECONDS, self._clock.speed),
-            term=term,
-        )
+        retry_after = engine_seconds(RETRY_WALL_SECONDS, self._clock.speed)
+        return rejection(command.request, command.attempt, reason, _DETAILS[reason], retry_after, term=term)
 
     def look(self, *, leads: bool) -> list[LogEvent]:
         """Call regularly. Returns what the log is to be told, once this scheduler `leads` (again)."""

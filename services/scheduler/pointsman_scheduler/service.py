@@ -4,6 +4,8 @@ once, then answered, then written. After losing its term or writes, a leader dis
 checkpoint."""
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 import structlog
 
@@ -162,17 +164,14 @@ class SchedulerService:
             finally:
                 await self._leader.close()
 
-    async def run_log_metrics(self) -> None:
-        await measure_log(self._log, self._clock, self._pool, lambda: self._replica.state.sequence)
-
-    async def run_housekeeping(self) -> None:
-        await self._housekeeping.run()
-
-    async def run_resync(self) -> None:
-        await self._resync.run()
-
-    async def run_tenants(self) -> None:
-        await self._tenants.run()
+    def background(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """Beside `run`, by the name of their task."""
+        return {
+            "housekeeping": self._housekeeping.run(),
+            "resync": self._resync.run(),
+            "log-metrics": measure_log(self._log, self._clock, self._pool, lambda: self._replica.state.sequence),
+            "tenants": self._tenants.run(),
+        }
 
     async def resign(self) -> None:
         await self._leader.resign()

@@ -20,7 +20,7 @@ from pointsman.contracts.requests import RequestCancelled
 from pointsman.contracts.tenants import RateLimits
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.ports import Reply
-from pointsman.primitives import EngineSeconds, RequestId, Tenant
+from pointsman.primitives import EngineSeconds, RequestId, Tenant, Term
 from pointsman.runtime import telemetry
 from pointsman.state.fleet import Instance, Knowledge
 from pointsman.state.workload import Request, Stage
@@ -100,9 +100,7 @@ class Waiters:
         if refused is None:
             return None
         self._decisions(self._dispatcher.policies.routing.name, refused.reason).inc()
-        return self._rejection(
-            refused.request, refused.attempt, refused.reason, refused.detail, retry_after=refused.retry_after
-        )
+        return self._rejection(refused.request, refused.attempt, refused.reason, refused.detail, refused.retry_after)
 
     def redispatched(self, sent: SentRequest) -> RouteGranted | None:
         request = self._dispatcher.state.workload.requests.get(sent.request)
@@ -119,8 +117,8 @@ class Waiters:
         waiter = self._waiters.pop(request, None)
         if waiter is None:
             return []
-        limits = self._limits(waiter.tenant)
-        answer = self._rejection(request, waiter.attempt, reason, detail, retry_after=retry_after, limits=limits)
+        term, limits = self._dispatcher.term, self._limits(waiter.tenant)
+        answer = rejection(request, waiter.attempt, reason, detail, retry_after, term=term, limits=limits)
         return [(waiter.reply, answer)]
 
     def _limits(self, tenant: Tenant) -> RateLimits | None:
@@ -184,25 +182,31 @@ class Waiters:
         )
 
     def _rejection(
-        self,
-        request: RequestId,
-        attempt: int,
-        reason: str,
-        detail: str,
-        *,
-        retry_after: EngineSeconds = 0.0,
-        limits: RateLimits | None = None,
+        self, request: RequestId, attempt: int, reason: str, detail: str, retry_after: EngineSeconds = 0.0
     ) -> RouteRejected:
-        return RouteRejected(
-            request=request,
-            attempt=attempt,
-            status=reject_answer(reason).status,
-            reason=str(reason),
-            detail=detail,
-            retry_after=retry_after,
-            limits=limits,
-            term=self._dispatcher.term,
-        )
+        return rejection(request, attempt, reason, detail, retry_after, term=self._dispatcher.term)
+
+
+def rejection(
+    request: RequestId,
+    attempt: int,
+    reason: str,
+    detail: str,
+    retry_after: EngineSeconds,
+    *,
+    term: Term,
+    limits: RateLimits | None = None,
+) -> RouteRejected:
+    return RouteRejected(
+        request=request,
+        attempt=attempt,
+        status=reject_answer(reason).status,
+        reason=str(reason),
+        detail=detail,
+        retry_after=retry_after,
+        limits=limits,
+        term=term,
+    )
 
 
 def _knowledge_for(request: Request, instance: Instance) -> str:

@@ -7,6 +7,7 @@ from typing import Protocol
 import structlog
 
 from pointsman.adapters.http_engine import EngineFacts, EngineLoad, EngineUnreachableError, FurtherNames
+from pointsman.ports import Clock
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_worker.session import SessionState
@@ -27,6 +28,21 @@ class Engine(Protocol):
     async def describe(self) -> EngineFacts: ...
 
     async def load(self) -> EngineLoad: ...
+
+
+class _LogPace:
+    """A line at once, then one each ENGINE_LOG_SECONDS."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._logged_at: WallSeconds | None = None
+
+    def is_due(self) -> bool:
+        now = self._clock.wall()
+        if self._logged_at is not None and now - self._logged_at < ENGINE_LOG_SECONDS:
+            return False
+        self._logged_at = now
+        return True
 
 
 class EngineMonitor:
@@ -51,14 +67,13 @@ class EngineMonitor:
 
     async def facts(self) -> EngineFacts:
         clock, settings = self._state.clock, self._state.settings
-        logged_at: WallSeconds | None = None
+        log_pace = _LogPace(clock)
         while True:
             try:
                 facts = await self._engine.describe()
             except EngineUnreachableError as error:
                 self._board.missing(ENGINE_PART, str(error))
-                if logged_at is None or clock.wall() - logged_at >= ENGINE_LOG_SECONDS:
-                    logged_at = clock.wall()
+                if log_pace.is_due():
                     log.info("waiting_for_engine", reason=str(error))
                 await clock.sleep_wall(ENGINE_RETRY_SECONDS)
                 continue
@@ -70,7 +85,7 @@ class EngineMonitor:
         """Raises SettingsError if the first engine's cache cannot be followed; a later one is reported as not
         serving."""
         clock = self._state.clock
-        logged_at: WallSeconds | None = None
+        log_pace = _LogPace(clock)
         while True:
             facts = await self.facts()
             try:
@@ -80,8 +95,7 @@ class EngineMonitor:
                     raise
                 self._unfollowable = error.message
                 self._on_unreachable(error.message)
-                if logged_at is None or clock.wall() - logged_at >= ENGINE_LOG_SECONDS:
-                    logged_at = clock.wall()
+                if log_pace.is_due():
                     log.warning("engine_not_followed", reason=error.message)
                 await clock.sleep_wall(self._state.settings.report_seconds)
             else:

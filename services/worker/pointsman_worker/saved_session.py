@@ -11,6 +11,7 @@ import structlog
 
 from pointsman.adapters.http_engine import EngineFacts
 from pointsman.adapters.kv_events.events import Cursor
+from pointsman.adapters.owner_only import write_whole
 from pointsman.primitives import Epoch, Seconds, Sequence, WallSeconds
 from pointsman_worker.event_sequencer import CacheEventSequencer
 from pointsman_worker.fleet_events import FleetEvents
@@ -46,10 +47,7 @@ class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
 def write_handover(path: Path, handover: SavedSession) -> None:
     """Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".new")
-    unfinished.touch(mode=0o600)
-    unfinished.write_bytes(msgspec.msgpack.encode(handover))
-    unfinished.replace(path)
+    write_whole(path, msgspec.msgpack.encode(handover))
 
 
 def read_handover(path: Path, *, now: Seconds) -> SavedSession | None:

@@ -5,6 +5,8 @@ import random
 from pointsman.primitives import WallSeconds
 
 JITTER = 0.25
+RETRY_SECONDS_MIN: WallSeconds = WallSeconds(0.1)
+RETRY_SECONDS_MAX: WallSeconds = WallSeconds(1.0)
 FIRST_RESTART_WAIT_SECONDS: float = 0.5
 RESTART_WAIT_SECONDS_MAX: float = 30.0
 RUNS_WELL_SECONDS: float = 60.0
@@ -16,7 +18,9 @@ chance = random.Random()
 class Backoff:
     __slots__ = ("_first", "_longest", "attempts")
 
-    def __init__(self, first_seconds: WallSeconds, longest_seconds: WallSeconds) -> None:
+    def __init__(
+        self, first_seconds: WallSeconds = RETRY_SECONDS_MIN, longest_seconds: WallSeconds = RETRY_SECONDS_MAX
+    ) -> None:
         self._first = first_seconds
         self._longest = longest_seconds
         self.attempts = 0

@@ -4,8 +4,12 @@ from pathlib import Path
 
 import msgspec
 
+from pointsman.adapters.owner_only import write_whole
 from pointsman.contracts.fleet import DecodeCost, PrefillCost
 from pointsman.primitives import EngineSeconds, Tokens
+
+MODE = 0o666
+"""As the umask allows: others may read it."""
 
 
 class CalibrationError(ValueError):
@@ -52,6 +56,5 @@ def read_calibration(path: Path) -> Calibration:
 def write_calibration(path: Path, calibration: Calibration) -> None:
     """Atomic; creates the directory. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".new")
-    unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(calibration), indent=1) + b"\n")
-    unfinished.replace(path)
+    content = msgspec.json.format(msgspec.json.encode(calibration), indent=1) + b"\n"
+    write_whole(path, content, mode=MODE)

@@ -6,7 +6,12 @@ import time
 from typing_extensions import override
 
 from pointsman.ports import Clock
-from pointsman.primitives import EngineSeconds, WallSeconds, engine_time_of
+from pointsman.primitives import EngineSeconds, Seconds, WallSeconds, engine_time_of
+
+
+def loop_seconds() -> Seconds:
+    """The time of the running event loop, which a simulation may turn."""
+    return asyncio.get_running_loop().time()
 
 
 class ScaledClock(Clock):

@@ -34,6 +34,16 @@ def tighten(path: Path) -> bool:
     return bool(mode & _OTHERS)
 
 
+def write_whole(path: Path, content: bytes, *, mode: int = OWNER_ONLY) -> None:
+    """Atomically; only the owner can read it unless `mode` says otherwise. Raises OSError."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    draft.replace(path)
+
+
 def is_open_to_others(path: Path) -> bool:
     """Raises OSError."""
     return bool(path.stat().st_mode & _OTHERS)

@@ -3,6 +3,7 @@
 import asyncio
 from math import inf
 
+from pointsman.adapters.clocks import loop_seconds
 from pointsman.primitives import Seconds
 
 TURN_SECONDS_MAX: Seconds = 0.02
@@ -20,17 +21,13 @@ class Turn:
     def begin(self) -> None:
         """Also whenever the reader has waited: others had theirs."""
         self._messages = 0
-        self._began = _now()
+        self._began = loop_seconds()
 
     async def take_message(self) -> bool:
         """Count one. Returns whether others had a turn meanwhile."""
         self._messages += 1
-        if self._messages < self._messages_max and _now() - self._began < self._seconds_max:
+        if self._messages < self._messages_max and loop_seconds() - self._began < self._seconds_max:
             return False
         await asyncio.sleep(0)
         self.begin()
         return True
-
-
-def _now() -> Seconds:
-    return asyncio.get_running_loop().time()

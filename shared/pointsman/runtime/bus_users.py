@@ -10,6 +10,7 @@ from pathlib import Path
 
 import nkeys
 
+from pointsman.adapters.owner_only import OWNER_ONLY, OWNER_ONLY_DIRECTORY, write_whole
 from pointsman.contracts.permissions import (
     ANY_INSTANCE,
     Account,
@@ -33,7 +34,7 @@ ROUTE_PASSWORD = re.compile(r'password: "([0-9a-f]{64})"')
 SEED_BYTES = 32
 ANSWER_WALL_SECONDS: WallSeconds = WallSeconds(10.0)
 """A worker may answer a message for this long."""
-DIRECTORY_MODE, SEED_MODE, PUBLIC_MODE = 0o700, 0o600, 0o644
+PUBLIC_MODE = 0o644
 NAMED = (BusRole.WORKER, BusRole.OPERATOR, BusRole.ROUTER, BusRole.ADMIN)
 
 
@@ -76,7 +77,7 @@ class Credentials:
         named += (BusUser(BusRole.ADMIN, name) for name in admins)
         for user in (*roles, *workers, *routers, *named):
             self._make_seed(self.file(user))
-        write_private(self.directory / USERS_FILE, self.configuration(), mode=PUBLIC_MODE)
+        write_whole(self.directory / USERS_FILE, self.configuration().encode(), mode=PUBLIC_MODE)
 
     def make_routes(self, servers: Sequence[str]) -> None:
         """Write ROUTES_FILE for the `HOST:PORT`s of a cluster, with the password that it has, else a new one. Raises
@@ -87,7 +88,7 @@ class Credentials:
         routes = [f"  {_text(f'nats://route:{password}@{server}')}" for server in servers]
         lines = [f"authorization {{user: route, password: {_text(password)}}}", "routes: [", *routes, "]"]
         self._make_directory(self.directory)
-        write_private(file, "\n".join(lines) + "\n")
+        write_whole(file, ("\n".join(lines) + "\n").encode())
 
     @property
     def pools(self) -> list[PoolName]:
@@ -125,31 +126,21 @@ class Credentials:
             yield BusUser(BusRole.ADMIN, seed.stem)
 
     def _make_directory(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True, mode=DIRECTORY_MODE)
+        directory.mkdir(parents=True, exist_ok=True, mode=OWNER_ONLY_DIRECTORY)
         while directory != self.directory.parent:
-            directory.chmod(DIRECTORY_MODE)
+            directory.chmod(OWNER_ONLY_DIRECTORY)
             directory = directory.parent
 
     def _make_seed(self, file: Path) -> None:
         self._make_directory(file.parent)
         if not file.exists():
-            write_private(file, nkeys.encode_seed(os.urandom(SEED_BYTES), nkeys.PREFIX_BYTE_USER).decode() + "\n")
-        file.chmod(SEED_MODE)
+            write_whole(file, nkeys.encode_seed(os.urandom(SEED_BYTES), nkeys.PREFIX_BYTE_USER) + b"\n")
+        file.chmod(OWNER_ONLY)
 
 
 def valid_operator(name: str) -> bool:
     """Of an operator or admin. No role has this seed: `reader` as a file name is the reader's."""
     return valid_name(name) and name not in set(BusRole) - set(NAMED)
-
-
-def write_private(path: Path, content: str, *, mode: int = SEED_MODE) -> None:
-    """Atomically, readable by its owner only unless `mode` says otherwise. Raises OSError."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.unlink(missing_ok=True)
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(content)
-    draft.replace(path)
 
 
 def _public_key(seed: Path) -> str:

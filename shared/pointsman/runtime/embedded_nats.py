@@ -19,10 +19,10 @@ import structlog
 from pointsman.adapters.child_process import spawn
 from pointsman.adapters.file_lock import try_lock
 from pointsman.adapters.jetstream.connection import SERVER_VERSION_MIN
+from pointsman.adapters.owner_only import write_whole
 from pointsman.adapters.tcp_ports import why_taken
 from pointsman.contracts.permissions import Account
 from pointsman.primitives import Seconds
-from pointsman.runtime.bus_users import write_private
 
 log = structlog.get_logger()
 
@@ -52,7 +52,6 @@ class ClusterNode:
 @dataclass(frozen=True, slots=True)
 class EmbeddedNats:
     url: str
-    monitor_url: str | None
     process: subprocess.Popen[bytes]
     log_file: Path
 
@@ -88,14 +87,12 @@ async def start_nats(
     port: int = 0,
     *,
     sync_interval: str = SYNC_INTERVAL,
-    monitor: bool = False,
     cluster: ClusterNode | None = None,
     accounts: str = "",
 ) -> EmbeddedNats:
-    """Not ended by Ctrl-C. `port` 0 takes a free one; `sync_interval`: `always` or a duration such as `1s`; `monitor`
-    opens HTTP monitoring; `accounts`: configuration of users, without it everybody may do everything. Raises
-    NatsStartError."""
-    configuration = _configuration(data_dir, port, sync_interval, monitor, cluster) + accounts
+    """Not ended by Ctrl-C. `port` 0 takes a free one; `sync_interval`: `always` or a duration such as `1s`;
+    `accounts`: configuration of users, without it everybody may do everything. Raises NatsStartError."""
+    configuration = _configuration(data_dir, port, sync_interval, cluster) + accounts
     if accounts:
         _adopt_log(data_dir)
     process = _launch(data_dir, port, configuration)
@@ -107,8 +104,7 @@ async def start_nats(
         raise
     url = ports["nats"][0]
     (data_dir / OWNER_FILE).write_text(f"process {process.pid} at {url}")
-    monitor_url = next(iter(ports.get("monitoring", [])), None)
-    return EmbeddedNats(url=url, monitor_url=monitor_url, process=process, log_file=data_dir / "nats-server.log")
+    return EmbeddedNats(url=url, process=process, log_file=data_dir / "nats-server.log")
 
 
 def _adopt_log(data_dir: Path) -> None:
@@ -156,7 +152,7 @@ def _launch(data_dir: Path, port: int, configuration: str) -> subprocess.Popen[b
         for stale in data_dir.glob("nats-server_*.ports"):
             stale.unlink()
         file = data_dir / "nats-server.conf"
-        write_private(file, configuration)
+        write_whole(file, configuration.encode())
         output = data_dir / "nats-server.err"
         output.unlink(missing_ok=True)
         return spawn([binary, "-c", str(file)], output=output, pass_fds=[lock], session=True)
@@ -181,7 +177,7 @@ def _owner(data_dir: Path) -> str:
     return "still starting"
 
 
-def _configuration(data_dir: Path, port: int, sync_interval: str, monitor: bool, cluster: ClusterNode | None) -> str:
+def _configuration(data_dir: Path, port: int, sync_interval: str, cluster: ClusterNode | None) -> str:
     directory = data_dir.absolute()
     quoted = json.dumps  # a JSON string is a NATS configuration string
     lines = [
@@ -200,8 +196,6 @@ def _configuration(data_dir: Path, port: int, sync_interval: str, monitor: bool,
         f"  max_file_store: {STORE_BYTES_MAX}",
         "}",
     ]
-    if monitor:
-        lines.append('http: "127.0.0.1:-1"')
     if cluster is not None:
         routes = ", ".join(quoted(f"nats://127.0.0.1:{other}") for other in cluster.ports)
         lines += [

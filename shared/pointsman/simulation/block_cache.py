@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
-from sys import byteorder
 from typing import Protocol
 
 from typing_extensions import override
 
 from pointsman.contracts.cache import Tier
-from pointsman.primitives import Tokens
+from pointsman.primitives import Tokens, little_endian
 from pointsman.simulation.eviction_rlt import RandomisedLeafToken
 
 BlockHash = int
@@ -74,7 +73,7 @@ class BlockHasher:
 
     def extend(self, parent: BlockHash | None, tokens: "array[int]", identity: PromptIdentity) -> list[BlockHash]:
         """Hashes of the whole blocks in `tokens` (unsigned 32-bit)."""
-        data = _little_endian(tokens)
+        data = little_endian(tokens.typecode, tokens)
         width = self.block_tokens * tokens.itemsize
         previous = self._root if parent is None else parent.to_bytes(HASH_BYTES, "little")
         hashes = []
@@ -313,13 +312,6 @@ class BlockCache:
         run = RunCached(parent, chain.hashes[first:last], chain.tokens(first, last), chain.identity)
         self._unheld.grow(parent, run.hashes)
         self._changes.append(run)
-
-
-def _little_endian(tokens: "array[int]") -> bytes:
-    if byteorder == "big":
-        tokens = tokens[:]
-        tokens.byteswap()
-    return tokens.tobytes()
 
 
 def _scrambled(value: int) -> int:

@@ -1,15 +1,18 @@
 """What *best-effort* requests (late even alone) may take of the pool, and whose turn it is.
 
-A prefill is not interrupted, so a long prompt holds its engine for seconds. It gets engines that others do not need:
+A prefill is not interrupted, so a long prompt holds its engine for seconds. Best-effort requests get the engines that
+others do not need:
 
-- *Load*: engines that prefill other requests, faded over LOAD_SECONDS. *Spare*: LOAD_MAX of the pool, less the load.
-- Where nothing else is pending, a best-effort request may start while such requests hold fewer engines than are spare.
-- Its *turn*, also before others, comes when `credit` is 0: that grows by `rate` engines to 0, and each start takes its
-  prefill seconds from it. `rate` is what is spare, and at least LEAST_SHARE of the load.
-- The turn is the oldest request's of the tenant that was served least.
+- *Load*: how many engines prefill other requests, on exponential average over LOAD_SECONDS.
+- *Spare*: how many engines others leave: LOAD_MAX of the ready ones, less the load.
+- *Turn*: the right to start although other requests are pending. It is the oldest request's of the tenant that was served
+  least, and it comes when the credit is 0. Where nothing else is pending, no turn is needed: a request may start while
+  best-effort requests hold fewer engines than are spare.
+- *Credit*: engine-seconds, at most 0. Each start takes the request's prefill seconds from it; it grows back at the rate.
+- *Rate*: in engines, which is engine-seconds a second: what is spare, but at least LEAST_SHARE of the load, and of one engine.
 
-So a request that `pending_seconds` of others precede starts after at most (`pending_seconds` - `credit`) / `rate`, and
-what its engine has to finish. Limits: counts engines as equal; knows no model or adapter."""
+So a request behind `pending_seconds` of best-effort work has its turn after at most (`pending_seconds` - credit) / rate
+seconds, and starts when its engine has finished what it has. Limits: counts engines as equal; knows no model or adapter."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -156,9 +159,7 @@ class BestEffort(Tracker):
 
     @override
     def ended(self, request: Request, at: EngineSeconds, finished: RequestFinished | None) -> None:
-        if request.best_effort and request.stage is Stage.PENDING:
-            self._take_pending(request)
-        self._leave(request.id, at)
+        self.unplaced(request, at)
 
     def _take_pending(self, request: Request) -> None:
         waiting = self._pending[request.tenant]

@@ -1,5 +1,5 @@
-"""A prefix index as it is kept in a checkpoint: its runs, column by column, about 8 bytes a block. Also reads the form of
-earlier releases: a mask of instances by block, and links between blocks. Does not know `PrefixIndex`, which uses it."""
+"""A prefix index as it is kept in a checkpoint: its runs, column by column, about 8 bytes a block. Does not know
+`PrefixIndex`, which uses it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from pointsman.contracts.block_keys import KEY_BYTES, pack_keys, unpack_keys
-from pointsman.primitives import BlockKey, InstanceId, from_little_endian, little_endian
+from pointsman.primitives import InstanceId, from_little_endian, little_endian
 from pointsman.state.runs import LOW, SHARED, Runs
 
 SLOTS_MAX = 65_536
@@ -39,23 +39,12 @@ class PackedRuns(msgspec.Struct, frozen=True):
     doubled: int
 
 
-class PackedFork(msgspec.Struct, frozen=True):
-    parent: BlockKey
-    prune_at: int
-    children: bytes
-
-
 class PackedIndex(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Earlier releases have no `runs` but the rest. `anchored`: the keys of each mask (little-endian). `parents` and
-    `children`: links, pairwise."""
+    """`runs`: absent in the canonical form, which is not unpacked."""
 
     slots: int
     holdings: list[PackedHolding]
     runs: PackedRuns | None = None
-    anchored: list[tuple[bytes, bytes]] = []
-    parents: bytes = b""
-    children: bytes = b""
-    forks: list[PackedFork] = []
 
 
 def pack_runs(runs: Runs) -> PackedRuns:
@@ -111,32 +100,3 @@ def unpack_runs(packed: PackedRuns, slots: int) -> Runs:
 def _tips(runs: Runs) -> Iterator[Any]:
     for owner, held, tips in zip(runs.owner, runs.held, runs.shared, strict=True):
         yield ((owner, held),) if tips is None else tips.items()
-
-
-def blocks_of_masks(packed: PackedIndex) -> Iterator[tuple[int, BlockKey, list[BlockKey]]]:
-    """Of the form of earlier releases: slot, parent and consecutive keys; what is nearer to the beginning comes first."""
-    parents = parents_of_masks(packed)
-    masks = {key: int.from_bytes(mask, "little") for mask, keys in packed.anchored for key in unpack_keys(keys)}
-    below: dict[BlockKey, list[BlockKey]] = {}
-    for key in masks:
-        below.setdefault(parents.get(key, BlockKey(0)), []).append(key)
-    waiting = [(BlockKey(0), key) for key in below.get(BlockKey(0), ())]
-    while waiting:
-        parent, key = waiting.pop()
-        keys = [key]
-        while len(next_keys := below.get(keys[-1], ())) == 1:
-            keys += next_keys
-        waiting += [(keys[-1], child) for child in next_keys]
-        left = masks[key]
-        while left:
-            bit = left & -left
-            left ^= bit
-            held = next((number for number, key in enumerate(keys) if not masks[key] & bit), len(keys))
-            yield bit.bit_length() - 1, parent, keys[:held]
-
-
-def parents_of_masks(packed: PackedIndex) -> dict[BlockKey, BlockKey]:
-    parents = dict(zip(unpack_keys(packed.children), unpack_keys(packed.parents), strict=True))
-    for fork in packed.forks:
-        parents.update(dict.fromkeys(unpack_keys(fork.children), fork.parent))
-    return parents

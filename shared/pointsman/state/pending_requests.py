@@ -60,8 +60,7 @@ class PendingRequests(Tracker):
 
     @override
     def ended(self, request: Request, at: EngineSeconds, finished: RequestFinished | None) -> None:
-        if request.stage is Stage.PENDING:
-            self._remove(request)
+        self.unplaced(request, at)
 
     def _remove(self, request: Request) -> None:
         tenants = self.classes[request.queue_class]

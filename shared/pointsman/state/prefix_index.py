@@ -15,9 +15,7 @@ from pointsman.state.packed_index import (
     SLOTS_MAX,
     PackedHolding,
     PackedIndex,
-    blocks_of_masks,
     pack_runs,
-    parents_of_masks,
     unpack_runs,
 )
 from pointsman.state.runs import LOW, PIECE, SHARED, SWEEP_RUNS, Runs
@@ -208,32 +206,20 @@ class PrefixIndex:
         if packed.slots > SLOTS_MAX or any(not 0 <= found.slot < packed.slots for found in packed.holdings):
             msg = f"{packed.slots} slots, or a holding in none of them"
             raise ValueError(msg)
+        if packed.runs is None:
+            msg = "the runs are missing"
+            raise ValueError(msg)
         index = cls()
         index._names = [None] * packed.slots
-        if packed.runs is not None:
-            index._runs = unpack_runs(packed.runs, packed.slots)
+        index._runs = unpack_runs(packed.runs, packed.slots)
         for found in packed.holdings:
             index._names[found.slot] = found.instance
-            owner = index._runs.enroll(found.slot) if packed.runs is None else found.owner
-            index._holdings[found.instance] = Holding(found.slot, owner)
-        if packed.runs is None:
-            for slot, parent, keys in blocks_of_masks(packed):
-                name = index._names[slot]
-                if name is not None:
-                    index.store(name, parent, keys)
-        links = parents_of_masks(packed)
-        for found in packed.holdings:
-            holding = index._holdings[found.instance]
-            keys = unpack_keys(found.detached)
-            parents = unpack_keys(found.parents) if packed.runs is not None else [links.get(key, ROOT) for key in keys]
-            for key, parent in zip(keys, parents, strict=True):
+            holding = index._holdings[found.instance] = Holding(found.slot, found.owner)
+            holding.anchored, holding.digest = found.anchored, found.digest
+            for key, parent in zip(unpack_keys(found.detached), unpack_keys(found.parents), strict=True):
                 holding.detach(key, parent)
-            if packed.runs is not None:
-                holding.anchored, holding.digest = found.anchored, found.digest
-            else:
-                holding.digest = reduce(xor, keys, holding.digest)
-            if holding.digest != found.digest or (packed.runs and packed.runs.slots[holding.owner] != holding.slot):
-                msg = f"the blocks of {found.instance} are not those of its digest"
+            if packed.runs.slots[holding.owner] != holding.slot:
+                msg = f"the blocks of {found.instance} are not in its slot"
                 raise ValueError(msg)
         return index
 

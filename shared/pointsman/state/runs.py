@@ -3,8 +3,8 @@ its parent (run 0 is empty: prompts begin after it). Each owner that holds some 
 holds, from the run's first. An owner that holds a key holds all before it, up to the prompt's first; so a run is as long
 as its longest tip, and runs never move or split.
 
-`columns` have one entry a run and no object, since a million objects would be a second of garbage collection. The tips of a
-retired owner are taken out little by little (`sweep`); until then they count for nobody."""
+The columns hold numbers and bytes, no object for each run, since a million objects would be a second of garbage
+collection. The tips of a retired owner are taken out little by little (`sweep`); until then they count for nobody."""
 
 from array import array
 from collections.abc import Iterable
@@ -25,10 +25,17 @@ PIECE = 1024
 
 
 class Runs:
-    """Packed integers, high half and low half: `held` (the only owner's; several owners' are in `shared`) a bound of where
-    its children begin, and its tip; a place the run, and the key's position in it. `slots`: the instance's slot by owner,
-    -1 if retired; an instance that is cleared gets a new owner. `doubled`: keys that are at several places, as lying
-    events have it."""
+    """Columns, with one entry for each run:
+
+    - `content`: its keys, as bytes.
+    - `parent`, `at`: it begins after the first `at` keys of the run `parent`.
+    - `owner`: who holds some of it: one owner, SHARED (several), or NOBODY (the run is free).
+    - `held`: of the one owner, `bound << 32 | tip`. No run of this owner begins after more than `bound` keys of this one.
+    - `shared`: of several owners, the same by owner; None if there is one.
+
+    By owner: `slots`, the instance's slot, or -1 if the owner is retired. An instance that is cleared gets a new owner.
+
+    By key: `table`, its place `run << 32 | position`. `doubled`: keys that are at several places, as lying events have it."""
 
     __slots__ = (
         *("at", "content", "doubled", "held", "owner", "parent", "shared", "slots", "table"),

@@ -10,6 +10,7 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestPlaced
 from pointsman.contracts.requests import RequestArrived
 from pointsman.primitives import EngineSeconds, InstanceId
+from pointsman.state.queue_figures import queue_seconds
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import EMPTY_QUEUE, Request
 from pointsman_cli.doctor.examination import Examiner
@@ -48,11 +49,7 @@ class Balance(Examiner):
             self._sample(event.at, state)
 
     def _sample(self, now: EngineSeconds, state: State) -> None:
-        queues_by_name = state.workload.queues
-        queues = {
-            name: state.latency.expected_seconds(name, *queues_by_name.get(name, EMPTY_QUEUE).work_ahead(now))
-            for name in state.fleet.ready
-        }
+        queues = {name: queue_seconds(state, name, now) for name in state.fleet.ready}
         if len(queues) < 2 or not any(queues.values()):
             return
         self._samples += 1

@@ -8,11 +8,13 @@ from statistics import median
 
 from typing_extensions import override
 
+from pointsman.analysis.lateness_rules import HALF, LESS_BUSY_SHARE_MAX, SLOW_FACTOR_MIN, USUAL_MAX
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import Candidate, RequestPlaced, RequestRejected
 from pointsman.contracts.reasons import TENANT_LIMITS, RejectReason
 from pointsman.contracts.requests import RequestFailed, RequestFinished
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tokens
+from pointsman.state.queue_figures import queue_seconds
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import EMPTY_QUEUE, Request
 from pointsman_cli.doctor.examination import Examiner
@@ -22,7 +24,6 @@ from pointsman_cli.doctor.missed_hits import MissedHits
 from pointsman_cli.doctor.request_ends import Ended
 from pointsman_cli.doctor.samples import Sample, keep
 from pointsman_cli.explain.causes import Cause
-from pointsman_cli.explain.wait import SLOW_FACTOR_MIN, USUAL_MAX
 
 LATE_MIN = 5
 """Fewer late requests are left to `explain`."""
@@ -33,8 +34,6 @@ LOOKED_AT_MAX = 64
 """Engines that the policy did not weigh, asked for a shorter queue."""
 NOTICED_SHARE = 0.1
 """Of the SLO: a shorter queue is no reason to look for another engine."""
-HALF = 0.5
-LESS_BUSY_SHARE_MAX = 0.25
 SHOWN_MAX = 5
 
 
@@ -218,7 +217,7 @@ def _less_busy_elsewhere(
     state: State, instance: InstanceId, candidates: Sequence[Candidate], now: EngineSeconds, request: Request
 ) -> bool:
     """Whether an engine that could serve it had a much shorter queue, and would have met its objective."""
-    here = _queue_seconds(state, instance, now)
+    here = queue_seconds(state, instance, now)
     if here <= NOTICED_SHARE * request.slo_ttft:
         return False
     budget, short = request.deadline - now, LESS_BUSY_SHARE_MAX * here
@@ -226,9 +225,4 @@ def _less_busy_elsewhere(
         return True
     weighed = {candidate.instance for candidate in candidates}
     others = [name for name in state.fleet.ready_for(request, ()) if name not in weighed and name != instance]
-    return any(_queue_seconds(state, name, now) <= min(short, budget) for name in others[:LOOKED_AT_MAX])
-
-
-def _queue_seconds(state: State, name: InstanceId, now: EngineSeconds) -> EngineSeconds:
-    queue = state.workload.queues.get(name, EMPTY_QUEUE)
-    return state.latency.expected_seconds(name, *queue.work_ahead(now))
+    return any(queue_seconds(state, name, now) <= min(short, budget) for name in others[:LOOKED_AT_MAX])

@@ -6,6 +6,7 @@ from statistics import median
 
 from typing_extensions import override
 
+from pointsman.analysis.lateness_rules import STALL_FACTOR
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.requests import PrefillFinished, RequestFinished, cached_of_keys
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
@@ -22,8 +23,6 @@ BIAS_SHARE_MAX = 0.3
 BIAS_WALL_SECONDS_MIN = 0.05
 MODEL_FITS_FACTOR = 1.5
 """Where prefills take at most this times what the cost model says, or at least its inverse, calibrating changes little."""
-STALL_FACTOR = 3.0
-"""Stalled prefills are no errors of a prediction."""
 MISPREDICTED_SHARE_MAX = 0.1
 
 

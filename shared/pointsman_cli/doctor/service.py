@@ -13,6 +13,7 @@ from pointsman.contracts.decisions import RequestPlaced, RequestRejected
 from pointsman.contracts.reasons import TENANT_LIMITS
 from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tenant, Tokens
+from pointsman.simulation.goodput import TARGET
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request
 from pointsman_cli.doctor.client_faults import is_clients_fault
@@ -26,7 +27,6 @@ from pointsman_cli.formatting import plural
 from pointsman_cli.options import as_given
 from pointsman_cli.terminal import wall_time
 
-TARGET = 0.9
 SERIOUS_BELOW = 0.5
 GROUP_MIN = 30
 GROUP_BEHIND = 0.15

@@ -7,6 +7,7 @@ from statistics import median
 
 from typing_extensions import override
 
+from pointsman.analysis.lateness_rules import SLOW_FACTOR_MIN, STALL_FACTOR
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.requests import PrefillFinished
@@ -26,12 +27,9 @@ from pointsman_cli.terminal import wall_time
 PREFILLS_MIN = 20
 COMPARED_MIN = 5
 """Prefills of an engine that others are compared with."""
-SLOW_FACTOR = 1.5
-"""Prefill time over that of the other instances."""
 SLOW_SERIOUS_FACTOR = 2.5
 SLOW_SHARE_OF_OBJECTIVE = 0.02
 """Of the SLO, that the median prefill is too long by: less is the overhead of short ones."""
-STALL_FACTOR = 3.0
 STALL_SHARE_OF_OBJECTIVE = 0.1
 """A stalled prefill exceeds the cost model by STALL_FACTOR, and by this share of the SLO."""
 STALLS_MIN = 3
@@ -119,7 +117,7 @@ class SlowEngines(Examiner):
                 continue
             others = [value for other, value in paces.items() if other != name]
             usual = max(1.0, median(others)) if others else 1.0
-            if pace >= SLOW_FACTOR * usual and self._is_noticed(self._engines[name].prefills.values, usual):
+            if pace >= SLOW_FACTOR_MIN * usual and self._is_noticed(self._engines[name].prefills.values, usual):
                 slow.add(name)
                 yield self._slow(name, pace, usual, paces)
         stretches = {

@@ -2,16 +2,14 @@
 
 from collections.abc import Iterator
 
+from pointsman.analysis.lateness_rules import LESS_BUSY_SHARE_MAX, NOTICED_SECONDS
 from pointsman_cli.explain.causes import Cause, Reason
 from pointsman_cli.explain.text import named
 from pointsman_cli.explain.values import DecisionRecord, RequestTimeline, WeighedCandidate
 from pointsman_cli.explain.wait import Wait
-from pointsman_cli.formatting import seconds, were
+from pointsman_cli.formatting import plural, seconds, were
 
-LESS_BUSY_SHARE_MAX = 0.25
-"""Of the queue at the chosen engine."""
 WAIT_SHARE_MIN = 0.2
-NOTICED_SECONDS = 0.05
 
 RULES = {
     "approximate_token_load": "approximate_token_load stays with an engine that holds most of the prompt until that is saturated",
@@ -117,14 +115,8 @@ def _pointsman_rule(decision: DecisionRecord, chosen: WeighedCandidate, best: We
             return text
     if not best.weighed:
         return f"{best.instance} was not weighed, since what was known of the queues was old and too many would have gone there"
-    here, there = _cost(chosen), _cost(best)
-    if here <= there:
-        return (
-            f"it takes {seconds(chosen.prefill_seconds)} of engine time from the other requests on {chosen.instance}, "
-            f"{seconds(best.prefill_seconds)} on {best.instance} (pointsman keeps work x wait least: {here:.2f} and {there:.2f})"
-        )
-    return f"only engines that were predicted to meet its objective were compared ({decision.reason})"
-
-
-def _cost(candidate: WeighedCandidate) -> float:
-    return (candidate.queue_seconds + candidate.prefill_seconds / 2) * candidate.prefill_seconds
+    decoding = f", where {plural(best.decoding, 'request')} would be stalled" if best.decoding else ""
+    return (
+        f"it takes {seconds(chosen.prefill_seconds)} of engine time from the other requests on {chosen.instance}, "
+        f"{seconds(best.prefill_seconds)} on {best.instance}{decoding} ({decision.reason})"
+    )

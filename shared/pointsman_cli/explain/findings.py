@@ -2,24 +2,23 @@
 
 from collections.abc import Iterator
 
+from pointsman.analysis.lateness_rules import HALF, NOTICED_SECONDS, SLOW_FACTOR_MIN
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import InstanceId
 from pointsman.state.correction import CORRECTION_MAX
 from pointsman.state.engine_profiles import prefill_seconds
 from pointsman_cli.explain.alternatives import less_busy, others_ready, while_less_busy
 from pointsman_cli.explain.causes import Cause, Reason
-from pointsman_cli.explain.text import FAILURES, share
+from pointsman_cli.explain.text import FAILURES, of_the_wait
 from pointsman_cli.explain.values import NOT_KNOWN, DecisionRecord, GrantRecord, RequestTimeline, WeighedCandidate
-from pointsman_cli.explain.wait import SLOW_FACTOR_MIN, Wait, delivered_tokens, usual_elsewhere
+from pointsman_cli.explain.wait import Wait, delivered_tokens, usual_elsewhere
 from pointsman_cli.formatting import plural, seconds, were
 
 HOT_ARRIVALS_MIN = 24
 HOT_IN_FAIR_SHARES = 1.0
 """A hot prefix has more than one instance's even share of the arrivals (as in `state.hotness`)."""
-HALF = 0.5
 STUCK_FACTOR_MIN = 3.0
 PEERS_MIN = 3
-NOTICED_SECONDS = 0.05
 
 
 def found(timeline: RequestTimeline, wait: Wait) -> Iterator[Reason]:
@@ -57,7 +56,7 @@ def _outage(timeline: RequestTimeline, wait: Wait) -> Iterator[Reason]:
 def _unplaced(wait: Wait) -> Iterator[Reason]:
     if wait.unplaced > 0:
         because = f"no instance could take it for {seconds(wait.unplaced)}"
-        yield Reason(Cause.NO_INSTANCE, wait.unplaced, f"{because}{share(wait.unplaced, wait.whole)}", because)
+        yield Reason(Cause.NO_INSTANCE, wait.unplaced, f"{because}{of_the_wait(wait.unplaced, wait.whole)}", because)
 
 
 def _transport(timeline: RequestTimeline, wait: Wait) -> Iterator[Reason]:
@@ -76,7 +75,7 @@ def _failed(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> 
     what = FAILURES[events[-1].failure] if events else "no reason is in the log"
     often = f" and {plural(len(events) - 1, 'attempt')} before" if len(events) > 1 else ""
     because = f"{by} failed it ({what}){often}: {seconds(wait.failed)} were lost"
-    sentence = f"{because}{share(wait.failed, wait.whole)} until it was placed again, on {decision.instance}"
+    sentence = f"{because}{of_the_wait(wait.failed, wait.whole)} until it was placed again, on {decision.instance}"
     yield Reason(Cause.FAILED_ATTEMPTS, wait.failed, sentence, because)
 
 
@@ -89,7 +88,7 @@ def _moved(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> I
     behind = f" behind {before.ahead_tokens:,} tokens" if before is not None and before.ahead_tokens else ""
     because = f"it waited {seconds(wait.moved)} at {source}{behind} before it was moved to {decision.instance}"
     why = f": {move.reason}" if move is not None else ""
-    yield Reason(Cause.MOVED, wait.moved, f"{because}{share(wait.moved, wait.whole)}{why}", because)
+    yield Reason(Cause.MOVED, wait.moved, f"{because}{of_the_wait(wait.moved, wait.whole)}{why}", because)
 
 
 def _transfer(timeline: RequestTimeline, wait: Wait) -> Iterator[Reason]:
@@ -103,7 +102,7 @@ def _transfer(timeline: RequestTimeline, wait: Wait) -> Iterator[Reason]:
             )
         if fetch is not None and fetch.failure:
             because = f"it waited {seconds(wait.transfer)} for its prefix from {fetch.source} in vain ({fetch.failure})"
-        yield Reason(Cause.KV_TRANSFER, wait.transfer, f"{because}{share(wait.transfer, wait.whole)}", because)
+        yield Reason(Cause.KV_TRANSFER, wait.transfer, f"{because}{of_the_wait(wait.transfer, wait.whole)}", because)
 
 
 def _missed(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
@@ -113,7 +112,7 @@ def _missed(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> 
     whose = "by it" if wait.own_missed else "by those ahead of it"
     if wait.own_missed and wait.ahead_missed:
         whose = "by it and those ahead of it"
-    spent = f"{seconds(wait.missed)}{share(wait.missed, wait.whole)} went into"
+    spent = f"{seconds(wait.missed)}{of_the_wait(wait.missed, wait.whole)} went into"
     missed = f"{tokens:,} tokens that were expected in the cache of {instance} and had to be computed, {whose}"
     gone = _gone_before_the_grant(timeline, wait, decision)
     if gone:
@@ -153,7 +152,7 @@ def _ahead(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> I
     cause, because = why_ahead(timeline, wait, decision)
     count, tokens = len(decision.ahead), decision.ahead_tokens
     sentence = (
-        f"{seconds(wait.ahead)}{share(wait.ahead, wait.whole)} were the work of {plural(count, 'request')} with {tokens:,} "
+        f"{seconds(wait.ahead)}{of_the_wait(wait.ahead, wait.whole)} were the work of {plural(count, 'request')} with {tokens:,} "
         f"tokens to compute, which {were(count)} before it on {decision.instance}"
     )
     longest = max(decision.ahead, key=lambda other: other.uncached_tokens)
@@ -212,7 +211,7 @@ def _overtaken(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) 
     order = decision.settings.get("ordering", "")
     rule = f" by the order {order}" if order else ""
     because = f"{plural(count, 'request')} with {grant.overtaken_tokens:,} tokens came later and went first{rule}"
-    yield Reason(Cause.OVERTAKEN, wait.overtaken, f"{because}{share(wait.overtaken, wait.whole)}", because)
+    yield Reason(Cause.OVERTAKEN, wait.overtaken, f"{because}{of_the_wait(wait.overtaken, wait.whole)}", because)
 
 
 def _full(wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
@@ -221,14 +220,14 @@ def _full(wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
         places = int(float(decision.settings.get("running_max", 0)))
         taken = f"{plural(places, 'place')} of {decision.instance} {were(places)} taken"
         because = f"the {taken}, {chosen.decoding} by requests that were decoding"
-        yield Reason(Cause.ENGINE_FULL, wait.full, f"{because}{share(wait.full, wait.whole)}", because)
+        yield Reason(Cause.ENGINE_FULL, wait.full, f"{because}{of_the_wait(wait.full, wait.whole)}", because)
 
 
 def _yielded(wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
     if wait.yielded > 0:
         room = f"{seconds(wait.yielded)} for room that others did not need"
         because = f"its prompt was late even alone: as best effort it waited {room}"
-        sentence = f"as best effort it waited {room}{share(wait.yielded, wait.whole)}, on {decision.instance}"
+        sentence = f"as best effort it waited {room}{of_the_wait(wait.yielded, wait.whole)}, on {decision.instance}"
         yield Reason(Cause.LONG_PROMPT, wait.yielded, sentence, because)
 
 
@@ -236,7 +235,7 @@ def _hung(wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
     if wait.hung > 0:
         because = f"its ingress hung: {seconds(wait.hung)} more went by than {decision.instance} had work"
         sentence = (
-            f"{because}{share(wait.hung, wait.whole)}; its leader had given it up, because its ingress was silent"
+            f"{because}{of_the_wait(wait.hung, wait.whole)}; its leader had given it up, because its ingress was silent"
         )
         yield Reason(Cause.TRANSPORT, wait.hung, sentence, because)
 
@@ -252,7 +251,7 @@ def _slow(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> It
     because = f"{who} took {wait.pace:.1f} times what its cost model says"
     real = " (with what was really cached)" if wait.own_missed or wait.ahead_missed else ""
     sentence = (
-        f"{seconds(spent)} passed at {name}{share(spent, wait.whole)} for {wait.work_tokens:,} tokens of work{real}, "
+        f"{seconds(spent)} passed at {name}{of_the_wait(spent, wait.whole)} for {wait.work_tokens:,} tokens of work{real}, "
         f"{seconds(spent / wait.pace)} by its cost model: {wait.pace:.1f} times as long{usual}"
     )
     yield Reason(Cause.SLOW_ENGINE, wait.slow, sentence + _or_missed(timeline, wait, decision), because)
@@ -329,7 +328,7 @@ def _own(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> Ite
         work += f", with {cached - wait.own_missed:,} more in the cache"
     elif chosen is not None and chosen.knowledge and chosen.knowledge != "exact":
         work += f", and nobody knew what {decision.instance} held ({chosen.knowledge})"
-    sentence = f"{seconds(wait.own)}{share(wait.own, wait.whole)} were the work of {work}"
+    sentence = f"{seconds(wait.own)}{of_the_wait(wait.own, wait.whole)} were the work of {work}"
     if arrival is not None and wait.own > arrival.slo_ttft:
         objective = f"more than its objective of {seconds(arrival.slo_ttft)}"
         because = f"its own {tokens:,} tokens take {seconds(wait.own)} to compute, {objective}"
@@ -348,7 +347,7 @@ def _whole_answer(timeline: RequestTimeline, wait: Wait) -> Iterator[Reason]:
     if wait.whole_answer > 0 and isinstance(end, RequestFinished):
         tokens = f"its {end.completion_tokens:,} tokens" if end.completion_tokens >= 0 else "all tokens"
         because = f"it was not streamed: {tokens} had to be written before the answer"
-        sentence = f"{because}{share(wait.whole_answer, wait.whole)}"
+        sentence = f"{because}{of_the_wait(wait.whole_answer, wait.whole)}"
         yield Reason(Cause.WHOLE_ANSWER, wait.whole_answer, sentence, because)
 
 

@@ -14,7 +14,7 @@ FAILURES = {
 }
 
 
-def share(spent: EngineSeconds, whole: EngineSeconds) -> str:
+def of_the_wait(spent: EngineSeconds, whole: EngineSeconds) -> str:
     return f" ({min(1.0, spent / whole):.0%} of the wait)" if whole else ""
 
 

@@ -5,15 +5,12 @@ last instance is the engine's slowness, or its lack of places."""
 from dataclasses import dataclass
 from statistics import median
 
+from pointsman.analysis.lateness_rules import SLOW_FACTOR_MIN, USUAL_MAX
 from pointsman.contracts.requests import RequestFinished, cached_of_keys
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman.state.engine_profiles import prefill_seconds
 from pointsman_cli.explain.values import DecisionRecord, GrantRecord, RequestTimeline
 
-SLOW_FACTOR_MIN = 1.5
-"""Over the pace of the others: below, an engine is as slow as engines are."""
-USUAL_MAX = 2.0
-"""Prefills among those who decode take that long. Beyond, all engines are slow."""
 MISSED_TOKENS_SHARE = 0.1
 
 

@@ -4,9 +4,10 @@ from typing import Any
 
 from pointsman.primitives import EngineSeconds
 from pointsman.state.fleet import Instance
+from pointsman.state.queue_figures import queue_figures
 from pointsman.state.slower_tiers import TIERS
 from pointsman.state.state import State
-from pointsman.state.workload import EMPTY_QUEUE, Request, Stage
+from pointsman.state.workload import Request, Stage
 from pointsman_cli.terminal import wall_time
 
 
@@ -36,7 +37,6 @@ def describe(state: State, *, now: EngineSeconds | None = None) -> dict[str, Any
 
 
 def _instance(state: State, instance: Instance, now: EngineSeconds) -> dict[str, Any]:
-    queue = state.workload.queues.get(instance.id, EMPTY_QUEUE)
     return {
         "instance": instance.id,
         "url": instance.url,
@@ -49,12 +49,7 @@ def _instance(state: State, instance: Instance, now: EngineSeconds) -> dict[str,
         "knowledge_reason": instance.knowledge_reason,
         "suspected": instance.suspected,
         "silent_seconds": now - instance.heard_at,
-        "pending": len(queue.pending),
-        "in_prefill": len(queue.prefill),
-        "decoding": len(queue.decoding),
-        "pending_tokens": queue.pending_tokens,
-        "prefill_tokens": queue.prefill_tokens,
-        "queue_seconds": state.latency.expected_seconds(instance.id, *queue.work_ahead(now)),
+        **queue_figures(state, instance.id, now),
         "blocks": state.index.blocks(instance.id),
         "digest": f"{state.index.digest(instance.id):016x}",
         "slower_tiers": {tier: blocks for tier in TIERS if (blocks := state.slower.blocks(tier, instance.id))},

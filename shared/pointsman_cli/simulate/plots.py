@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from pointsman.primitives import EngineSeconds
 from pointsman.simulation.goodput import TARGET
-from pointsman.simulation.metrics import Report, mean_known
+from pointsman.simulation.metrics import mean_known
 from pointsman_cli.simulate.experiment import Arrival, CellResult, Series
 from pointsman_cli.simulate.report import labels
 from pointsman_cli.terminal import one_line
@@ -121,7 +121,7 @@ def hit_rate_against_cv(results: Results) -> Figure:
     for axes, rate in zip(panels, rates, strict=True):
         points = []
         for key, look in _looks(results).items():
-            group = _reports(results, key, rate)
+            group = [r.report for r in _cells(results, key, rate)]
             hit, cv = mean_known(r.hit_rate for r in group), mean_known(r.load_cv for r in group)
             if hit is not None and cv is not None:
                 points.append((hit, cv))
@@ -144,7 +144,7 @@ def capacity_against_rate(results: Results) -> Figure:
     figure, (axes,) = _panels(1, "Effective request capacity", results, width=7.5, height=4.4)
     rates = _rates(results)
     for key, look in _looks(results).items():
-        shares = [[r.effective_capacity or 0.0 for r in _reports(results, key, rate)] for rate in rates]
+        shares = [[r.report.effective_capacity or 0.0 for r in _cells(results, key, rate)] for rate in rates]
         known = [(rate, group) for rate, group in zip(rates, shares, strict=True) if group]
         xs = [rate for rate, _ in known]
         axes.plot(xs, [fmean(group) for _, group in known], label=look.label, **look.marked_line)
@@ -166,7 +166,7 @@ def ttft_distribution(results: Results) -> Figure:
     slo = results[0].cell.scenario.slo_ttft_s
     for axes, rate in zip(panels, rates, strict=True):
         for key, look in _looks(results).items():
-            arrivals = [arrival for series in _series(results, key, rate) for arrival in series.arrivals]
+            arrivals = [arrival for r in _cells(results, key, rate) for arrival in r.series.arrivals]
             seen = sorted(arrival.ttft for arrival in arrivals if arrival.ttft is not None)
             shares = [(number + 1) / len(arrivals) for number in range(len(seen))]
             axes.plot(seen, shares, label=look.label, **look.line)
@@ -187,7 +187,7 @@ def attainment_by_length(results: Results) -> Figure:
     tokens = [f"{band.tokens_max / 1000:.1f}" for band in results[0].report.by_length]
     for axes, rate in zip(panels, rates, strict=True):
         for key, look in _looks(results).items():
-            group = _reports(results, key, rate)
+            group = [r.report for r in _cells(results, key, rate)]
             bands = range(min((len(report.by_length) for report in group), default=0))
             shares = [fmean(report.by_length[band].attainment.share for report in group) for band in bands]
             axes.plot([band + 1 for band in bands], shares, label=look.label, **look.marked_line)
@@ -207,7 +207,7 @@ def timeline(results: Results) -> Figure:
     on_time, pending, instances = panels
     first_counted = 0.0
     for key, look in _looks(results).items():
-        for series in _series(results, key, rate)[:1]:
+        for series in [r.series for r in _cells(results, key, rate)[:1]]:
             windows = _windows(series.arrivals)
             on_time.plot([at for at, _ in windows], [share for _, share in windows], label=look.label, **look.line)
             times = [sample.at for sample in series.samples]
@@ -250,12 +250,8 @@ def _some(rates: Sequence[float]) -> list[float]:
     return [rates[round(place * (len(rates) - 1) / (PANELS_MAX - 1))] for place in range(PANELS_MAX)]
 
 
-def _reports(results: Results, key: str, rate: float) -> list[Report]:
-    return [r.report for r in results if r.cell.variant.key == key and r.cell.qps == rate]
-
-
-def _series(results: Results, key: str, rate: float) -> list[Series]:
-    return [r.series for r in results if r.cell.variant.key == key and r.cell.qps == rate]
+def _cells(results: Results, key: str, rate: float) -> list[CellResult]:
+    return [r for r in results if r.cell.variant.key == key and r.cell.qps == rate]
 
 
 def _pareto_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

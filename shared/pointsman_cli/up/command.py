@@ -15,12 +15,12 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from pointsman.adapters.owner_only import OWNER_ONLY, create_owner_only, is_open_to_others
+from pointsman.adapters.owner_only import OWNER_ONLY, create_owner_only, is_open_to_others, write_whole
 from pointsman.adapters.tcp_ports import LOOPBACK, free_ports, why_taken
 from pointsman.contracts.subjects import LOCAL_ACTOR
 from pointsman.policies.routing import DEFAULT_ROUTING
 from pointsman.primitives import PoolName
-from pointsman.runtime.bus_users import Credentials, write_private
+from pointsman.runtime.bus_users import Credentials
 from pointsman.runtime.environment_names import unknown_variables
 from pointsman.runtime.settings import PUBLIC_SECRET, command
 from pointsman.runtime.settings_file import SETTINGS, read_settings_file
@@ -227,7 +227,7 @@ def _make_token(file: Path) -> None:
     """Stays as it is once made."""
     with written_to(file.parent):
         if not file.exists():
-            write_private(file, secrets.token_urlsafe(SECRET_BYTES) + "\n")
+            write_whole(file, f"{secrets.token_urlsafe(SECRET_BYTES)}\n".encode())
 
 
 def _credentials(plan: FleetPlan) -> Credentials | None:

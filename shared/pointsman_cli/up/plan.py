@@ -11,14 +11,13 @@ from pointsman.primitives import PoolName
 from pointsman.runtime.bus_users import Credentials
 from pointsman.runtime.engine_command import engine_environment
 from pointsman_cli.up.addresses import EngineAddress, FurtherPool
-from pointsman_cli.up.settings import BUILTIN_TOKENIZER, SIMULATED, UpSettings
+from pointsman_cli.up.settings import BUILTIN_TOKENIZER, POOL_SERVICES, SIMULATED, UpSettings
 from pointsman_cli.vllm_cpu.home import EngineHome
 
 SIMULATED_MODEL = "pointsman-sim"
 ENGINE_BLOCK_TOKENS = 64
 """Block size of engines started here; smaller if it does not divide `block_tokens`."""
 PORTS_EACH_ENGINE = 4
-SERVICES = ("scheduler", "ingress", "rebalancer", "scaler", "recorder")
 FURTHER_SERVICES = ("scheduler", "rebalancer", "recorder")
 
 
@@ -171,7 +170,7 @@ class FleetPlan:
 
 def ports_needed(settings: UpSettings, engines: int, further: Sequence[FurtherPool] = ()) -> int:
     first = (
-        len(SERVICES)
+        len(POOL_SERVICES)
         + settings.schedulers
         + settings.ingresses
         - 2

@@ -22,13 +22,19 @@ from pointsman_cli.up.plan import (
     ENGINE_BLOCK_TOKENS,
     FURTHER_SERVICES,
     PORTS_EACH_ENGINE,
-    SERVICES,
     FleetPlan,
     ProcessPlan,
     archive_file,
 )
 from pointsman_cli.up.scripts import console_script
-from pointsman_cli.up.settings import BUILTIN_TOKENIZER, MODEL_PLACE, UpSettings, service_arguments, words
+from pointsman_cli.up.settings import (
+    BUILTIN_TOKENIZER,
+    MODEL_PLACE,
+    POOL_SERVICES,
+    UpSettings,
+    service_arguments,
+    words,
+)
 
 SOCKET_PATH_MAX = 107
 REQUEST_PATH = frozenset({"scheduler", "ingress"})
@@ -41,7 +47,7 @@ NOT_OF_THE_CONSOLE = ("POINTSMAN_SECRET", "POINTSMAN_CONFIG")
 def processes(plan: FleetPlan) -> list[ProcessPlan]:
     ports = iter(plan.ports)
     first, *others = plan.pools
-    planned = _pool_processes(first, SERVICES, ports)
+    planned = _pool_processes(first, POOL_SERVICES, ports)
     for other in others:
         planned += _pool_processes(other, FURTHER_SERVICES, ports)
     if plan.console_port:

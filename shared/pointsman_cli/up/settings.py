@@ -27,7 +27,8 @@ TOKENIZER_FILE = "tokenizer.json"
 CPU_PROFILE = "smollm2-135m-cpu"
 SYNC_INTERVALS = re.compile(r"always|\d+(ms|s|m)")
 SYNC_SETTING = "nats.sync_interval"
-SERVICES = ("scheduler", "ingress", "rebalancer", "scaler", "recorder", "worker", "console")
+POOL_SERVICES = ("scheduler", "ingress", "rebalancer", "scaler", "recorder")
+SETTABLE = (*POOL_SERVICES, "worker", "console")
 SERVICE_OF_KIND = {
     "routing": "scheduler",
     "admission": "scheduler",
@@ -242,11 +243,11 @@ def service_arguments(texts: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
         flag = name.replace("_", "-")
         if kind in SERVICE_OF_KIND:
             found[SERVICE_OF_KIND[kind]] += ("--set", text)
-        elif kind in SERVICES:
+        elif kind in SETTABLE:
             switch = {"true": f"--{flag}", "false": f"--no-{flag}"}.get(value)
             found[kind] += (switch,) if switch else (f"--{flag}", value)
         elif not text.startswith(f"{SYNC_SETTING}="):
-            refuse("--set", f"'{text}': SERVICE or KIND is one of {', '.join((*SERVICES, *SERVICE_OF_KIND))}")
+            refuse("--set", f"'{text}': SERVICE or KIND is one of {', '.join((*SETTABLE, *SERVICE_OF_KIND))}")
     return found
 
 

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from pointsman.adapters.child_process import spawn
-from pointsman.adapters.owner_only import is_open_to_others, make_owner_only, tighten
+from pointsman.adapters.owner_only import is_open_to_others, make_owner_only, tighten, write_whole
 from pointsman.runtime.engine_command import engine_environment
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.public_secret import note_public_secret
@@ -39,6 +39,17 @@ def test_a_directory_and_what_is_in_it_are_taken_from_others(tmp_path: Path) -> 
     assert [mode(path) for path in (data, data / "logs", data / "secret")] == [0o700, 0o700, 0o600]
     assert mode(outside) == 0o644
     assert not make_owner_only(data)
+
+
+def test_a_file_is_replaced_whole_and_is_its_owners_alone(tmp_path: Path) -> None:
+    file, left = tmp_path / "secret", tmp_path / f".secret.{os.getpid()}"
+    for path in (file, left):  # `left`: by a process that was killed while it wrote
+        path.write_text("before")
+        path.chmod(0o644)
+
+    write_whole(file, b"after")
+
+    assert [(path.name, path.read_text(), mode(path)) for path in tmp_path.iterdir()] == [("secret", "after", 0o600)]
 
 
 def test_a_data_directory_is_closed_and_one_of_somebody_else_is_left_alone(tmp_path: Path) -> None:

@@ -252,16 +252,16 @@ def test_who_is_ahead_counts_what_was_placed_before(tmp_path: Path) -> None:
     assert 0 <= sum(event.uncached_tokens for event in before) - tokens < max(event.uncached_tokens for event in before)
 
 
-def test_why_an_idle_engine_was_not_chosen_is_told_with_both_costs(tmp_path: Path) -> None:
+def test_why_an_idle_engine_was_not_chosen_is_told_as_it_was_decided(tmp_path: Path) -> None:
     """A prompt of 897 tokens, of which 512 are held at engine-3 behind 0.777 s of work, and none at engine-2, which is idle."""
     log = ServedLog(
         requests=4, gap=0.06, families=2, own_blocks=dict.fromkeys(range(4), 6), policies=policy_set(admission="none")
     ).entries
     why = " ".join(told(written(log, tmp_path), "r-2")["why"])
-    here, there = 0.385 * (0.777 + 0.385 / 2), 0.897 * 0.897 / 2
 
     assert "engine-2 was idle but held none of its prompt: 897 tokens to compute there, 385 here" in why
-    assert f"pointsman keeps work x wait least: {here:.2f} and {there:.2f}" in why
+    assert "from the other requests on engine-3" in why
+    assert "on engine-2 (costs least: 0.385 s of work behind 0.777 s)" in why
     assert "0.265 s sooner" in why
 
 

@@ -25,9 +25,9 @@ from pointsman.policies.ordering.fair_deadlines import FairDeadlines
 from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
 from pointsman.policies.ordering.virtual_token_counter import VirtualTokenCounter
 from pointsman.primitives import InstanceId, Tenant
+from pointsman.state.best_effort import TENANTS_REMEMBERED_MAX
 from pointsman.state.trackers.client_service import ClientService
 from pointsman.state.trackers.queue_deficits import QueueDeficits
-from pointsman.state.trackers.tenant_accounts import TENANTS_REMEMBERED_MAX
 from tests.support.events import BLOCK, stored
 from tests.support.examples import examples
 from tests.support.single_server import INSTANCE, SingleServer

@@ -81,7 +81,7 @@ def test_what_is_shared_stays_shared() -> None:
         assert any(known.get(request.id) is request for known in (line.pending, line.prefill, line.decoding))
 
 
-def test_masks_of_many_instances_are_kept() -> None:
+def test_an_index_of_many_instances_is_kept() -> None:
     index = PrefixIndex()
     for number in range(100):
         index.add(f"e{number}")  # type: ignore[arg-type]

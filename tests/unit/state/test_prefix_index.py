@@ -1,10 +1,10 @@
-"""The prefix index against slow twins: the same answers after any history. One twin says what is meant, whatever is told;
-the other is the index that it replaced, for histories in which a block has one predecessor."""
+"""The prefix index against a slow twin: the same answers after any history."""
 
 from functools import reduce
 from operator import xor
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +12,6 @@ from pointsman.primitives import BlockKey, InstanceId
 from pointsman.state.packed_index import PackedIndex
 from pointsman.state.prefix_index import ROOT, PrefixIndex
 from tests.support.examples import examples
-from tests.support.mask_index import PrefixIndex as MaskIndex
 
 INSTANCES = [InstanceId(name) for name in ("a", "b", "c", "d")]
 
@@ -82,7 +81,7 @@ class Told:
                 held.pop(told, None)
 
 
-def take(index: PrefixIndex | MaskIndex, step: Step) -> None:
+def take(index: PrefixIndex, step: Step) -> None:
     action, instance, parent, keys = step
     if action == "drop":
         index.drop(instance)
@@ -123,7 +122,7 @@ def any_steps(draw: st.DrawFn) -> Step:
 def check(index: PrefixIndex, told: Told, prompts: list[list[BlockKey]], keys: list[BlockKey]) -> None:
     for wanted in prompts:
         hits = told.hits(wanted)
-        assert index.hits(wanted) == hits
+        assert list(index.hits(wanted).items()) == sorted(hits.items(), key=lambda hit: (-hit[1], index.bits([hit[0]])))
         for name in told.parents:
             assert index.depth(name, wanted) == hits.get(name, 0)
     for name, parents in told.parents.items():
@@ -138,22 +137,15 @@ def check(index: PrefixIndex, told: Told, prompts: list[list[BlockKey]], keys: l
 
 @examples(160)
 @given(st.lists(honest_steps(), min_size=20, max_size=40))
-def test_any_honest_history_gives_the_answers_of_both_twins(history: list[Step]) -> None:
-    index, told, masks = PrefixIndex(), Told(), MaskIndex()
+def test_any_honest_history_gives_the_answers_of_what_was_told(history: list[Step]) -> None:
+    index, told = PrefixIndex(), Told()
     keys = sorted({key for wanted in PROMPTS for key in wanted})
 
     for step in history:
-        for each in (index, masks):
-            take(each, step)
+        take(index, step)
         told.take(step)
 
         check(index, told, PROMPTS, keys)
-        for wanted in PROMPTS:
-            assert list(index.hits(wanted).items()) == list(masks.hits(wanted).items())
-        for name in masks.instances:
-            assert (index.keys(name), index.digest(name)) == (masks.keys(name), masks.digest(name))
-        for block in keys:
-            assert index.holders(block) == masks.holders(block)
 
 
 @examples(240)
@@ -195,25 +187,6 @@ def runs_left(index: PrefixIndex) -> int:
 
 
 @examples(100)
-@given(st.lists(honest_steps(), min_size=10, max_size=30), st.lists(honest_steps(), max_size=10))
-def test_a_checkpoint_of_an_earlier_release_gives_the_same_index(before: list[Step], after: list[Step]) -> None:
-    index, told, masks = PrefixIndex(), Told(), MaskIndex()
-    for step in before:
-        take(index, step)
-        told.take(step)
-        take(masks, step)
-
-    kept = msgspec.msgpack.decode(msgspec.msgpack.encode(masks.pack()), type=PackedIndex)
-    restored = PrefixIndex.unpack(kept)
-
-    assert restored.pack(canonical=True) == index.pack(canonical=True)
-    for step in after:
-        take(restored, step)
-        told.take(step)
-        check(restored, told, PROMPTS, sorted({key for wanted in PROMPTS for key in wanted}))
-
-
-@examples(100)
 @given(st.lists(any_steps(), min_size=10, max_size=30), st.lists(any_steps(), max_size=10))
 def test_an_unpacked_index_goes_on_as_the_packed_one(before: list[Step], after: list[Step]) -> None:
     index, told = PrefixIndex(), Told()
@@ -229,3 +202,8 @@ def test_an_unpacked_index_goes_on_as_the_packed_one(before: list[Step], after: 
         take(restored, step)
         told.take(step)
         check(restored, told, [], [BlockKey(k) for k in range(13)])
+
+
+def test_the_canonical_form_is_not_unpacked() -> None:
+    with pytest.raises(ValueError, match="the runs are missing"):
+        PrefixIndex.unpack(PrefixIndex().pack(canonical=True))

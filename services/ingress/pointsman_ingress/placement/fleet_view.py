@@ -184,21 +184,19 @@ class FleetView:
             self._changed.set()
 
     def _apply(self, entry: LogEntry) -> None:
-        if entry.event is None:
-            self._state.skip(entry.sequence, subject=entry.subject, problem=entry.problem)
-        elif isinstance(entry.event, LeaderElected):
-            known = self._state.term
-            self._state.apply(entry.event, entry.sequence)
+        event, known = entry.event, self._state.term
+        if event is None or isinstance(event, LeaderElected | FleetEvent):
+            self._state.apply_entry(entry)
+        if isinstance(event, LeaderElected):
             if self._state.term > known:
-                self._leaders_block_tokens = int(entry.event.pool.get("block_tokens", 0))
+                self._leaders_block_tokens = int(event.pool.get("block_tokens", 0))
             self._elected(self._state.term)
-        elif isinstance(entry.event, FleetEvent):
-            self._newest_at = max(self._newest_at, entry.event.at)
-            self._state.apply(entry.event, entry.sequence)
-            if isinstance(entry.event, InstanceJoined | InstanceLeft):
-                self._refused.pop(entry.event.instance, None)
-            if isinstance(entry.event, InstanceJoined):
-                self._check_url(entry.event)
+        elif isinstance(event, FleetEvent):
+            self._newest_at = max(self._newest_at, event.at)
+            if isinstance(event, InstanceJoined | InstanceLeft):
+                self._refused.pop(event.instance, None)
+            if isinstance(event, InstanceJoined):
+                self._check_url(event)
             self._update_models()
 
     def _check_url(self, joined: InstanceJoined) -> None:

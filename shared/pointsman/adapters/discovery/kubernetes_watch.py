@@ -18,6 +18,7 @@ import structlog
 from aiohttp.http import HttpProcessingError
 
 from pointsman.adapters.backoff import Backoff, chance
+from pointsman.adapters.clocks import loop_seconds
 from pointsman.adapters.http_bodies import bounded_body
 from pointsman.adapters.kubernetes_api import Cluster, reason_of
 from pointsman.primitives import WallSeconds
@@ -116,7 +117,7 @@ class ListWatch:
             *self._cluster.errors,
         )
         while True:
-            began, after = _now(), 0.0
+            began, after = loop_seconds(), 0.0
             try:
                 async with self._cluster.api() as api, aclosing(self._turn(self._operation(api))) as turn:
                     async for objects in turn:
@@ -130,7 +131,7 @@ class ListWatch:
                 self._version = ""
                 self._tell(reason_of(error))
                 after = error.after if isinstance(error, WatchError) else 0.0
-            if _now() - began >= self._pace.well:
+            if loop_seconds() - began >= self._pace.well:
                 backoff.reset()
             await asyncio.sleep(max(after, float(backoff.next_wait())))
 
@@ -141,13 +142,13 @@ class ListWatch:
             yield self._objects
         lasted = self._pace.well
         while self._version and lasted >= self._pace.well:
-            began, heard = _now(), False
+            began, heard = loop_seconds(), False
             async with aclosing(self._watch(call)) as events:
                 async for changed in events:
                     heard = True
                     if changed:
                         yield self._objects
-            lasted = _now() - began
+            lasted = loop_seconds() - began
             if not heard and lasted >= self._pace.well:
                 self._version = ""
 
@@ -265,7 +266,3 @@ async def _bounded(answer: aiohttp.ClientResponse, size_max: int) -> bytes:
         msg = f"an answer is larger than {size_max} bytes"
         raise WatchError(msg)
     return body
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -21,15 +21,13 @@ from pointsman.adapters.jetstream.direct_stream import ROLLUP, DirectStream, Rev
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.subjects import bucket_name, checkpoint_bucket
 from pointsman.ports import CheckpointLabel, Checkpoints, StoreUnavailableError
-from pointsman.primitives import PoolName, Sequence, WallSeconds
+from pointsman.primitives import PoolName, Sequence
 
 Result = TypeVar("Result")
 
 CHUNK_BYTES = 128 * 1024
 READ_AHEAD = 8
 TRIES_MAX = 5
-RETRY_SECONDS_MIN: WallSeconds = WallSeconds(0.1)
-RETRY_SECONDS_MAX: WallSeconds = WallSeconds(1.0)
 SLOTS = tuple(f"checkpoint-{number}" for number in range(CHECKPOINTS_KEPT))
 
 
@@ -191,7 +189,7 @@ def _slot_for(label: CheckpointLabel, known: dict[str, _Description], log_begins
 
 async def _repeated(attempt: Callable[[], Awaitable[Result]]) -> Result:
     """One chunk that takes too long must not cost the whole checkpoint. Raises StoreUnavailableError."""
-    backoff = Backoff(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX)
+    backoff = Backoff()
     while True:
         try:
             return await attempt()

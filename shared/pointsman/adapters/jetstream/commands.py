@@ -72,11 +72,6 @@ class Requests:
     async def request(
         self, subject: str, payload: bytes, timeout: Seconds, headers: dict[str, str] | None = None, room: int = 0
     ) -> bytes:
-        return (await self.request_message(subject, payload, timeout, headers, room)).data
-
-    async def request_message(
-        self, subject: str, payload: bytes, timeout: Seconds, headers: dict[str, str] | None = None, room: int = 0
-    ) -> Message:
         """Raises NoResponderError, ForbiddenError, CommandTooLargeError, CommandTimeoutError."""
         self._request_count += 1
         reply = f"{self._inbox}{self._request_count}"
@@ -97,7 +92,7 @@ class Requests:
         if status_of(message) == NO_RESPONDERS:
             no_responder = f"nobody serves {subject}"
             raise NoResponderError(no_responder)
-        return message
+        return message.data
 
     def _on_answer(self, message: Message) -> None:
         _, answer = self._waiting.get(message.subject, ("", None))

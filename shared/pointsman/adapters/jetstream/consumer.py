@@ -22,7 +22,7 @@ from pointsman.adapters.jetstream.stream_reader import StreamReader
 from pointsman.adapters.log_listener import LogListener
 from pointsman.adapters.turns import TURN_SECONDS_MAX, Turn
 from pointsman.ports import LogEntry, LogExtent, LogMissingError, LogReset, LogUnavailableError
-from pointsman.primitives import Seconds, Sequence, WallSeconds
+from pointsman.primitives import Seconds, Sequence
 
 PULL_MESSAGES = 500
 PULL_BYTES = 16 * 1024**2
@@ -36,8 +36,6 @@ ENTRIES_A_TURN = 64
 QUIET_TICKS_MAX = 5
 """Counted in ticks, not time: a stalled event loop of our own is not the consumer's fault."""
 AUDIT_TICKS = 40
-RETRY_SECONDS_MIN: WallSeconds = WallSeconds(0.1)
-RETRY_SECONDS_MAX: WallSeconds = WallSeconds(1.0)
 HEARTBEAT = "100"
 NO_MESSAGES = "404"
 PULL_ENDED = (NO_MESSAGES, "408", "409")
@@ -112,7 +110,7 @@ class _Upkeep:
     quiet_ticks: int = 0
     audit_due: bool = False
     not_before: Seconds = 0.0
-    backoff: Backoff = field(default_factory=lambda: Backoff(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX))
+    backoff: Backoff = field(default_factory=Backoff)
 
 
 class Reader(StreamReader):

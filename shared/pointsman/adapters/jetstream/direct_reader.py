@@ -23,14 +23,12 @@ from pointsman.adapters.jetstream.stream_reader import StreamReader
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.subjects import SUBJECT_ROOT
 from pointsman.ports import LogEntry, LogMissingError, LogReset, LogUnavailableError
-from pointsman.primitives import PoolName, Seconds, Sequence, WallSeconds
+from pointsman.primitives import PoolName, Seconds, Sequence
 
 BATCH_MESSAGES = 1000
 BATCH_BYTES = 16 * 1024**2
 BATCH_SECONDS_MAX: Seconds = 2.0
 POLL_SECONDS: Seconds = 0.2
-RETRY_SECONDS_MIN: WallSeconds = WallSeconds(0.1)
-RETRY_SECONDS_MAX: WallSeconds = WallSeconds(1.0)
 SEQUENCE_HEADER = "Nats-Sequence"
 SUBJECT_HEADER = "Nats-Subject"
 STAMP_HEADER = "Nats-Time-Stamp"
@@ -58,7 +56,7 @@ class DirectReader(StreamReader):
         self._batches = 0
         self._inbox = f"{stream.new_inbox()}."
         self._subscription: Subscription | None = None
-        self._backoff = Backoff(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX)
+        self._backoff = Backoff()
 
     @override
     async def close(self) -> None:

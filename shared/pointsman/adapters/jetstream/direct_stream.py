@@ -14,7 +14,8 @@ from pointsman.primitives import Seconds, Sequence
 
 CALL_SECONDS_MAX: Seconds = 1.0
 MESSAGE_NOT_FOUND = 10037
-WRONG_LAST_SEQUENCE = (10071, 10164)
+WRONG_LAST_SEQUENCE = 10071
+REVISION_TAKEN = (WRONG_LAST_SEQUENCE, 10164)
 EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"
 ROLLUP = {"Nats-Rollup": "sub"}
 VALUES = "$KV."
@@ -70,7 +71,7 @@ class DirectStream:
             await self._make(self._config)
             answer = await self._request(address, payload, all_headers)
         read = _answers.decode(answer)
-        if read.error is not None and read.error.err_code in WRONG_LAST_SEQUENCE:
+        if read.error is not None and read.error.err_code in REVISION_TAKEN:
             raise RevisionTakenError(read.error.description)
         return self._checked(read).seq
 

@@ -112,7 +112,9 @@ class JetStreamLog(EventLog):
     @override
     async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:
         try:
-            return Fence(await self._store_election(subject_of(self._pool, event), encode(event), after))
+            return Fence(await self._elections.write_once(subject_of(self._pool, event), encode(event), after=after))
+        except RevisionTakenError as error:
+            raise ElectionLostError(str(error)) from error
         except (UnwritableError, StoreUnavailableError) as error:
             raise LogUnavailableError(str(error)) from error
 
@@ -140,13 +142,6 @@ class JetStreamLog(EventLog):
             return DirectReader(self._connection, self._stream, self._pool, self._listener, start, kinds, at_end)
         every = float(self._reads_every)
         return Reader(self._connection, self._stream, self._listener, start, kinds, at_end, every)
-
-    async def _store_election(self, subject: str, payload: bytes, after: Sequence) -> Sequence:
-        """Raises ElectionLostError, StoreUnavailableError."""
-        try:
-            return await self._elections.write_once(subject, payload, after=after)
-        except RevisionTakenError as error:
-            raise ElectionLostError(str(error)) from error
 
     async def keep_stream(self) -> None:
         while True:

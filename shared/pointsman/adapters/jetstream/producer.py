@@ -23,6 +23,7 @@ from pointsman.adapters.jetstream.connection import (
     UnsendableError,
     status_of,
 )
+from pointsman.adapters.jetstream.direct_stream import EXPECTED_LAST, WRONG_LAST_SEQUENCE
 from pointsman.adapters.jetstream.write_queue import (
     Confirmations,
     Losses,
@@ -46,17 +47,16 @@ from pointsman.ports import (
 from pointsman.primitives import PoolName, Seconds, Sequence, WallSeconds
 
 MESSAGE_ID_HEADER = "Nats-Msg-Id"
-EXPECTED_LAST_HEADER = "Nats-Expected-Last-Subject-Sequence"
 EXPECTED_SUBJECT_HEADER = "Nats-Expected-Last-Subject-Sequence-Subject"
-WRONG_LAST_SEQUENCE = 10071
 DUPLICATE_IN_PROCESS = 10158
 """An earlier try is being replicated: answered to a repetition while there is no quorum (seen with three servers)."""
 NO_STORAGE = frozenset({10023, 10028, 10047, 10077})
 """Insufficient resources, memory or storage, and a store that failed: the same write may pass later."""
 NONE_LEFT = "wrong last sequence: 0"
 REFUSALS_MAX = 5
+IN_FLIGHT_MAX = 1024
 UNCONFIRMED_SECONDS_MAX = 100.0
-"""Below the server's duplicate window of 120 s."""
+"""Below DUPLICATE_SECONDS of the stream."""
 IN_PROCESS_SECONDS_MAX = 30.0
 """Longer than an election among nats-servers, 4 to 9 s."""
 STALLED_SECONDS = 3.0
@@ -64,15 +64,12 @@ STALLED_SECONDS = 3.0
 SILENCE_LATENCIES = 4.0
 """Of a slow server, more than `ack_seconds_max`: resending what it works on helps nobody."""
 SILENCE_SECONDS_MAX = 10.0
-RETRY_SECONDS_MIN: WallSeconds = WallSeconds(0.1)
-RETRY_SECONDS_MAX: WallSeconds = WallSeconds(1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowSettings:
     events_max: int = 16_384
     bytes_max: int = 64 * 1024**2
-    in_flight_max: int = 1024
     ack_seconds_max: Seconds = 1.0
     """Silence of the server before everything in flight is resent."""
     marks_losses: bool = True
@@ -114,7 +111,7 @@ class WriteWindow:
         self._queue = WriteQueue()
         self._confirmations = Confirmations()
         self._losses = Losses()
-        self._backoff = Backoff(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX)
+        self._backoff = Backoff()
         self._timer: asyncio.TimerHandle | None = None
         self.server_fences = False
 
@@ -248,7 +245,7 @@ class WriteWindow:
     def _headers(self, write: Write) -> dict[str, str]:
         headers = {MESSAGE_ID_HEADER: write.message_id}
         if write.fence is not None and write.fence.elected and self.server_fences:
-            headers[EXPECTED_LAST_HEADER] = str(write.fence.elected)
+            headers[EXPECTED_LAST] = str(write.fence.elected)
             headers[EXPECTED_SUBJECT_HEADER] = self._writer.leader_subject
         return headers
 
@@ -287,7 +284,7 @@ class WriteWindow:
             tries=write.tries,
             ahead=write.ahead,
             seconds=now - write.sent_at,
-            most=self._settings.in_flight_max,
+            most=IN_FLIGHT_MAX,
         )
         self._backoff.reset()
         self._listener.appended(type(write.event).__name__)

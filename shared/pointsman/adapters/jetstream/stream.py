@@ -29,6 +29,9 @@ SILENCE_SECONDS_MAX = 3.0
 LAG_SECONDS_MAX = 5.0
 """A server that has just become the log's leader may not have applied what its predecessor confirmed."""
 
+DUPLICATE_SECONDS: Seconds = 120.0
+"""For this long the server knows a write again."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
@@ -37,7 +40,6 @@ class StreamSettings:
     age_seconds_max: Seconds = 7 * 24 * 3600.0
     replicas: int = 1
     """3 survives the loss of a node, and needs three servers."""
-    duplicate_seconds: Seconds = 120.0
 
 
 class _StreamState(msgspec.Struct):
@@ -227,7 +229,7 @@ class Stream:
             "max_bytes": settings.bytes_max,
             "max_age": int(settings.age_seconds_max * NANOSECONDS),
             "num_replicas": settings.replicas,
-            "duplicate_window": int(settings.duplicate_seconds * NANOSECONDS),
+            "duplicate_window": int(DUPLICATE_SECONDS * NANOSECONDS),
             "deny_delete": True,
             "deny_purge": True,
             "allow_direct": True,

@@ -1,9 +1,9 @@
 """Reads one engine's KV events: connects the sockets with Continuity and decodes its output."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 
+from pointsman.adapters.clocks import loop_seconds
 from pointsman.adapters.kv_events.codec import decode_batch
 from pointsman.adapters.kv_events.continuity import Continuity, RawBatch
 from pointsman.adapters.kv_events.events import Cursor, EngineItem
@@ -61,7 +61,7 @@ class KvEventReader:
                 await turn.take_message()
                 if live.interrupted() and continuity.interrupted():
                     live.discard()
-                continuity.check(silent=silent, now=_now())
+                continuity.check(silent=silent, now=loop_seconds())
                 async for item in self._settled(sockets.replay, turn):
                     yield item
                 frames = live.receive()
@@ -78,7 +78,7 @@ class KvEventReader:
         while True:
             for item in self._ready():
                 yield item
-            start = continuity.replay_request(_now())
+            start = continuity.replay_request(loop_seconds())
             if start is None:
                 break
             assert replay is not None
@@ -101,7 +101,3 @@ class KvEventReader:
     def _ready(self) -> Iterator[EngineItem]:
         while (item := self._continuity.next_item()) is not None:
             yield decode_batch(item.sequence, item.payload) if isinstance(item, RawBatch) else item
-
-
-def _now() -> Seconds:
-    return asyncio.get_running_loop().time()

@@ -1,6 +1,5 @@
 """ZMQ sockets to one engine: PUB subscription and replay. The Protocols let the laboratory use in-memory sockets."""
 
-import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -11,6 +10,7 @@ import zmq
 import zmq.asyncio
 from typing_extensions import override
 
+from pointsman.adapters.clocks import loop_seconds
 from pointsman.adapters.kv_events.codec import PAYLOAD_BYTES_MAX
 from pointsman.adapters.kv_events.continuity import SEQUENCE_BYTES
 from pointsman.primitives import Seconds, Sequence
@@ -178,7 +178,7 @@ class ZmqReplaySocket(ReplaySocket):
 
     @override
     async def batches(self, start: Sequence) -> AsyncGenerator[tuple[Sequence, bytes], None]:
-        deadline = _now() + REPLAY_SECONDS_MAX
+        deadline = loop_seconds() + REPLAY_SECONDS_MAX
         socket = self._context.socket(zmq.DEALER)
         try:
             _set_options(socket)
@@ -207,7 +207,7 @@ class _Answer:
 
     async def next_batch(self, deadline: Seconds) -> tuple[bytes, bytes]:
         """Sequence and payload are the last frames; those before (delimiter, topic) differ between versions."""
-        seconds = min(REPLAY_FRAME_SECONDS, deadline - _now())
+        seconds = min(REPLAY_FRAME_SECONDS, deadline - loop_seconds())
         self._read_ahead()
         if seconds <= 0 or not (self._ahead or await self._socket.poll(int(seconds * 1000))):
             msg = "no answer in time"
@@ -229,10 +229,6 @@ class _Answer:
                 frames = self._queue.recv_multipart(zmq.NOBLOCK)
                 self._ahead.append(frames)
                 self._bytes += sum(map(len, frames))
-
-
-def _now() -> Seconds:
-    return asyncio.get_running_loop().time()
 
 
 def _set_options(socket: zmq.asyncio.Socket) -> None:

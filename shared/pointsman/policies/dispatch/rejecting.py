@@ -8,9 +8,7 @@ from pointsman.policies.dispatch.splitting import Decoder
 from pointsman.policies.dispatch.turn import Turn
 from pointsman.policies.pool_view import CandidateEstimate
 from pointsman.primitives import InstanceId, RequestId
-from pointsman.state.workload import Request
-
-NO_REQUEST = RequestId("")
+from pointsman.state.workload import NO_REQUEST, Request
 
 
 def reject(

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.policies.rebalancing.migration_planner import Bounds
+from pointsman.policies.rebalancing.migration_planner import RoundLimits
 from pointsman.policies.rebalancing.planned import PlannedRebalancing
 
 
@@ -19,5 +19,5 @@ class GlobalBenefit(PlannedRebalancing):
 
     @property
     @override
-    def bounds(self) -> Bounds:
-        return replace(super().bounds, waste_weight=self.waste_weight)
+    def limits(self) -> RoundLimits:
+        return replace(super().limits, waste_weight=self.waste_weight)

@@ -11,14 +11,14 @@ from itertools import accumulate
 from operator import gt
 
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
+from pointsman.policies.rebalancing.migration_check import NEVER
 from pointsman.policies.stall_detection import stalled_seconds
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance, Status
+from pointsman.state.queue_figures import queue_seconds
 from pointsman.state.slower_tiers import TierBlocks
 from pointsman.state.state import State
 from pointsman.state.workload import InstanceQueue, Request
-
-NEVER = float("inf")
 
 LOOK_UPS_PER_MIGRATION = 4
 """Index look-ups of a round per move that it may make."""
@@ -40,7 +40,7 @@ Targets = Callable[[Request], Sequence[Target]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class RoundLimits:
     """`slo_share`: share of the TTFT SLO that a request may take. `waste_weight`: of prefill that the source would
     not compute. `recompute_queue_max`: behind a longer queue no such prefill."""
 
@@ -52,11 +52,11 @@ class Bounds:
 
 
 class MigrationPlanner:
-    def __init__(self, state: State, now: EngineSeconds, bounds: Bounds) -> None:
+    def __init__(self, state: State, now: EngineSeconds, limits: RoundLimits) -> None:
         self.targets: dict[InstanceId, Target] = {}
         """Ready instances that are neither source nor stalled, by name."""
         self.state, self.now = state, now
-        self._bounds = bounds
+        self._limits = limits
         self._sources: list[_Source] = []
         for instance in state.fleet.ready:
             self._add_ready(state.fleet[instance], now)
@@ -72,17 +72,15 @@ class MigrationPlanner:
 
     def _add_ready(self, instance: Instance, now: EngineSeconds) -> None:
         queue = self.state.workload.queues.get(instance.id) or InstanceQueue()
-        stall_after = self._bounds.stall_seconds
+        stall_after = self._limits.stall_seconds
         stalled = stalled_seconds(queue, now, after=stall_after) if stall_after > 0 else 0.0
         if queue.pending:
-            source = _source(self.state, instance.id, queue, stalled, now, self._bounds.slo_share)
+            source = _source(self.state, instance.id, queue, stalled, now, self._limits.slo_share)
             if source.overloaded:
                 self._sources.append(source)
                 return
         if not stalled and instance.id not in self.state.fleet.on_trial:
-            self.targets[instance.id] = Target(
-                instance, self.state.latency.expected_seconds(instance.id, *queue.work_ahead(now))
-            )
+            self.targets[instance.id] = Target(instance, queue_seconds(self.state, instance.id, now))
 
     def _add_unready(self, instance: Instance, now: EngineSeconds) -> None:
         """An instance that takes no requests: the silence of a suspected one counts as a stall."""
@@ -90,14 +88,14 @@ class MigrationPlanner:
         if queue is None or not queue.pending:
             return
         silent = max(0.0, now - instance.heard_at) if instance.status is Status.SUSPECTED else 0.0
-        source = _source(self.state, instance.id, queue, silent, now, self._bounds.slo_share, leaves=True)
+        source = _source(self.state, instance.id, queue, silent, now, self._limits.slo_share, leaves=True)
         self._sources.append(source)
 
     def _moves(self, targets: Targets) -> list[Migration]:
         moves: list[Migration] = []
-        look_ups_left = LOOK_UPS_PER_MIGRATION * self._bounds.migrations_max
+        look_ups_left = LOOK_UPS_PER_MIGRATION * self._limits.migrations_max
         heap = self._by_potential()
-        while heap and len(moves) < self._bounds.migrations_max:
+        while heap and len(moves) < self._limits.migrations_max:
             _, number, waiting = heappop(heap)
             if not waiting.source.overloaded:
                 continue
@@ -154,10 +152,10 @@ class MigrationPlanner:
             if here - target.queue <= most:
                 continue
             work = self._work(waiting, target)
-            if work > work_here and target.queue > self._bounds.recompute_queue_max:
+            if work > work_here and target.queue > self._limits.recompute_queue_max:
                 continue
             ttft = target.queue + work
-            benefit = here - ttft - self._bounds.waste_weight * max(0.0, work - work_here)
+            benefit = here - ttft - self._limits.waste_weight * max(0.0, work - work_here)
             if benefit > most and ttft <= limit:
                 most = benefit
                 best = _Offer(target, work, benefit)

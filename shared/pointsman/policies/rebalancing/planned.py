@@ -1,11 +1,11 @@
-"""Policies that move requests by a round of the migration planner. They differ in its bounds and in the targets."""
+"""Policies that move requests by a round of the migration planner. They differ in its limits and in the targets."""
 
 from dataclasses import dataclass
 
 from typing_extensions import override
 
 from pointsman.policies.rebalancing.base import MigrationPlan, RebalancingPolicy
-from pointsman.policies.rebalancing.migration_planner import Bounds, MigrationPlanner, Targets
+from pointsman.policies.rebalancing.migration_planner import MigrationPlanner, RoundLimits, Targets
 from pointsman.policies.stall_detection import STALL_SECONDS
 from pointsman.primitives import EngineSeconds
 from pointsman.state.state import State
@@ -21,11 +21,11 @@ class PlannedRebalancing(RebalancingPolicy):
 
     @override
     def plan(self, state: State, now: EngineSeconds) -> MigrationPlan:
-        return MigrationPlanner(state, now, self.bounds).plan(self.targets)
+        return MigrationPlanner(state, now, self.limits).plan(self.targets)
 
     @property
-    def bounds(self) -> Bounds:
-        return Bounds(
+    def limits(self) -> RoundLimits:
+        return RoundLimits(
             slo_share=self.ttft_slo_threshold,
             stall_seconds=self.stall_seconds,
             migrations_max=self.migrations_max,

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.policies.rebalancing.migration_planner import Bounds
+from pointsman.policies.rebalancing.migration_planner import RoundLimits
 from pointsman.policies.rebalancing.planned import PlannedRebalancing
 
 
@@ -22,5 +22,5 @@ class WorkStealing(PlannedRebalancing):
 
     @property
     @override
-    def bounds(self) -> Bounds:
-        return replace(super().bounds, recompute_queue_max=self.idle_queue_seconds)
+    def limits(self) -> RoundLimits:
+        return replace(super().limits, recompute_queue_max=self.idle_queue_seconds)

@@ -11,10 +11,9 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.envelope import is_fenced
 from pointsman.primitives import Sequence, Term
+from pointsman.state.recent_decisions import DISORDER_MAX
 from pointsman.state.state import Entry, State
 
-DISORDER_MAX = 20_000
-"""Decisions that may come before one with a lower number."""
 HELD_MAX = 100_000
 """Entries that are held without `held_max` until the next decision tells whether its leader had read them."""
 

@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.primitives import RequestId, Sequence, Term
+from pointsman.state.queue_figures import queue_figures
 from pointsman.state.state import State
-from pointsman.state.workload import EMPTY_QUEUE
 
 DIFFERENCES_KEPT_MAX = 100
 
@@ -126,17 +126,11 @@ def _request(state: State, request_id: RequestId) -> dict[str, Any]:
 
 def _instance(state: State, instance_id: Any, now: float) -> dict[str, Any]:
     instance = state.fleet[instance_id]
-    queue = state.workload.queues.get(instance_id, EMPTY_QUEUE)
     return {
         "instance": instance.id,
         "epoch": instance.epoch,
         "status": str(instance.status),
-        "pending": len(queue.pending),
-        "in_prefill": len(queue.prefill),
-        "decoding": len(queue.decoding),
-        "pending_tokens": queue.pending_tokens,
-        "prefill_tokens": queue.prefill_tokens,
-        "queue_seconds": queue.queue_seconds(now),
+        **queue_figures(state, instance_id, now),
         "correction": state.latency.correction(instance_id),
         "blocks": state.index.blocks(instance_id),
         "heard_at": instance.heard_at,

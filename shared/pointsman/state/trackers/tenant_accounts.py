@@ -9,10 +9,9 @@ from typing_extensions import override
 
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import EngineSeconds, InstanceId, Tenant
+from pointsman.state.best_effort import TENANTS_REMEMBERED_MAX
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request, Stage
-
-TENANTS_REMEMBERED_MAX = 1_000
 
 
 @dataclass(slots=True)

@@ -38,8 +38,8 @@ def text(value: object) -> Markup:
 
 
 def prose(value: str) -> Markup:
-    """A sentence of ours or of the log: its first word with a capital letter unless it is a and what is in backticks
-    as code."""
+    """A sentence of ours or of the log. It begins with a capital unless its first word is a name (holds more than letters);
+    what is in backticks becomes code."""
     said = one_line(value)
     if said.partition(" ")[0].rstrip(",:;").isalpha():
         said = said[:1].upper() + said[1:]

@@ -3,7 +3,6 @@ are headless: KV events and replay over ZMQ, HTTP answers of vLLM's size, no mod
 read from /proc; all write to one real nats-server."""
 
 import asyncio
-import os
 import tempfile
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -37,6 +36,7 @@ from pointsman_cli.options import CONTEXT, COUNT, out_option
 from pointsman_cli.output_file import write_json
 from pointsman_cli.terminal import table
 from pointsman_cli.up.scripts import console_script
+from pointsman_lab.cpu_time import cpu_seconds
 
 BLOCK_TOKENS = 16
 BLOCKS_A_BATCH = 4
@@ -46,7 +46,6 @@ METRICS_BYTES = 60_000
 """Of vLLM's page for one rank."""
 START_SECONDS_MAX = 300.0
 SETTLE_SECONDS = 5.0
-TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = (
     'vllm:num_requests_waiting{engine="0"} 0.0\nvllm:num_requests_running{engine="0"} 8.0\n'
     f'vllm:kv_cache_usage_perc{{engine="0"}} 0.5\nvllm:cache_config_info{{block_size="{BLOCK_TOKENS}",engine="0",'
@@ -243,13 +242,13 @@ async def _figures(bench: Bench, pids: Sequence[int], seconds: float) -> dict[st
     async with asyncio.timeout(START_SECONDS_MAX):
         while bench.serving() < count:  # noqa: ASYNC110 - the log has no event for it
             await asyncio.sleep(0.2)
-    starting = sum(map(_cpu_seconds, pids))
+    starting = sum(map(cpu_seconds, pids))
     await asyncio.sleep(SETTLE_SECONDS)
     bench.reports.clear()
-    before, sent, began = sum(map(_cpu_seconds, pids)), bench.sent, asyncio.get_running_loop().time()
+    before, sent, began = sum(map(cpu_seconds, pids)), bench.sent, asyncio.get_running_loop().time()
     await asyncio.sleep(seconds)
     seconds = asyncio.get_running_loop().time() - began
-    cpu, batches = sum(map(_cpu_seconds, pids)) - before, (bench.sent - sent) / seconds
+    cpu, batches = sum(map(cpu_seconds, pids)) - before, (bench.sent - sent) / seconds
     gaps = sorted(later.at - earlier.at for reports in bench.reports.values() for earlier, later in pairwise(reports))
     exact = sum(reports[-1].serving and reports[-1].blocks <= HELD_BLOCKS + 1 for reports in bench.reports.values())
     return {
@@ -269,11 +268,6 @@ async def _figures(bench: Bench, pids: Sequence[int], seconds: float) -> dict[st
 
 def _entries(pid: int, what: str) -> int:
     return len(list(Path(f"/proc/{pid}/{what}").iterdir()))
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def _memory_kb(pid: int, kind: str) -> int:

@@ -18,6 +18,7 @@ from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.policies.scaling.slo_attainment import SloAttainment
 from pointsman.primitives import EngineSeconds
 from pointsman.runtime.telemetry import configure_logging
+from pointsman.simulation.goodput import TARGET
 from pointsman.simulation.workload import WorkloadRequest, at_rate
 from pointsman.state.state import PoolSettings
 from pointsman_cli.bench.fresh_fleet import FreshFleet
@@ -35,7 +36,6 @@ MISSED_EXIT_CODE = 1
 SEED = 1
 SCALING = SloAttainment.name
 SLO_TTFT_SECONDS: EngineSeconds = 5.0
-TARGET = 0.9
 STRETCH_SECONDS: EngineSeconds = 15.0
 DEFAULT_WORKLOAD = "tools"
 

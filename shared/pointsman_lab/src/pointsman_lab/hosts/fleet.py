@@ -11,12 +11,13 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from pointsman.adapters.owner_only import write_whole
 from pointsman.contracts.permissions import ANY_INSTANCE, BusRole, BusUser
 from pointsman.contracts.subjects import LOCAL_ACTOR
 from pointsman.policies.routing import DEFAULT_ROUTING
 from pointsman.ports import Link
 from pointsman.primitives import PoolName
-from pointsman.runtime.bus_users import USERS_FILE, Credentials, write_private
+from pointsman.runtime.bus_users import USERS_FILE, Credentials
 from pointsman.runtime.embedded_nats import nats_server_binary
 from pointsman.runtime.settings import environment
 from pointsman_cli.discovery import FleetFile, FleetProcess
@@ -132,7 +133,7 @@ async def start_hosts(shape: HostsShape, hosts: Hosts, directory: Path) -> Async
     data = directory / "data"
     for place in ("logs", "workers"):
         (data / place).mkdir(parents=True, exist_ok=True)
-    write_private(data / "secret", SECRET)
+    write_whole(data / "secret", SECRET.encode())
     servers = hosts.hosts[: shape.servers]
     nats = ",".join(f"nats://{host.address}:{NATS_PORT}" for host in servers)
     credentials = Credentials(data / "credentials")
@@ -198,7 +199,7 @@ class _Planner:
         for old, new in changed.items():
             text = text.replace(old, new)
         file = store / "nats-server.conf"
-        write_private(file, text + (self.credentials.directory / USERS_FILE).read_text())
+        write_whole(file, text.encode() + (self.credentials.directory / USERS_FILE).read_bytes())
         return self._plan(
             host,
             name,

@@ -23,11 +23,11 @@ SWITCHED = "switched"
 SEED = 1
 
 
-def split_pools(traces: Path, *, phase_seconds: EngineSeconds = PHASE_SECONDS) -> Mapping[str, float]:
+def split_pools(traces: Path) -> Mapping[str, float]:
     """Shares with TTFT and TBT within their objectives, by row and phase, and `all`, their mean over phases; role
     `changes`."""
     del traces
-    requests = turning_load(phase_seconds)
+    requests = turning_load()
     found: dict[str, float] = {}
     for name, split in {**SPLITS, SWITCHED: SPLITS["4+4"]}.items():
         scenario = Scenario(
@@ -41,18 +41,18 @@ def split_pools(traces: Path, *, phase_seconds: EngineSeconds = PHASE_SECONDS) -
             role_switching=name == SWITCHED,
         )
         outcome = simulate(scenario, requests)
-        shares = [_effective(outcome, phase * phase_seconds, (phase + 1) * phase_seconds) for phase in range(PHASES)]
+        shares = [_effective(outcome, phase * PHASE_SECONDS, (phase + 1) * PHASE_SECONDS) for phase in range(PHASES)]
         found |= {f"{name}, {phase}": share for phase, share in enumerate(shares, 1)}
         found |= {f"{name}, all": fmean(shares), f"{name}, changes": float(len(outcome.role_changes))}
     return found
 
 
-def turning_load(phase_seconds: EngineSeconds = PHASE_SECONDS) -> list[WorkloadRequest]:
+def turning_load() -> list[WorkloadRequest]:
     chance, requests, blocks = Random(SEED), list[WorkloadRequest](), 0
     for phase in range(PHASES):
         long_prompts = phase % 2 == 0
-        at = phase * phase_seconds
-        while (at := at + chance.expovariate(RATES[phase % 2])) < (phase + 1) * phase_seconds:
+        at = phase * PHASE_SECONDS
+        while (at := at + chance.expovariate(RATES[phase % 2])) < (phase + 1) * PHASE_SECONDS:
             tokens = chance.randint(6000, 14_000) if long_prompts else chance.randint(300, 900)
             answer = chance.randint(20, 80) if long_prompts else chance.randint(400, 800)
             own = range(blocks, blocks + -(-tokens // 512))

@@ -22,8 +22,9 @@ from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import DeploymentSettings
 from pointsman.simulation.metrics import percentile
 from pointsman.state.state import PoolSettings, State
+from pointsman_lab.cpu_time import cpu_seconds
 from pointsman_lab.scale.load import Answers, ScaleLoad
-from pointsman_lab.scale.processes import Services, cpu_seconds, family_of, memory_mb, wait_seconds
+from pointsman_lab.scale.processes import Services, family_of, memory_mb, wait_seconds
 from pointsman_lab.traffic import BLOCK_TOKENS
 
 CHECKPOINT_SECONDS = 5.0

@@ -1,7 +1,6 @@
 """The processes of a pool on this machine: started, killed, and read from /proc and their metrics pages."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import time
@@ -16,7 +15,6 @@ from pointsman.adapters.child_process import end, spawn
 from pointsman.adapters.tcp_ports import free_ports
 from pointsman_cli.up.scripts import console_script
 
-TICKS = os.sysconf("SC_CLK_TCK")
 READY_SECONDS_MAX = 120.0
 POLL_SECONDS = 0.02
 HTTP_SECONDS = 2.0
@@ -114,11 +112,6 @@ def family_of(pid: int) -> list[int]:
 def memory_mb(pid: int) -> int:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return round(sum(int(line.split()[1]) for line in lines if line.startswith("Rss:")) / 1024)
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def wait_seconds(pid: int) -> float:

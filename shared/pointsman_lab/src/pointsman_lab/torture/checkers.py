@@ -230,7 +230,7 @@ def the_log_equals_its_followers(cluster: Cluster) -> Iterator[str]:
         if not state.knows_keys:
             folded.drop_index()
         for stored in history[first - 1 : state.sequence]:
-            fold_in(folded, stored)
+            folded.apply_entry(stored)
         if state.sequence < due:
             yield f"{who} has folded {state.sequence} of {len(history)} entries"
         for what, mine, theirs in _facts(folded, state):
@@ -266,7 +266,7 @@ def _replayed(cluster: Cluster, leader: State) -> State:
     history, state, term = cluster.network.history, empty_state(cluster), leader.term
     elected = next(s for s in history if isinstance(s.event, LeaderElected) and s.event.term == term)
     for stored in history[: elected.sequence]:
-        fold_in(state, stored)
+        state.apply_entry(stored)
     order: LeaderOrder[Stored] = LeaderOrder(term, held_max=len(history))
     following = [
         s for s in history[elected.sequence :] if not (s.duplicate if _is_of(s, term) else s.sequence > leader.sequence)
@@ -353,13 +353,6 @@ def empty_state(cluster: Cluster) -> State:
 def empty_model(cluster: Cluster) -> PoolModel:
     settings = cluster.plan.scheduler
     return PoolModel(block_tokens=settings.block_tokens, speed=settings.speed, model=MODEL)
-
-
-def fold_in(state: State, stored: Stored) -> None:
-    if stored.event is None:
-        state.skip(stored.sequence, subject=stored.subject, problem=stored.problem)
-    else:
-        state.apply(stored.event, stored.sequence)
 
 
 def _entries(cluster: Cluster) -> list[LogEntry]:

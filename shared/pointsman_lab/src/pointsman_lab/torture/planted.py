@@ -110,7 +110,7 @@ DEFECTS = (
     ),
     Defect(
         "the quota of a round is not looked at",
-        "while heap and len(moves) < self._bounds.migrations_max:",
+        "while heap and len(moves) < self._limits.migrations_max:",
         "while heap:",
     ),
     Defect(

@@ -43,6 +43,7 @@ PROBES = "probe-"
 
 
 class SchedulerProcess(Process):
+    date_may_be_wrong = False  # dates of two leaders are not compared
     service: SchedulerService
 
     @override
@@ -191,6 +192,7 @@ class IngressProcess(HttpProcess):
 
 class EngineProcess(HttpProcess):
     networked = False
+    date_may_be_wrong = False
 
     def __init__(self, environment: Environment, name: str, host: EngineHost) -> None:
         super().__init__(environment, name)

@@ -1,7 +1,7 @@
 """Rows and workloads of the studies. A rival has one row at its defaults and, where the grid of `tuning` found a better
 one, a row "tuned"; `dualmap, as written` is the paper's, with its rebalancing."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -127,9 +127,9 @@ def tuned(policy: str, ordering: str = "fcfs", admission: str = "none", note: st
     return row
 
 
-def rivals(ordering: str = "fcfs", admission: str = "none", *, left_out: Iterable[str] = LOAD_BLIND) -> list[Row]:
-    """Every registered policy that is not left out, the tuned rows, and DualMap as written."""
-    names = sorted(set(ROUTING_POLICIES) - set(left_out) - {OURS})
+def rivals(ordering: str = "fcfs", admission: str = "none") -> list[Row]:
+    """Every registered policy outside LOAD_BLIND, the tuned rows, and DualMap as written."""
+    names = sorted(set(ROUTING_POLICIES) - set(LOAD_BLIND) - {OURS})
     return [
         *(
             row

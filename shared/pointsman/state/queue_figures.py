@@ -1,0 +1,25 @@
+"""What waits at an instance, as people are shown it. In: a State. Out: plain numbers. Decides nothing."""
+
+from typing import Any
+
+from pointsman.primitives import EngineSeconds, InstanceId
+from pointsman.state.state import State
+from pointsman.state.workload import EMPTY_QUEUE
+
+
+def queue_seconds(state: State, instance: InstanceId, now: EngineSeconds) -> EngineSeconds:
+    """Prefill work ahead of a new request, with the learned correction."""
+    queue = state.workload.queues.get(instance, EMPTY_QUEUE)
+    return state.latency.expected_seconds(instance, *queue.work_ahead(now))
+
+
+def queue_figures(state: State, instance: InstanceId, now: EngineSeconds) -> dict[str, Any]:
+    queue = state.workload.queues.get(instance, EMPTY_QUEUE)
+    return {
+        "pending": len(queue.pending),
+        "in_prefill": len(queue.prefill),
+        "decoding": len(queue.decoding),
+        "pending_tokens": queue.pending_tokens,
+        "prefill_tokens": queue.prefill_tokens,
+        "queue_seconds": queue_seconds(state, instance, now),
+    }
