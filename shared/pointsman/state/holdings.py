@@ -135,6 +135,8 @@ def forget(parts: StateParts, instance: InstanceId) -> None:
 
 
 def compare_with_report(parts: StateParts, instance: Instance, event: InstanceReported, *, is_new: bool) -> None:
+    if isinstance(parts.index, NoIndex) and event.sequence == instance.sequence:
+        parts.index.set_blocks(instance.id, event.blocks)
     if instance.cache == "no_events" or not parts.knows_keys:
         return
     if event.sequence < instance.sequence:

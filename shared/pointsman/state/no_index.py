@@ -1,6 +1,6 @@
 """In place of the prefix index, for who needs only loads and queues: how many blocks each instance holds, as its events
 tell, and the hits that leaders recorded with the placements of present requests. No keys, so no prompt has a hit by
-itself. A block that is stored twice counts twice until the next snapshot."""
+itself. A block that is stored twice counts twice until the next snapshot or report."""
 
 from collections.abc import Iterable
 
@@ -28,6 +28,9 @@ class NoIndex(PrefixIndex):
 
     def forget(self, request: RequestId) -> None:
         self._recorded.pop(request, None)
+
+    def set_blocks(self, instance: InstanceId, count: int) -> None:
+        self._blocks[instance] = count
 
     def add_blocks(self, instance: InstanceId, count: int) -> None:
         self._blocks[instance] = max(0, self._blocks[instance] + count)

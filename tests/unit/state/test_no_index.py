@@ -12,7 +12,7 @@ from pointsman.primitives import BlockKey, Epoch, InstanceId
 from pointsman.state.checkpoint import decode_head, encode_parts, state_digest
 from pointsman.state.no_index import NoIndex
 from pointsman.state.state import PoolSettings, State
-from tests.support.events import joined, removed, stored
+from tests.support.events import joined, removed, reported, stored
 from tests.support.examples import examples
 from tests.support.random_logs import every_tracker, fresh_state, random_log
 
@@ -67,6 +67,13 @@ def test_it_counts_the_blocks_that_an_instance_holds() -> None:
     replaced = CacheSnapshot(**about, sequence=4, runs=[Run(pack_keys([BlockKey(7), BlockKey(8)]))])
     assert fold(state, [replaced]).index.blocks(InstanceId("a")) == 2
     assert fold(state, [CacheCleared(**about, sequence=5)]).index.blocks(InstanceId("a")) == 0
+
+
+def test_a_report_corrects_the_count_of_blocks_that_were_stored_twice() -> None:
+    twice: list[LogEvent] = [joined("a"), stored("a", 1, [1, 2]), stored("a", 2, [1, 2, 3])]
+    assert fold(without_index(), twice).index.blocks(InstanceId("a")) == 5
+    assert fold(without_index(), [*twice, reported("a", 2, [1, 2, 3])]).index.blocks(InstanceId("a")) == 3
+    assert fold(without_index(), [*twice, reported("a", 1, [1, 2])]).index.blocks(InstanceId("a")) == 5, "an old one"
 
 
 def test_the_head_of_a_checkpoint_is_as_long_whatever_engines_hold() -> None:
