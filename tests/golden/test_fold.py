@@ -36,8 +36,6 @@ from pointsman_cli.history.bundle import BundleHistory
 LOGS = Path(__file__).parent / "logs"
 FOLDS = Path(__file__).parent / "folds" / str(FOLD_VERSION)
 SETTINGS = {"settings", "learns_from_deliveries", "predicts_upper", "relies_as_of"}
-TOLD = {"term_policy": "", "term_settings": {}}
-"""What the log says of the leader's policies, for readers: no decision depends on it, and checkpoints of before lack it."""
 UNTOUCHED = {"copies", "demand", "transfers"}
 """No recorded log reaches them: other tests must see that they keep their meaning."""
 NAMES = sorted(log.stem for log in LOGS.glob("*.pmlog"))
@@ -81,12 +79,6 @@ def folded(state: State, entries: list[LogEntry]) -> State:
     return state
 
 
-def digest(state: State) -> str:
-    vars(state).update(TOLD)
-    state.recent_decisions.claims.clear()  # which checkpoints of before lack; only forged decisions make use of them
-    return state_digest(state)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_fold_from_an_earlier_releases_checkpoint_is_the_fold_of_the_whole_log(name: str) -> None:
     entries = entries_of(name)
@@ -96,11 +88,11 @@ def test_a_fold_from_an_earlier_releases_checkpoint_is_the_fold_of_the_whole_log
         for at in (middle, end):
             content = encode_state(folded(begun(name), entries[:at]))
             (FOLDS / f"{name}.{at}.checkpoint").write_bytes(zlib.compress(content, 9))
-    whole = digest(folded(begun(name), entries))
+    whole = state_digest(folded(begun(name), entries))
 
     for at in (middle, end):
         kept = decode_state(zlib.decompress((FOLDS / f"{name}.{at}.checkpoint").read_bytes()))
-        assert digest(folded(kept, entries[at:])) == whole, f"the checkpoint at {at} goes on otherwise"
+        assert state_digest(folded(kept, entries[at:])) == whole, f"the checkpoint at {at} goes on otherwise"
 
 
 def test_the_recorded_logs_reach_every_part_of_a_state() -> None:

@@ -6,8 +6,5 @@ from typing import Any
 
 from pointsman.state.state import State
 
-ADDITIONS: dict[str, Callable[[State, Any], Any]] = {
-    "State.term_policy": lambda _state, _object: "",  # unknown until a leader or a placement tells; decides nothing
-    "State.term_settings": lambda _state, _object: {},
-}
+ADDITIONS: dict[str, Callable[[State, Any], Any]] = {}
 """By `Class.attribute`: its value for that object of the restored state."""

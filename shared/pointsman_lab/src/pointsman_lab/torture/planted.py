@@ -160,8 +160,8 @@ DEFECTS = (
     ),
     Defect(
         "a half-open instance is tried by as many as come",
-        "        since = self.outliers.record(instance).half_open_since\n",
-        "        return False\n        since = self.outliers.record(instance).half_open_since\n",
+        "        first = self.outliers.record(instance).trials_from\n",
+        "        return False\n        first = self.outliers.record(instance).trials_from\n",
     ),
     Defect(
         "two failures less are enough to be ejected",
