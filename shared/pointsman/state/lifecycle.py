@@ -79,7 +79,8 @@ def arrive(parts: StateParts, event: RequestArrived) -> None:
     if event.request in parts.workload.requests or parts.workload.end_of(event.request):
         return
     before = parts.workload.pop_given_up(event.instead_of, event.tenant)
-    offset = event.at - event.sent_at if event.sent_at else None
+    differ = event.sent_at and parts.settings.fold_version >= fold_versions.CLOCKS_DIFFER
+    offset = event.at - event.sent_at if differ else None
     request = parts.workload.requests[event.request] = Request(
         id=event.request,
         tenant=event.tenant,

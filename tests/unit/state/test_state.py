@@ -18,6 +18,7 @@ from pointsman.policies.policy_set import policy_set
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Term
 from pointsman.state import workload
 from pointsman.state.fleet import Knowledge, NoDemand, Status
+from pointsman.state.fold_versions import CLOCKS_DIFFER
 from pointsman.state.holdings import CONFIRMATION_WALL_SECONDS, DELIVERED_WALL_SECONDS
 from pointsman.state.reported_hits import SETTLING_WALL_SECONDS
 from pointsman.state.state import PoolSettings, State
@@ -585,6 +586,18 @@ def test_what_proves_nothing_is_no_contradiction(prompt: list[int], cached: int,
         served.report(1, HELD, at=at)
 
     assert served.contradicted == ""
+
+
+@pytest.mark.parametrize(("version", "arrived_at"), [(CLOCKS_DIFFER - 1, 107.0), (CLOCKS_DIFFER, 7.0)])
+def test_an_earlier_release_does_not_know_when_a_command_was_sent(version: int, arrived_at: float) -> None:
+    """It may lead again after this one: its log holds what this one wrote."""
+    command = route("r", [1], arrived_at=107.0, sent_at=108.0)
+    events = Dispatcher(state_with(joined("a")), policy_set(), term=Term(1)).route(command, now=8.0)
+    state = State(PoolSettings(fold_version=version))
+    for event in (joined("a"), *events):
+        state.apply(event)
+
+    assert state.workload.requests[RequestId("r")].arrived_at == arrived_at
 
 
 def test_a_log_of_the_first_version_is_folded_without_looking_at_deliveries() -> None:
