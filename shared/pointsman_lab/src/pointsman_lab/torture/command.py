@@ -42,16 +42,23 @@ def torture_command(seeds: int, first: int, seed: int | None, jobs: int, keep_go
       pointsman-lab torture --seed 4711           one seed again, with all that was done to it: same seed, same log
       pointsman-lab torture --first 1000 --seeds 1000 --jobs 2
 
-    Exits 1 when a seed fails.
+    Failures are shown as they come; an interrupted run tells of the seeds that it
+    has run. Exits 1 when a seed fails.
     """
     chosen = [seed] if seed is not None else range(first, first + seeds)
     console = Console(stderr=True)
-    verdicts = list(_run(chosen, jobs=jobs, keep_going=keep_going, console=console))
-    if seed is not None:
-        _show_trace(verdicts[0])
-    failed = [verdict for verdict in verdicts if verdict.problems]
-    for verdict in failed[:FAILURES_SHOWN_MAX]:
-        _show_failure(verdict, with_trace=seed is None)
+    verdicts, failed = list[Verdict](), list[Verdict]()
+    try:
+        for verdict in _run(chosen, jobs=jobs, keep_going=keep_going, console=console):
+            verdicts.append(verdict)
+            if seed is not None:
+                _show_trace(verdict)
+            if verdict.problems:
+                failed.append(verdict)
+                if len(failed) <= FAILURES_SHOWN_MAX:
+                    _show_failure(verdict, with_trace=seed is None)
+    except KeyboardInterrupt:
+        print("interrupted")
     _show_sum(verdicts, failed)
     if out is not None:
         write_json(out, [asdict(verdict) for verdict in verdicts])
