@@ -153,13 +153,12 @@ class State(StateParts):
                 assert_never(event)
 
     def _dated(self, event: LogEvent) -> LogEvent:
-        """With its date by the leader's clock, where that is known. By such dates, what has an end ends: a worker's clock, or
-        that of an ingress before its first command, may be wrong."""
+        """With its date by the leader's clock, where that is known. What has an end ends by the leader's own dates: any other
+        clock may be wrong, and set at any time."""
         is_leaders = event.stamp is not None or isinstance(event, LeaderElected)
         if not is_leaders and isinstance(event, RequestEvent):
             request = self.workload.requests.get(event.request)
-            if request is not None and request.clock_offset is not None:
-                is_leaders = True
+            if request is not None and request.clock_offset:
                 event = structs.replace(event, at=event.at + request.clock_offset)
         self.last_at = max(self.last_at, event.at)
         if self.settings.fold_version < fold_versions.CLOCKS_DIFFER:

@@ -133,6 +133,19 @@ def test_a_placed_prompt_counts_as_held_until_it_is_confirmed_or_its_time_is_up(
     assert state.promises.blocks(A) == 1, "of the other"
 
 
+@pytest.mark.parametrize("step", [-7200.0, 7200.0])
+def test_an_ingress_whose_clock_is_set_ends_no_promise_of_another(step: float) -> None:
+    state = state_with(joined("a"))
+    dispatcher = Dispatcher(state, policy_set(), term=Term(1))
+    dispatcher.route(route("r", [1, 2, 3], arrived_at=9000.0, sent_at=9000.0), now=9000.0)
+    dispatcher.route(route("other", [9], arrived_at=9000.0, sent_at=9000.0), now=9000.0)
+    state.apply(first_token("r", "a", at=9001.0))
+    state.apply(first_token("other", "a", at=9001.1 + step))
+    dispatcher.route(route("next", [8], arrived_at=9001.2, sent_at=9001.2), now=9001.2)
+
+    assert state.hits(keys(1, 2, 3)) == {A: 3}
+
+
 def test_nothing_is_promised_at_an_instance_whose_join_was_lost() -> None:
     """A power cut may lose it, while the decisions behind it are written again."""
     decided = Dispatcher(state_with(joined("a")), policy_set(), term=Term(1)).route(route("r", [1, 2]), now=0.0)

@@ -119,7 +119,7 @@ class PoolModel(PoolRequests):
         if not known and isinstance(event, RequestEvent):
             request = self.requests.get(event.request)
             if request is not None and request.offset is not None:
-                event, known = structs.replace(event, at=event.at + request.offset), True
+                event = structs.replace(event, at=event.at + request.offset)
         if known:
             apart = abs(event.at - self.now) > CLOCK_SET_SECONDS * self.speed
             self.now = event.at if apart else max(self.now, event.at)

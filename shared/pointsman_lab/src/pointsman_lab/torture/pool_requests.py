@@ -40,6 +40,8 @@ from pointsman_lab.torture.pool_records import (
 CONFIRMED_SECONDS: EngineSeconds = 2.0
 """Wall seconds for which a prompt is promised after its first token."""
 DELIVERED_SECONDS: EngineSeconds = 45.0
+WRONG_SECONDS: EngineSeconds = 60.0
+"""An end that is so far ahead was dated by a wrong clock."""
 HELD_UP_SECONDS_MIN, HELD_UP_SECONDS_MAX = 0.25, 10.0
 """Wall seconds without a scheduler: less is not an outage, more adds no budget."""
 BACKLOG_SHARE = 0.1
@@ -63,7 +65,8 @@ class PoolRequests(PoolFigures):
             self._confirming.append(promise)
 
     def _settle(self, now: EngineSeconds) -> None:
-        while self._confirming and (self._confirming[0].until or 0.0) <= now:
+        wrong = now + WRONG_SECONDS * self.speed
+        while self._confirming and not now < (self._confirming[0].until or 0.0) <= wrong:
             self._release(self._confirming.pop(0))
         while self._delivered and (self._delivered[0].until or 0.0) <= now:
             self._delivered.pop(0)
