@@ -18,7 +18,6 @@ PREFILL_SECONDS_MAX: EngineSeconds = 120.0
 class LostRequests:
     def __init__(self) -> None:
         self._idle = _SeenSince()
-        self._reported = _SeenSince()
 
     def find(
         self,
@@ -32,10 +31,9 @@ class LostRequests:
         """Engine seconds. `steady_since`: see `seconds_since`. Called a few times in `idle_after`."""
         instances = state.fleet.instances
         idle = self._idle.look({i.id: (i.epoch, i.idle_since) for i in instances if _reports_idle(i)}, now)
-        reported = self._reported.look({i.id: (i.epoch, i.heard_at) for i in instances}, now)
         lost: list[Request] = []
         for name, idle_since in idle.items():
-            if now - reported[name] < idle_after or heard.was_heard(name, now, within=idle_after):
+            if heard.was_heard(name, now, within=idle_after):
                 unbroken = seconds_since(idle_since, now, steady_since=steady_since)
                 for request in _sent(state, name):
                     waited = min(unbroken, seconds_since(request.granted_at, now, steady_since=steady_since))

@@ -80,7 +80,7 @@ def arrive(parts: StateParts, event: RequestArrived) -> None:
         return
     before = parts.workload.pop_given_up(event.instead_of, event.tenant)
     differ = event.sent_at and parts.settings.fold_version >= fold_versions.CLOCKS_DIFFER
-    offset = event.at - event.sent_at if differ else None
+    offset = event.at - event.sent_at if differ else 0.0
     request = parts.workload.requests[event.request] = Request(
         id=event.request,
         tenant=event.tenant,
@@ -90,7 +90,7 @@ def arrive(parts: StateParts, event: RequestArrived) -> None:
         max_output_tokens=event.max_output_tokens,
         slo_ttft=event.slo_ttft + parts.outages.allowance(event.held_up, event.at),
         slo_tpot=event.slo_tpot,
-        arrived_at=event.arrived_at + (offset or 0.0),
+        arrived_at=event.arrived_at + offset,
         exact=event.exact,
         streaming=event.streaming,
         priority=event.priority,

@@ -150,8 +150,8 @@ class Request:
     """Weighted tokens charged to its tenant so far."""
     kv_tokens: Tokens = 0
     """Of its tenant's share of the KV capacity."""
-    clock_offset: EngineSeconds | None = None
-    """Turns dates of its ingress into the leader's; None: not known."""
+    clock_offset: EngineSeconds = 0.0
+    """Turns dates of its ingress into the leader's; 0: not known."""
     arrived_by_ingress: EngineSeconds = 0.0
 
     @property

@@ -54,8 +54,12 @@ class Watch:
 
     def hears(self, now: float, *, running: int = 0, at: float | None = None) -> None:
         """Of the engine, through the log, and looks."""
-        self.dispatcher.state.apply(report((now if at is None else at) + self._ahead, running))
+        self.reads(report((now if at is None else at) + self._ahead, running), now)
         self.lost(now)
+
+    def reads(self, told: InstanceReported, now: float) -> None:
+        self.dispatcher.state.apply(told)
+        self.heard.read(self.dispatcher.state, told, now)
 
     def hears_idle(self, since: float, until: float) -> None:
         """The engine has had work, and reports each second that it has none."""
@@ -105,10 +109,10 @@ def test_a_leader_whose_clock_was_set_measures_from_then_on(step: float) -> None
     watch.hears(5_001.0, running=1)
     watch.hears(5_002.0)
     steady_since = 5_003.0 + step
-    watch.dispatcher.state.apply(report(15_005.0))
+    watch.reads(report(15_005.0), steady_since + 0.5)
 
     assert watch.lost(steady_since + 0.5, steady_since=steady_since) == []
-    watch.dispatcher.state.apply(report(15_008.0))
+    watch.reads(report(15_008.0), steady_since + IDLE + 1.0)
     assert watch.lost(steady_since + IDLE + 1.0, steady_since=steady_since) == ["r"]
 
 
