@@ -13,7 +13,7 @@ from pointsman.adapters.http_engine import EngineFacts, EngineLoad, EngineUnreac
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint
 from pointsman.contracts.codec import decode_event
-from pointsman.contracts.fleet import InstanceReported
+from pointsman.contracts.fleet import InstanceJoined, InstanceReported
 from pointsman.ports import EngineDiscovery, EngineTarget
 from pointsman.primitives import InstanceId, PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard
@@ -99,9 +99,9 @@ class FollowingWorker:
         return next(iter(self.of(InstanceReported, instance)[::-1]), None)
 
     def serves(self, instance: str) -> bool:
-        """As the newest report says."""
-        report = self.last_report(instance)
-        return report is not None and report.serving
+        """As the newest report says, which must be of the newest epoch."""
+        report, joined = self.last_report(instance), self.of(InstanceJoined, instance)
+        return report is not None and report.serving and report.epoch == joined[-1].epoch
 
     def state(self) -> State:
         """What a scheduler makes of the log."""

@@ -93,8 +93,10 @@ def refusal(error: Exception, identity: Identity) -> str:
     if "authori" in text.lower():
         used = identity.credentials or "none; see POINTSMAN_NATS_CREDENTIALS"
         return f"the nats-server refuses our credentials ({used}): {text}"
-    if identity.certificate and isinstance(error, ConnectionError | EOFError):
-        return f"the nats-server ended the connection (does it accept our certificate?): {text}"
+    cut = isinstance(error, ConnectionError | EOFError) and not isinstance(error, ConnectionRefusedError)
+    if cut and identity.needs_tls:  # its alert may be lost with the connection
+        question = "does it accept our certificate?" if identity.certificate else "is a client certificate required?"
+        return f"the nats-server ended the connection ({question}): {text}"
     return f"{type(error).__name__}: {text}"
 
 

@@ -15,6 +15,7 @@ from pointsman.contracts.commands import DescribeFleet, FleetDescribed
 from pointsman.contracts.subjects import fleet_view_subject
 from pointsman.ports import CommandTimeoutError, Link, NoResponderError
 from pointsman.primitives import EngineSeconds, InstanceId, PoolName, WallSeconds
+from pointsman_cli.discovery import FleetProcess
 from pointsman_cli.up.child import missing_parts
 from pointsman_cli.up.probe import NoAnswerError, http_get
 from pointsman_engine_sim.misbehaviour import MISBEHAVE_PATH
@@ -23,7 +24,7 @@ from pointsman_lab.faults.balancer import Balancer
 from pointsman_lab.faults.fleet import NATS, FleetUnderTest
 from pointsman_lab.faults.schedule import MISBEHAVIOUR, Fault
 
-LEADER_SECONDS_MAX = 20.0
+VICTIM_SECONDS_MAX = 20.0
 ASK_SECONDS_MAX = 0.5
 WELL_SECONDS_MAX = 60.0
 WELL_POLL_SECONDS = 0.25
@@ -154,15 +155,12 @@ class Injector:
         return victims
 
     async def _victim(self, target: str, *, struck: Collection[int], in_turn: bool) -> tuple[str, int]:
-        processes = [process for process in self._fleet.file.processes if process.pid not in struck]
         if target == NATS:
             name = await self._fleet.nats_victim(self._link)
             return name, self._fleet.pids()[name]
-        if target in ("leader", "follower"):
-            leads = await self._leading_pid()
-            alike = [p for p in processes if p.role == "scheduler" and (p.pid == leads) == (target == "leader")]
-        else:
-            alike = [p for p in processes if p.role == target]
+        async with asyncio.timeout(VICTIM_SECONDS_MAX):  # while one that an earlier fault struck is started again
+            while not (alike := await self._alike(target, struck)):  # noqa: ASYNC110 - asking is how one knows
+                await asyncio.sleep(0.05)
         if in_turn:
             alike = [process for process in alike if process.name not in self._restarted] or alike
         chosen = self._chance.choice(alike)
@@ -170,11 +168,14 @@ class Injector:
             self._restarted.add(chosen.name)
         return chosen.name, chosen.pid
 
-    async def _leading_pid(self) -> int:
-        async with asyncio.timeout(LEADER_SECONDS_MAX):
-            while (leader := await self.leader()) is None:  # noqa: ASYNC110 - asking is how one knows
-                await asyncio.sleep(0.05)
-        return int(leader.scheduler.split("-")[1])
+    async def _alike(self, target: str, struck: Collection[int]) -> list[FleetProcess]:
+        processes = [p for p in self._fleet.file.processes if p.pid and p.pid not in struck]
+        if target not in ("leader", "follower"):
+            return [p for p in processes if p.role == target]
+        if (leader := await self.leader()) is None:
+            return []
+        leads = int(leader.scheduler.split("-")[1])
+        return [p for p in processes if p.role == "scheduler" and (p.pid == leads) == (target == "leader")]
 
     async def _until_well(self, injection: Injection, *, gone: set[int]) -> None:
         deadline = time.monotonic() + WELL_SECONDS_MAX

@@ -102,8 +102,8 @@ class HostInjector(Injector):
         if target == NETWORK:
             return None
         if target == LEADER:
-            pid = await self._leading_pid()
-            (target,) = [self._host_fleet.host_of(p.name) for p in self._fleet.file.processes if p.pid == pid]
+            name, _ = await self._victim(LEADER, struck=(), in_turn=False)
+            target = self._host_fleet.host_of(name)
         elif target == LOG:
             target = self._host_fleet.host_of(await self._host_fleet.nats_victim(self._link))
         return self._hosts.named(target)
