@@ -104,7 +104,7 @@ async def test_where_both_come_in_the_same_moment_the_answer_counts() -> None:
         for instance in (ONE, TWO)
     )
     async with asyncio.timeout(None) as interrupt:
-        request = InFlightRequest(here, interrupt=interrupt)
+        request = InFlightRequest(here, ScaledClock(), interrupt=interrupt)
         request.redispatch(there)
         assert request.redispatched_to is there
         request.answered()

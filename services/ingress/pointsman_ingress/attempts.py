@@ -10,7 +10,7 @@ import structlog
 from pointsman.contracts.commands import RouteGranted, RouteRejected, RouteRequest
 from pointsman.contracts.reasons import TENANT_LIMITS, FailReason, RejectReason
 from pointsman.contracts.tenants import RateLimits
-from pointsman.ports import Clock, CommandTooLargeError
+from pointsman.ports import CommandTooLargeError
 from pointsman.primitives import WallSeconds, engine_seconds
 from pointsman.runtime.telemetry import REQUEST_RETRIES
 from pointsman_ingress.context import RequestContext
@@ -41,7 +41,6 @@ class Attempts:
     call: HttpExchange
     lifecycle: RequestLifecycle
     ticket: RetryTicket
-    clock: Clock
     settings: IngressSettings
     ids: RequestIds
 
@@ -55,7 +54,7 @@ class Attempts:
         answer, lifecycle = await self._route(), self.lifecycle
         while _no_instance(answer) and self._command.excluded and not lifecycle.reached_engine and self._may_hold():
             # No engine accepts connections, and the workers may not have reported it yet.
-            await self.clock.sleep_wall(UNREACHABLE_WALL_SECONDS)
+            await self.call.clock.sleep_wall(UNREACHABLE_WALL_SECONDS)
             if answer is not None:  # its end is in the log
                 self._rename()
             self._command = msgspec.structs.replace(self._command, attempt=self._command.attempt + 1, excluded=[])
@@ -106,12 +105,12 @@ class Attempts:
         self._limits = answer.limits or self._limits
         if self.context.private and answer.reason not in TENANT_LIMITS:  # other details name instances, queues
             answer = msgspec.structs.replace(answer, detail="there is no room for this request now")
-        return rejected(answer, speed=self.clock.speed, limit_headers=self.limit_headers())
+        return rejected(answer, speed=self.call.clock.speed, limit_headers=self.limit_headers())
 
     def limit_headers(self) -> list[Header]:
         if self._limits is None:
             return []
-        return self.context.endpoint.limit_headers(self._limits, self.clock.speed, datetime.now(UTC))
+        return self.context.endpoint.limit_headers(self._limits, self.call.clock.speed, datetime.now(UTC))
 
     async def _route(self) -> RouteGranted | RouteRejected | None:
         answer = await self._ask(self._command)
@@ -126,7 +125,7 @@ class Attempts:
             if span.recording:
                 command = msgspec.structs.replace(command, traceparent=span.headers["traceparent"])
             try:
-                answer = await self._pool.scheduler.route(command, owner=self.context.owner)
+                answer = await self._pool.scheduler.route(command, self.call.clock, owner=self.context.owner)
             except CommandTooLargeError as error:
                 self.lifecycle.failed(FailReason.REQUEST_TOO_LARGE, 413)
                 raise request_too_large() from error
@@ -138,8 +137,8 @@ class Attempts:
         self._command = msgspec.structs.replace(self._command, request=fresh, instead_of=self._command.request)
 
     def _may_hold(self) -> bool:
-        waited = self.clock.now() - self._command.arrived_at
-        return waited < engine_seconds(self.settings.hold_seconds, self.clock.speed)
+        clock = self.call.clock
+        return clock.now() - self._command.arrived_at < engine_seconds(self.settings.hold_seconds, clock.speed)
 
 
 def _no_instance(answer: RouteGranted | RouteRejected | None) -> bool:

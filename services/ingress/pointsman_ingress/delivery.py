@@ -10,7 +10,6 @@ import structlog
 
 from pointsman.contracts.commands import PrefixFetch, RouteGranted, RouteRejected
 from pointsman.contracts.reasons import FailReason
-from pointsman.ports import Clock
 from pointsman.primitives import EngineSeconds, Seconds
 from pointsman.runtime.tracing import NO_SPAN, Span
 from pointsman_ingress.answer_headers import answer_headers
@@ -66,7 +65,6 @@ class Delivery:
     engines: EngineClient
     fetcher: PrefixFetcher
     copier: PrefixCopier
-    clock: Clock
     settings: IngressSettings
     ids: RequestIds
     work: WorkThreads
@@ -81,7 +79,7 @@ class Delivery:
         """Raises ApiError if no engine answers."""
         with self.context.metrics.in_flight.track_inprogress(), self._pool.retry_budget.open() as ticket:
             self._attempts = attempts = Attempts(
-                self.context, self.call, self.lifecycle, ticket, self.clock, self.settings, self.ids
+                self.context, self.call, self.lifecycle, ticket, self.settings, self.ids
             )
             while True:
                 grant = await attempts.next_grant()
@@ -116,7 +114,7 @@ class Delivery:
 
     async def _fetch(self, grant: RouteGranted, fetch: PrefixFetch) -> None:
         """Without success the request computes its prompt."""
-        async with self._pool.in_flight.at_engine(grant):
+        async with self._pool.in_flight.at_engine(grant, self.call.clock):
             with self._engine_span(grant) as span:
                 outcome = await self.fetcher.run(grant, fetch, self.context.prefix, self.context.headers, span)
         self.lifecycle.fetched(fetch, outcome)
@@ -126,7 +124,7 @@ class Delivery:
         engine."""
         lifecycle, prefill = self.lifecycle, NO_PREFILL
         if split.possible:
-            async with self._pool.in_flight.at_engine(grant) as at_engine:
+            async with self._pool.in_flight.at_engine(grant, self.call.clock) as at_engine:
                 with self._engine_span(grant), self.loan.scope():
                     answer, first = await self._open(at_engine, await self._on_body(split.for_prefill))
                     async with answer:
@@ -136,8 +134,8 @@ class Delivery:
                         whole = await self._whole(answer, first)
                         prefill = await self._on_answer(whole, read_prefill)
                 self._pool.in_flight.answered(grant.instance)
-        seconds = self.clock.now() - lifecycle.sent_at if split.possible else 0.0
-        next_grant = await self._pool.scheduler.hand_over(grant, seconds)
+        seconds = self.call.clock.now() - lifecycle.sent_at if split.possible else 0.0
+        next_grant = await self._pool.scheduler.hand_over(grant, self.call.clock, seconds)
         if isinstance(next_grant, RouteRejected):
             lifecycle.failed(next_grant.reason, next_grant.status)
             raise self._attempts.rejected(next_grant)
@@ -158,7 +156,7 @@ class Delivery:
     async def _exchange(self, grant: RouteGranted, body: bytes) -> RouteGranted | None:
         """Returns the next grant if the leader redispatched the request before the answer."""
         in_flight = self._pool.in_flight
-        async with in_flight.at_engine(grant, redispatchable=grant.rebind) as at_engine:
+        async with in_flight.at_engine(grant, self.call.clock, redispatchable=grant.rebind) as at_engine:
             with self._engine_span(grant), self.loan.scope():
                 answer, first = await self._open(at_engine, body, output=self._output_seconds())
                 async with answer:
@@ -186,7 +184,7 @@ class Delivery:
         """`output`: engine seconds of generation before the first bytes. Raises EngineFailedError."""
         grant, context = at_engine.grant, self.context
         expected = grant.expected_seconds or grant.predicted_ttft
-        wall_seconds = first_byte_wall_seconds(self.settings, expected, output=output, speed=self.clock.speed)
+        wall_seconds = first_byte_wall_seconds(self.settings, expected, output=output, speed=self.call.clock.speed)
         deadline = FirstByteDeadline(wall_seconds, self._give_up_engine, self.engines.seconds)
         request = EngineRequest(
             grant.instance,
@@ -313,7 +311,7 @@ class Delivery:
         return answer_headers(self.context, grant) + self._attempts.limit_headers()
 
     def _copy(self, grant: RouteGranted) -> None:
-        self.copier.start(self._pool, grant, self.context.prefix, self.context.headers)
+        self.copier.start(self._pool, grant, self.call.clock, self.context.prefix, self.context.headers)
 
     async def _pass_refusal(self, answer: EngineAnswer, first: bytes) -> None:
         """Raises EngineFailedError if another engine can take the request."""

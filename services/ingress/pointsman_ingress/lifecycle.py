@@ -1,5 +1,4 @@
-"""Events and metrics of one request. The leader logs its end before a grant, this module after it. Events are dated by the
-clock, which can be set; durations are of the monotonic one."""
+"""Events and metrics of one request. The leader logs its end before a grant, this module after it."""
 
 from math import ceil
 
@@ -18,7 +17,7 @@ from pointsman.contracts.requests import (
     RequestFinished,
 )
 from pointsman.ports import Clock
-from pointsman.primitives import EngineSeconds, InstanceId, Term, Tokens, engine_seconds
+from pointsman.primitives import EngineSeconds, InstanceId, Term, Tokens
 from pointsman.runtime.telemetry import ENGINE_FAILURES
 from pointsman.runtime.tracing import NO_SPAN, Span
 from pointsman_ingress import metrics
@@ -50,11 +49,8 @@ class RequestLifecycle:
         self._context = context
         self._span = span
         self._clock = clock
-        self._began_at = clock.wall()
-        self._age_then = max(0.0, clock.now() - context.command.arrived_at)
-        self._sent_age: EngineSeconds = 0.0
-        self._first_token_age: EngineSeconds | None = None
-        self._part_age: EngineSeconds = 0.0
+        self._first_token_at: EngineSeconds | None = None
+        self._part_at: EngineSeconds = 0.0
         self._gaps: list[EngineSeconds] = []
         self._prefill_cached: Tokens | None = None
         self._failure_logged = False
@@ -74,13 +70,13 @@ class RequestLifecycle:
 
     def granted(self, grant: RouteGranted) -> None:
         self.grant = grant
-        self.sent_at, self._sent_age = self._clock.now(), self._age
+        self.sent_at = self._clock.now()
         self._failure_logged = self._fetch_failed = False
 
     def fetched(self, fetch: PrefixFetch, outcome: FetchOutcome) -> None:
         grant = self.grant
         assert grant is not None, "only a granted request fetches"
-        self.sent_at, self._sent_age = self._clock.now(), self._age
+        self.sent_at = self._clock.now()
         self._fetch_failed = bool(outcome.failure)
         if outcome.failure:
             log.warning("prefix_fetch_failed", request=self.request, source=fetch.source, reason=outcome.failure)
@@ -130,18 +126,19 @@ class RequestLifecycle:
         self._log(event)
 
     def first_token(self) -> None:
-        age = self._first_token_age = self._part_age = self._age
+        now = self._first_token_at = self._part_at = self._clock.now()
+        ttft = now - self._context.command.arrived_at
         event = PrefillFinished(
-            at=self._clock.now(), request=self.request, instance=self.instance, ttft=age, prefill=age - self._sent_age
+            at=now, request=self.request, instance=self.instance, ttft=ttft, prefill=now - self.sent_at
         )
         self._log(event)
 
     def next_part(self) -> None:
         """Of a stream, after the first."""
         if len(self._gaps) < GAPS_MAX:
-            age = self._age
-            self._gaps.append(age - self._part_age)
-            self._part_age = age
+            now = self._clock.now()
+            self._gaps.append(now - self._part_at)
+            self._part_at = now
 
     def finished(self, usage: Usage, *, output_tokens: Tokens) -> None:
         """`output_tokens`: the engine's count, or the number of stream events."""
@@ -150,18 +147,18 @@ class RequestLifecycle:
             usage = Usage(usage.prompt_tokens, usage.completion_tokens, self._prefill_cached)
         self.usage = usage = self._believed(usage)
         output_tokens = capped(output_tokens, self._context.usage_max.completion_tokens)
-        age = self._age
-        ttft = age if self._first_token_age is None else self._first_token_age
+        now, arrived_at = self._clock.now(), self._context.command.arrived_at
+        first_token_at = now if self._first_token_at is None else self._first_token_at
         event = RequestFinished(
-            at=self._clock.now(),
+            at=now,
             request=self.request,
             instance=self.instance,
-            e2e=age,
+            e2e=now - arrived_at,
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             cached_tokens=usage.cached_tokens,
-            ttft=ttft,
-            tpot=(age - ttft) / (output_tokens - 1) if output_tokens > 1 else 0.0,
+            ttft=first_token_at - arrived_at,
+            tpot=(now - first_token_at) / (output_tokens - 1) if output_tokens > 1 else 0.0,
             predicted_cached_tokens=self._predicted_cached_tokens,
             tbt_p90=tbt_p90(self._gaps),
         )
@@ -200,11 +197,6 @@ class RequestLifecycle:
 
     def ended_by_leader(self) -> None:
         self._end()
-
-    @property
-    def _age(self) -> EngineSeconds:
-        """Since the request's arrival."""
-        return self._age_then + engine_seconds(self._clock.wall() - self._began_at, self._clock.speed)
 
     def _log(self, event: LogEvent) -> None:
         self.pool.events.append_soon(event, on_stored=self._span.stored(event))
@@ -248,9 +240,9 @@ class RequestLifecycle:
 
     def _measure(self, event: RequestFinished, output_tokens: Tokens) -> None:
         command, pool, of_model = self._context.command, self.pool.name, self._context.metrics
-        of_model.finished(event.e2e, self._sent_age)
+        of_model.finished(event.e2e, self.sent_at - command.arrived_at)
         of_model.first_token(event.ttft, command.slo_ttft)
-        if output_tokens > 1 and self._first_token_age is not None:
+        if output_tokens > 1 and self._first_token_at is not None:
             of_model.output(event.tpot, event.tbt_p90, command.slo_tpot)
         of_engine = metrics.of_engine(pool, self._context.model, event.instance)
         of_engine.prompt_tokens.inc(max(0, event.prompt_tokens))

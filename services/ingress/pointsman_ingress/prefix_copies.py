@@ -26,22 +26,29 @@ COPIES_MAX = 16
 @dataclass(eq=False)
 class PrefixCopier:
     fetcher: PrefixFetcher
-    clock: Clock
     supervisor: Supervisor
     _under_way: int = field(default=0, init=False)
 
-    def start(self, pool: Pool, grant: RouteGranted, prompt: PrefixPrompt | None, headers: Headers) -> None:
-        """Does nothing without `grant.copy`."""
+    def start(
+        self, pool: Pool, grant: RouteGranted, clock: Clock, prompt: PrefixPrompt | None, headers: Headers
+    ) -> None:
+        """Does nothing without `grant.copy`. `clock`: of the request."""
         if grant.copy is None:
             return
         if self._under_way >= COPIES_MAX:
-            self._ended(pool, grant, grant.copy, FetchOutcome(0, 0.0, 0.0, "this ingress makes too many copies"))
+            self._ended(pool, grant, clock, grant.copy, FetchOutcome(0, 0.0, 0.0, "this ingress makes too many copies"))
             return
         self._under_way += 1
-        self.supervisor.start(self._make(pool, grant, grant.copy, prompt, headers), name="prefix-copy")
+        self.supervisor.start(self._make(pool, grant, clock, grant.copy, prompt, headers), name="prefix-copy")
 
     async def _make(
-        self, pool: Pool, grant: RouteGranted, copy: PrefixCopy, prompt: PrefixPrompt | None, headers: Headers
+        self,
+        pool: Pool,
+        grant: RouteGranted,
+        clock: Clock,
+        copy: PrefixCopy,
+        prompt: PrefixPrompt | None,
+        headers: Headers,
     ) -> None:
         """For the fetcher a grant at the target, whose prefix the request's engine has."""
         target = msgspec.structs.replace(
@@ -62,14 +69,14 @@ class PrefixCopier:
             outcome = await self.fetcher.run(target, source, prompt, headers)
         finally:
             self._under_way -= 1
-        self._ended(pool, grant, copy, outcome)
+        self._ended(pool, grant, clock, copy, outcome)
 
-    def _ended(self, pool: Pool, grant: RouteGranted, copy: PrefixCopy, outcome: FetchOutcome) -> None:
+    def _ended(self, pool: Pool, grant: RouteGranted, clock: Clock, copy: PrefixCopy, outcome: FetchOutcome) -> None:
         metrics.prefix_copies(pool.name, copy.target, "failed" if outcome.failure else "made").inc()
         if outcome.failure:
             log.warning("prefix_copy_failed", source=grant.instance, target=copy.target, reason=outcome.failure)
         event = PrefixCopyEnded(
-            at=self.clock.now(),
+            at=clock.now(),
             request=grant.request,
             instance=copy.target,
             source=grant.instance,

@@ -64,7 +64,7 @@ class Gateway:
         self._time = SharedTimer(self.settings.request_timeout_seconds)
         self._last_words = SharedTimer(float(LAST_WORDS_WALL_SECONDS))
         self._fetcher = PrefixFetcher(self.engines, self.clock, self.work)
-        self._copier = PrefixCopier(self._fetcher, self.clock, self.supervisor)
+        self._copier = PrefixCopier(self._fetcher, self.supervisor)
 
     @property
     def private(self) -> bool:
@@ -91,7 +91,7 @@ class Gateway:
                         return
                     context = await self._understand(call, endpoint, body, facts, loan)
                     del body  # engines get the context's
-                    lifecycle = RequestLifecycle(context, self.clock, call.span)
+                    lifecycle = RequestLifecycle(context, call.clock, call.span)
                     await Delivery(
                         context,
                         call,
@@ -99,7 +99,6 @@ class Gateway:
                         engines=self.engines,
                         fetcher=self._fetcher,
                         copier=self._copier,
-                        clock=self.clock,
                         settings=self.settings,
                         ids=self.ids,
                         work=self.work,

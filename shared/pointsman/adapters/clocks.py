@@ -6,7 +6,7 @@ import time
 from typing_extensions import override
 
 from pointsman.ports import Clock
-from pointsman.primitives import EngineSeconds, Seconds, WallSeconds, engine_time_of
+from pointsman.primitives import EngineSeconds, Seconds, WallSeconds, engine_seconds, engine_time_of
 
 
 def loop_seconds() -> Seconds:
@@ -41,3 +41,32 @@ class ScaledClock(Clock):
     @override
     async def sleep_wall(self, seconds: WallSeconds) -> None:
         await asyncio.sleep(float(seconds))
+
+
+class SteadyClock(Clock):
+    """`clock` as it is now, and the monotonic time from now on: nobody can set it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ahead = clock.now() - engine_seconds(clock.wall(), clock.speed)
+
+    @property
+    @override
+    def speed(self) -> float:
+        return self._clock.speed
+
+    @override
+    def now(self) -> EngineSeconds:
+        return self._ahead + engine_seconds(self.wall(), self.speed)
+
+    @override
+    def wall(self) -> WallSeconds:
+        return self._clock.wall()
+
+    @override
+    async def sleep(self, seconds: EngineSeconds) -> None:
+        await self._clock.sleep(seconds)
+
+    @override
+    async def sleep_wall(self, seconds: WallSeconds) -> None:
+        await self._clock.sleep_wall(seconds)

@@ -295,9 +295,12 @@ async def test_load_is_the_larger_of_own_requests_and_the_recent_report() -> Non
         long_ago = in_flight.least_busy()
         await one.append(CHAT, busy("a", at=ScaledClock().now(), requests=2))
         just_now = in_flight.least_busy()
-        async with in_flight.at_engine(grant("r1", "b")), in_flight.at_engine(grant("r2", "b")):
+        async with (
+            in_flight.at_engine(grant("r1", "b"), ScaledClock()),
+            in_flight.at_engine(grant("r2", "b"), ScaledClock()),
+        ):
             level = in_flight.least_busy()
-            async with in_flight.at_engine(grant("r3", "b")):
+            async with in_flight.at_engine(grant("r3", "b"), ScaledClock()):
                 kept_busy = in_flight.least_busy()
         done = in_flight.least_busy()
 

@@ -149,7 +149,7 @@ async def rig() -> AsyncIterator[Rig]:
 
 
 async def test_who_waits_asks_again_as_soon_as_another_leads(rig: Rig) -> None:
-    waiting = asyncio.create_task(rig.scheduler.route(route("r", [1]), owner="t"))
+    waiting = asyncio.create_task(rig.scheduler.route(route("r", [1]), ScaledClock(), owner="t"))
     await rig.asked_times(1)
     rig.broker.elect(elected(2), 0)
     await rig.asked_times(2)
@@ -161,7 +161,7 @@ async def test_who_waits_asks_again_as_soon_as_another_leads(rig: Rig) -> None:
 
 
 async def test_the_answer_of_a_deposed_leader_is_void(rig: Rig) -> None:
-    waiting = asyncio.create_task(rig.scheduler.route(route("r", [1]), owner="t"))
+    waiting = asyncio.create_task(rig.scheduler.route(route("r", [1]), ScaledClock(), owner="t"))
     await rig.asked_times(1)
     rig.broker.elect(elected(2), 0)
     await rig.asked_times(2)
@@ -176,7 +176,9 @@ async def test_the_answer_of_a_deposed_leader_is_void(rig: Rig) -> None:
 
 async def test_a_grant_of_an_earlier_attempt_is_no_answer_to_a_later_one(rig: Rig) -> None:
     """It does not know which engine has failed the request meanwhile."""
-    waiting = asyncio.create_task(rig.scheduler.route(route("r", [1], attempt=2, excluded=["failed"]), owner="t"))
+    waiting = asyncio.create_task(
+        rig.scheduler.route(route("r", [1], attempt=2, excluded=["failed"]), ScaledClock(), owner="t")
+    )
     await rig.asked_times(1)
     await rig.answer(1, attempt=1)
     await rig.asked_times(2)
@@ -189,7 +191,7 @@ async def test_a_grant_of_an_earlier_attempt_is_no_answer_to_a_later_one(rig: Ri
 
 async def test_a_log_that_begins_anew_begins_its_terms_anew(rig: Rig) -> None:
     rig.broker.elect(elected(5), 0)
-    waiting = asyncio.create_task(rig.scheduler.route(route("r", [1]), owner="t"))
+    waiting = asyncio.create_task(rig.scheduler.route(route("r", [1]), ScaledClock(), owner="t"))
     await rig.asked_times(1)
     rig.broker.recreate()
     rig.broker.elect(elected(1), 0)
@@ -200,12 +202,12 @@ async def test_a_log_that_begins_anew_begins_its_terms_anew(rig: Rig) -> None:
 
 
 async def test_a_new_leader_is_told_of_grants_that_it_may_not_know(rig: Rig) -> None:
-    waiting = asyncio.create_task(rig.scheduler.route(route("r", [1], attempt=2), owner="t"))
+    waiting = asyncio.create_task(rig.scheduler.route(route("r", [1], attempt=2), ScaledClock(), owner="t"))
     await rig.asked_times(1)
     await rig.answer(1)
     grant = await waiting
     assert isinstance(grant, RouteGranted)
-    async with rig.in_flight.at_engine(grant):
+    async with rig.in_flight.at_engine(grant, ScaledClock()):
         rig.broker.elect(elected(2), 0)
         async with asyncio.timeout(2):
             while not rig.grants_told():  # noqa: ASYNC110 - likewise

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any, Self
 
+from pointsman.adapters.clocks import SteadyClock
 from pointsman.adapters.shared_timers import SharedTimer
 from pointsman.adapters.sse import EVENT_END_BYTES_MAX, ends_event
 from pointsman.ports import Clock
@@ -154,7 +155,8 @@ class HttpExchange:
         self.method: str = scope["method"]
         self.client: str | None = (scope.get("client") or (None,))[0]
         self.headers: Headers = dict(scope["headers"])
-        self.arrived_at = clock.now()  # engine time
+        self.clock = SteadyClock(clock)  # dates all that happens to the request
+        self.arrived_at = self.clock.now()
         self.received_at_wall = clock.wall()
         self.first_byte_at_wall: WallSeconds | None = None
         self.id = ids.fresh()
@@ -165,7 +167,6 @@ class HttpExchange:
         self.request_bytes = 0
         self.response_bytes = 0
         self._errors = errors
-        self._clock = clock
         self._streaming = False
         self._written = b""  # the last bytes of a stream
         self._finished = False
@@ -179,7 +180,7 @@ class HttpExchange:
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced) > bytes_max:
             raise body_too_large(bytes_max)
-        body = await _body(receive, loan, bytes_max, self._clock)
+        body = await _body(receive, loan, bytes_max, self.clock)
         self.request_bytes = len(body)
         return body.removeprefix(codecs.BOM_UTF8)
 
@@ -239,7 +240,7 @@ class HttpExchange:
     def _count(self, chunk: bytes) -> None:
         self.response_bytes += len(chunk)
         if chunk and self.first_byte_at_wall is None:
-            self.first_byte_at_wall = self._clock.wall()
+            self.first_byte_at_wall = self.clock.wall()
 
 
 async def _body(receive: Receive, loan: BodyLoan, bytes_max: int, clock: Clock) -> bytes:

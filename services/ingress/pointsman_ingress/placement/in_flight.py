@@ -13,7 +13,7 @@ from pointsman.contracts.commands import FollowAnswered, FollowRequests, RouteGr
 from pointsman.contracts.decisions import RequestGranted, RequestHandedOver
 from pointsman.contracts.subjects import follow_subject
 from pointsman.ports import Clock, Commands, CommandTimeoutError, EventLog, NoResponderError
-from pointsman.primitives import InstanceId, PoolName, RequestId, Tenant, Term, WallSeconds
+from pointsman.primitives import EngineSeconds, InstanceId, PoolName, RequestId, Tenant, Term, WallSeconds
 from pointsman.runtime.telemetry import REQUESTS_REDISPATCHED
 from pointsman.state.fleet import NO_DEMAND, Demand, Instance
 from pointsman_ingress.placement.fleet_view import FleetView
@@ -30,6 +30,7 @@ NOBODY = Tenant("")
 @dataclass(slots=True, eq=False)
 class InFlightRequest:
     grant: RouteGranted
+    clock: Clock
     redispatched_to: RouteGranted | None = None
     on_lost: Callable[[], None] | None = None  # None once answered
     interrupt: asyncio.Timeout | None = None  # aborts the wait; None: not redispatchable
@@ -81,9 +82,11 @@ class InFlightRequests:
                 del self._waiting[request]
 
     @asynccontextmanager
-    async def at_engine(self, grant: RouteGranted, *, redispatchable: bool = False) -> AsyncIterator[InFlightRequest]:
+    async def at_engine(
+        self, grant: RouteGranted, clock: Clock, *, redispatchable: bool = False
+    ) -> AsyncIterator[InFlightRequest]:
         """A redispatch before `answered` ends a `redispatchable` context and sets `redispatched_to`."""
-        request = InFlightRequest(grant)
+        request = InFlightRequest(grant, clock)
         self._per_engine[grant.instance] += 1
         self._at_engines[grant.request] = request
         try:
@@ -130,9 +133,9 @@ class InFlightRequests:
         for gone in self._failures.keys() - {instance.id for instance in present}:
             del self._failures[gone]
 
-    def log_grant(self, grant: RouteGranted, *, tenant: Tenant = NOBODY, adapter: str = "") -> None:
+    def log_grant(self, grant: RouteGranted, now: EngineSeconds, *, tenant: Tenant = NOBODY, adapter: str = "") -> None:
         """`tenant`, `adapter`: if no scheduler saw the request."""
-        now, request, attempt, instance = self._clock.now(), grant.request, grant.attempt, grant.instance
+        request, attempt, instance = grant.request, grant.attempt, grant.instance
         self._events.append_soon(
             RequestHandedOver(at=now, request=request, source=grant.prefilled_by, instance=instance, attempt=attempt)
             if grant.prefilled_by
@@ -176,7 +179,7 @@ class InFlightRequests:
         """The previous leader may have stopped before logging its last grants."""
         for request in self._at_engines.values():
             if 0 < request.grant.term < term:
-                self.log_grant(request.grant)
+                self.log_grant(request.grant, request.clock.now())
 
 
 async def send_heartbeats(

@@ -158,16 +158,16 @@ class SchedulerClient:
     def newest_term(self) -> Term:
         return self._term
 
-    async def route(self, request: RouteRequest, *, owner: str) -> RouteGranted | RouteRejected | None:
-        """Waits without bound; the caller cancels. `owner`: whose place it takes if it is held. Returns None if there is
+    async def route(self, request: RouteRequest, clock: Clock, *, owner: str) -> RouteGranted | RouteRejected | None:
+        """Waits without bound; the caller cancels. `clock`: of the request. `owner`: whose place it takes if it is held. Returns None if there is
         neither a scheduler nor an engine. Raises CommandUnsendableError."""
         find = partial(self._find, request)
         with self.in_flight.waiting_for_place(request.request):
-            began = self.clock.now()
-            while (answer := await self._request_route(request, began)) is None:
+            began = clock.now()
+            while (answer := await self._request_route(request, clock, began)) is None:
                 found = find() if request.excluded else await self.hold.until(find, owner=owner)
                 if isinstance(found, Instance):
-                    return self._place_without_scheduler(request, found)
+                    return self._place_without_scheduler(request, found, clock.now())
                 if found is None:
                     log.warning("no_place", request=request.request)
                     return None
@@ -177,10 +177,12 @@ class SchedulerClient:
         """An engine, or True if the scheduler answers again."""
         return self.in_flight.least_busy(request, excluded=request.excluded) or not self.liveness.timed_out or None
 
-    async def _request_route(self, request: RouteRequest, began: EngineSeconds) -> RouteGranted | RouteRejected | None:
+    async def _request_route(
+        self, request: RouteRequest, clock: Clock, began: EngineSeconds
+    ) -> RouteGranted | RouteRejected | None:
         sent, backoff = False, Backoff(RETRY_WALL_SECONDS, RETRY_WALL_SECONDS_MAX)
         while not (self.liveness.timed_out and (sent or self._recently_requested)):
-            now = self.clock.now()
+            now = clock.now()
             held_up = now - began if sent else 0.0
             sent, sent_at = True, self.clock.wall()
             try:
@@ -243,7 +245,7 @@ class SchedulerClient:
         for wait in waits:
             wait.fire()
 
-    def _place_without_scheduler(self, request: RouteRequest, instance: Instance) -> RouteGranted:
+    def _place_without_scheduler(self, request: RouteRequest, instance: Instance, now: EngineSeconds) -> RouteGranted:
         """Logged, so that the scheduler counts the request when it returns."""
         FALLBACK_PLACEMENTS.labels(self.pool).inc()
         # Assumes that nothing is cached and that queued requests have the same size.
@@ -259,10 +261,12 @@ class SchedulerClient:
             dp_rank=instance.dp_rank,
             expected_seconds=prefill * (1 + self.in_flight.load(instance)),
         )
-        self.in_flight.log_grant(grant, tenant=request.tenant, adapter=request.adapter)
+        self.in_flight.log_grant(grant, now, tenant=request.tenant, adapter=request.adapter)
         return grant
 
-    async def hand_over(self, grant: RouteGranted, prefill: EngineSeconds) -> RouteGranted | RouteRejected:
+    async def hand_over(
+        self, grant: RouteGranted, clock: Clock, prefill: EngineSeconds
+    ) -> RouteGranted | RouteRejected:
         """The planned decode grant if no leader answers, or none follows the request."""
         with self.in_flight.waiting_for_place(grant.request):
             answer = await self._request_hand_over(grant, prefill)
@@ -277,7 +281,7 @@ class SchedulerClient:
                 decode=InstanceId(""),
                 decode_url="",
             )
-            self.in_flight.log_grant(planned)
+            self.in_flight.log_grant(planned, clock.now())
             return planned
 
     async def _request_hand_over(

@@ -313,6 +313,8 @@ class LimitsModel:
 
     def _charge(self, known: Known, total: float, at: float) -> None:
         use, more = self._use(known.tenant), total - known.charged
+        if not more:
+            return
         known.charged = total
         use.charges.append((at, more))
         day = int(at // DAY)
