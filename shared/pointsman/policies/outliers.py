@@ -16,7 +16,7 @@ from pointsman.contracts.decisions import Settings
 from pointsman.contracts.fleet import EjectionCause
 from pointsman.primitives import EngineSeconds, InstanceId, WallSeconds, engine_seconds
 from pointsman.state.fleet import Instance, Status
-from pointsman.state.fold_versions import FAILURE_SHARE_BACK
+from pointsman.state.fold_versions import CLOCKS_DIFFER, FAILURE_SHARE_BACK
 from pointsman.state.outliers import HISTORY_WALL_SECONDS, Failure, Prefill, Record
 from pointsman.state.state import State
 from pointsman.state.workload import Request, Stage
@@ -293,6 +293,8 @@ class _Evaluation:
         newest = nlargest(2, ((prefills[-1].at, name) for name, prefills in done.items() if prefills))
         for instance, prefills in done.items():
             other_at = next((at for at, other in newest if other != instance), 0.0)
+            if self._state.settings.fold_version >= CLOCKS_DIFFER:
+                other_at = min(other_at, self._now)  # a command that was delayed dates its request's events too late
             prefills += self._overdue(instance, other_at)
         return done
 

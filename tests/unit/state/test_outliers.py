@@ -193,6 +193,22 @@ def test_a_prefill_that_is_not_over_counts_once_it_is_overdue_and_others_are_hea
     assert pool.proven
 
 
+def test_what_others_began_a_moment_ago_is_no_measure_though_answers_are_dated_ahead() -> None:
+    """Commands waited five seconds for their leader, which takes that for the clock of their ingress."""
+    pool, delay = Pool(), 5.0
+    pool.clock = -delay
+    slow = [pool.asks(excluded="bcd")[0] for _ in range(6)]
+    pool.clock = 0.0
+    for request in slow:
+        pool.answers(request, A, after=0.6)
+    pool.clock = -delay
+    for _ in range(6):
+        pool.asks(excluded="a")
+    pool.later(0.05)
+
+    assert not pool.look()
+
+
 def test_an_engine_that_stood_still_for_a_moment_is_no_outlier() -> None:
     pool = Pool()
     at_a = []
