@@ -45,6 +45,8 @@ from pointsman.ports import CommandTimeoutError, LogEntry, Reply, UnconfirmedWri
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.simulation.replay import verify
 from pointsman_lab.memory.log import Fault, MemoryBroker, MemoryLog
+from pointsman_scheduler import housekeeping
+from pointsman_scheduler.leader import ActiveTerm
 from pointsman_scheduler.service import SchedulerService
 from tests.support.events import finished, first_token, joined, reported, route, stored
 from tests.support.log_reading import events_in, whole_log
@@ -328,6 +330,32 @@ async def test_a_request_whose_ingress_died_while_it_waited_is_cancelled() -> No
         assert await world.waits("orphan", [2])
 
         await eventually(lambda: _contains(world, "RequestCancelled"))
+
+
+@in_virtual_time
+async def test_all_that_a_dead_ingress_had_is_ended_in_parts_between_which_the_leader_does_other_things(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[int] = []
+    publish = ActiveTerm.publish
+
+    async def counted(term: ActiveTerm, events: list[LogEvent]) -> None:
+        ended.append(sum(isinstance(event, RequestCancelled) for event in events))
+        await publish(term, events)
+
+    monkeypatch.setattr(ActiveTerm, "publish", counted)
+    monkeypatch.setattr(housekeeping, "ENDED_MAX", 5)
+    world = World()
+    await world.append(world.joined("a"))
+    async with world.scheduler(prefill_window_tokens=10, waiter_seconds=0.3) as scheduler:
+        await world.route("running", [0], followed=True)
+        asking = [asyncio.create_task(world.waits(f"orphan-{n}", [n], followed=True)) for n in range(1, 12)]
+        assert all(await asyncio.gather(*asking))
+        await eventually(lambda: not scheduler.state.workload.requests)
+
+        assert [count for count in ended if count] == [5, 5, 2]
+        assert (await world.kinds()).count("RequestGranted") == 1
+        assert verify(await whole_log(world.client.log)).ok
 
 
 @in_virtual_time

@@ -42,6 +42,8 @@ SUSPENDED_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 entries, or that somebody set the clock: then what was heard before it seems long ago."""
 LISTENING_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 """How long a leader must have read the log before it ejects instances."""
+ENDED_MAX = 200
+"""Requests that are ended in one turn, so that the leader can renew its lease between them."""
 IDLE_WALL_SECONDS: WallSeconds = WallSeconds(3.0)
 """How long an engine must report idle before its requests are ended."""
 
@@ -159,23 +161,35 @@ class Housekeeping:
         await term.publish(events)
 
     async def _end_lost_requests(self, term: ActiveTerm) -> None:
-        now, speed, dispatcher = self._clock.now(), self._clock.speed, term.dispatcher
-        state, longest = self._replica.state, engine_seconds(self._settings.request_seconds_max, speed)
-        events: list[LogEvent] = []
-        for request in self._orphans(term):
-            end = dispatcher.cancel_ungranted if request.stage in UNGRANTED else dispatcher.cancel_any
-            events += end(request.id, CancelCause.INGRESS_SILENT, now)
-        idle_after, steady_since = engine_seconds(IDLE_WALL_SECONDS, speed), self._log_liveness.steady_since
-        for request in term.lost.find(state, term.heard, now, steady_since=steady_since, idle_after=idle_after):
-            events += dispatcher.cancel_any(request.id, CancelCause.ENGINE_IDLE, now)
-        for request in list(state.workload.requests.values()):
-            granted = request.stage not in UNGRANTED
-            if granted and seconds_since(request.granted_at, now, steady_since=steady_since) > longest:
-                events += dispatcher.cancel_any(request.id, CancelCause.NEVER_ENDED, now)
-        await term.publish(events)
+        state, lost = self._replica.state, self._lost_requests(term)
+        for begin in range(0, len(lost), ENDED_MAX):
+            if begin:
+                await self._clock.sleep_wall(WallSeconds(0.0))
+            if self._leader.leading is not term:
+                return
+            now, events = self._clock.now(), list[LogEvent]()
+            for request, cause in lost[begin : begin + ENDED_MAX]:
+                end = term.dispatcher.cancel_ungranted if request.stage in UNGRANTED else term.dispatcher.cancel_any
+                events += end(request.id, cause, now)
+            if begin + ENDED_MAX >= len(lost):
+                events += term.dispatcher.grant_everywhere(now)
+            await term.publish(events)
         term.waiters.forget_absent()
         if term.spans is not None:
             term.spans.end_absent(state.workload.requests)
+
+    def _lost_requests(self, term: ActiveTerm) -> list[tuple[Request, CancelCause]]:
+        now, speed, state = self._clock.now(), self._clock.speed, self._replica.state
+        lost = [(request, CancelCause.INGRESS_SILENT) for request in self._orphans(term)]
+        idle_after, steady_since = engine_seconds(IDLE_WALL_SECONDS, speed), self._log_liveness.steady_since
+        idle = term.lost.find(state, term.heard, now, steady_since=steady_since, idle_after=idle_after)
+        lost += [(request, CancelCause.ENGINE_IDLE) for request in idle]
+        longest = engine_seconds(self._settings.request_seconds_max, speed)
+        for request in state.workload.requests.values():
+            granted = request.stage not in UNGRANTED
+            if granted and seconds_since(request.granted_at, now, steady_since=steady_since) > longest:
+                lost.append((request, CancelCause.NEVER_ENDED))
+        return lost
 
     def _orphans(self, term: ActiveTerm) -> Iterator[Request]:
         """Older ingresses name only waiting requests, and none that was redispatched."""

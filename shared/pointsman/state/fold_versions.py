@@ -67,5 +67,8 @@ read after its retry counts as one that is read before."""
 CLOCKS_DIFFER = 11
 """Dates of an ingress become the leader's (`ClockOffsets`). What ends by time ends by the leader's time. A worker's clock may
 go back. A report ends a suspicion that was decided before it was read."""
+SHORT_TURNS = 11
+"""Of what may be thousands at once, a turn of the leader decides a part: requests that it ends (what their ends make room
+for is granted behind them), and requests that leave an instance."""
 FAILURE_SHARE_BACK = 11
 """The failure share is that of the newest requests, of a minute where an interval has too few."""

@@ -66,7 +66,7 @@ def test_what_an_abandoned_request_kept_from_others_is_granted_in_the_same_turn(
     arrives(dispatcher, "first", MIDDLE)
     arrives(dispatcher, "large", LARGE)
 
-    events = dispatcher.cancel_any(RequestId("first"), CancelCause.NEVER_ENDED, 1.0)
+    events = dispatcher.cancel_any(RequestId("first"), CancelCause.GRANT_UNHEARD, 1.0)
 
     assert granted(events) == ["large"]
     assert isinstance(events[0], RequestCancelled)

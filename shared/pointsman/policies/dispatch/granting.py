@@ -12,9 +12,12 @@ from pointsman.policies.prefix_copies import copy_at_grant
 from pointsman.policies.prefix_fetch import fetch_at_grant, shared_fetch
 from pointsman.primitives import NO_SECONDS, InstanceId, RequestId, Tokens
 from pointsman.state.fleet import Status
+from pointsman.state.fold_versions import SHORT_TURNS
 from pointsman.state.priority_classes import LOWER_WINDOW_SHARE, RANK, next_class
 from pointsman.state.workload import NO_INSTANCE, InstanceQueue, Request, Stage
 
+ENDED_BY_LEADER = frozenset({CancelCause.INGRESS_SILENT, CancelCause.ENGINE_IDLE, CancelCause.NEVER_ENDED})
+"""Of which there may be thousands at once. Where each end granted the next request, that was often the next to be ended."""
 GRANTING = (Status.READY, Status.DRAINING, Status.EJECTED)
 """An ejected instance keeps only requests that no other can serve."""
 
@@ -152,7 +155,7 @@ def cancel_ungranted(turn: Turn, request: RequestId, cause: CancelCause, reason:
     elif found is not None and found.stage in (Stage.ARRIVED, Stage.PENDING):
         instance = found.instance
         _cancel(turn, request, cause, reason, sent_to=NO_INSTANCE)
-        grant_next(turn, instance)
+        _grant_after(turn, instance, cause)
 
 
 def cancel_any(turn: Turn, request: RequestId, cause: CancelCause, reason: str) -> None:
@@ -161,6 +164,11 @@ def cancel_any(turn: Turn, request: RequestId, cause: CancelCause, reason: str) 
     if found is not None:
         instance = found.instance
         _cancel(turn, request, cause, reason, sent_to=instance)
+        _grant_after(turn, instance, cause)
+
+
+def _grant_after(turn: Turn, instance: InstanceId, cause: CancelCause) -> None:
+    if cause not in ENDED_BY_LEADER or turn.state.settings.fold_version < SHORT_TURNS:
         grant_next(turn, instance)
 
 

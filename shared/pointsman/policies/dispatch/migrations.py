@@ -1,6 +1,8 @@
 """Moves placed requests: by a rebalancer's plan, or because their instance takes no requests. Each planned move is
 checked on the leader's State and gives RequestMigrated or MigrationRefused."""
 
+from math import inf
+
 from pointsman.contracts.decisions import MigrationRefused, RequestMigrated
 from pointsman.contracts.reasons import MoveCause, MoveRefusal, relocated
 from pointsman.policies.decode_placement import DecodeRefusal
@@ -12,9 +14,12 @@ from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.policies.rebalancing.migration_check import MigrationCheck, Veto
 from pointsman.policies.rebalancing.redispatch import Redispatch, Redispatching, Window
 from pointsman.primitives import NO_SECONDS, InstanceId
+from pointsman.state.fold_versions import SHORT_TURNS
 from pointsman.state.workload import EMPTY_QUEUE, NO_INSTANCE, Request
 
 NOT_PLANNED = MigrationPlan(as_of=0)
+RELOCATED_MAX = 128
+"""In one turn, so that the leader can renew its lease: each is placed anew. The others follow in the next."""
 
 
 def migrate(turn: Turn, plan: MigrationPlan) -> None:
@@ -32,10 +37,13 @@ def relocate_pending(turn: Turn) -> None:
     """Move requests that are pending at instances that take none. Those without an alternative stay."""
     state = turn.state
     ready = state.fleet.ready
+    most = RELOCATED_MAX if state.settings.fold_version >= SHORT_TURNS else inf
+    moved = 0
     for instance, queue in list(state.workload.queues.items()):
         if queue.pending and ready and instance not in ready:
             for request in list(queue.pending.values()):
-                _relocate(turn, request)
+                if moved < most:
+                    moved += _relocate(turn, request)
     for instance in ready:
         queue = state.workload.queues.get(instance, EMPTY_QUEUE)
         if queue.queued_requests:
@@ -69,21 +77,22 @@ def _requeue(turn: Turn, migration: Migration, check: MigrationCheck, plan: Migr
     return False
 
 
-def _relocate(turn: Turn, request: Request) -> None:
+def _relocate(turn: Turn, request: Request) -> bool:
     decoder = decoder_for(turn, request, request.excluded, check_load=False)
     transfer = None if isinstance(decoder, DecodeRefusal) and not request.decode else 0.0
     view = PoolView(turn.state, request, turn.now, excluded=request.excluded, transfer_seconds=transfer)
     try:
         candidate = turn.policies.routing.choose(view).chosen
     except Exception:  # noqa: BLE001 - NoInstance, or one that no policy can take: it stays, and the others move
-        return
+        return False
     if candidate.instance == request.instance:
-        return  # ejected, and no other instance can serve it
+        return False  # ejected, and no other instance can serve it
     decode = decode_after_move(turn, request, candidate.instance)
-    if decode is not None:
-        reason = relocated(request.instance)
-        own = Migration(request.id, request.instance, candidate.instance, 0.0, reason)
-        _move(turn, own, candidate, decode, NOT_PLANNED, MoveCause.RELOCATED)
+    if decode is None:
+        return False
+    own = Migration(request.id, request.instance, candidate.instance, 0.0, relocated(request.instance))
+    _move(turn, own, candidate, decode, NOT_PLANNED, MoveCause.RELOCATED)
+    return True
 
 
 def _move(

@@ -30,7 +30,7 @@ DEFECTS = (
     ),
     Defect(
         "a cancel grants nothing to those who wait",
-        "        _cancel(turn, request, cause, reason, sent_to=NO_INSTANCE)\n        grant_next(turn, instance)\n",
+        "        _cancel(turn, request, cause, reason, sent_to=NO_INSTANCE)\n        _grant_after(turn, instance, cause)\n",
         "        _cancel(turn, request, cause, reason, sent_to=NO_INSTANCE)\n",
     ),
     Defect(
