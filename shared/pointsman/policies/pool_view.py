@@ -334,13 +334,11 @@ class PoolView:
 
     def _overtaken(self, queue: InstanceQueue) -> tuple[EngineSeconds, Tokens]:
         """Pending work of other tenants that wait for their share of the KV capacity."""
-        state, request = self._state, self.request
+        request, waits = self.request, self._state.kv_waiters()
         waiting = [
             other
             for other in queue.pending.values()
-            if RANK[other.queue_class] >= RANK[request.queue_class]
-            and other.tenant != request.tenant
-            and state.waits_for_kv(other)
+            if RANK[other.queue_class] >= RANK[request.queue_class] and other.tenant != request.tenant and waits(other)
         ]
         return sum(other.prefill_seconds for other in waiting), sum(other.uncached_tokens for other in waiting)
 

@@ -1,7 +1,7 @@
 """The parts of State: settings, one attribute per part, and queries over several parts. Data only: `state.State.apply`,
 `holdings` and `lifecycle` change it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
@@ -13,6 +13,7 @@ from pointsman.primitives import (
     InstanceId,
     Name,
     Sequence,
+    Tenant,
     Term,
     Tokens,
     WallSeconds,
@@ -32,6 +33,7 @@ from pointsman.state.output_lengths import OutputLengths
 from pointsman.state.pending_requests import PendingRequests
 from pointsman.state.prefix_copies import CopiesUnderWay, PrefixDemand
 from pointsman.state.prefix_index import PrefixIndex
+from pointsman.state.priority_classes import QueueClass
 from pointsman.state.promises import Promises
 from pointsman.state.recent_decisions import RecentDecisions
 from pointsman.state.reported_hits import Contradictions, ReportedHits
@@ -266,15 +268,38 @@ class StateParts:
 
     def waits_for_kv(self, request: Request) -> bool:
         """Whether it has to wait until its tenant has less in flight, or behind one of its tenant that goes before it and has to."""
+        return self.kv_waiters()(request)
+
+    def kv_waiters(self) -> Callable[[Request], bool]:
+        """`waits_for_kv` for many requests: what is the same for all of a tenant and class is looked up once."""
         tenants, capacity = self.tenants, self.fleet.kv_capacity_tokens
-        if not tenants.limits_kv:
-            return False
-        if tenants.must_wait_for_kv(request, capacity):
-            return True
+        known: dict[tuple[Tenant, QueueClass], bool | None] = {}
+
+        def waits(request: Request) -> bool:
+            of = request.tenant, request.queue_class
+            if of not in known:
+                has_share = tenants.policy_of(request.tenant).kv_share > 0
+                known[of] = self._first_waits_for_kv(*of) if has_share else None
+            first_waits = known[of]
+            return first_waits is not None and (first_waits or tenants.must_wait_for_kv(request, capacity))
+
+        return waits if tenants.limits_kv else _never
+
+    def kv_may_be_free(self) -> bool:
+        """Whether a pending request of a tenant with a share may go for all that its share says."""
+        tenants = self.tenants
+        return tenants.limits_kv and any(
+            tenants.policy_of(tenant).kv_share > 0 and not self._first_waits_for_kv(tenant, name)
+            for name, pending in self.pending.classes.items()
+            for tenant in pending
+        )
+
+    def _first_waits_for_kv(self, tenant: Tenant, queue_class: QueueClass) -> bool:
+        """One of those that go before all others of the tenant in this class: they wait behind it."""
         if self.settings.fold_version < fold_versions.KV_ORDER:
             return False
-        earlier = self.pending.oldest(request.tenant, request.queue_class)
-        return any(tenants.must_wait_for_kv(other, capacity) for other in earlier if other is not request)
+        capacity = self.fleet.kv_capacity_tokens
+        return any(self.tenants.must_wait_for_kv(first, capacity) for first in self.pending.oldest(tenant, queue_class))
 
     def best_effort_turn(self, now: EngineSeconds) -> tuple[Request, EngineSeconds] | None:
         """See `BestEffort.turn`."""
@@ -310,6 +335,10 @@ class StateParts:
     def next_grant_place(self, at: EngineSeconds) -> float:
         """Of the first grant that is made from now on."""
         return self.workload.grants + 1 if self.settings.fold_version >= fold_versions.ATTEMPTS_COUNTED else at
+
+
+def _never(_request: Request) -> bool:
+    return False
 
 
 def check_step(what: str, known: int, new: int) -> None:

@@ -164,7 +164,8 @@ class Tenants:
         account = self._known(request)
         if not share or not capacity or account is None or not account.kv_tokens:
             return False
-        return account.kv_tokens + request.prompt_tokens + self._expected_output(account, request) > share * capacity
+        least, room = account.kv_tokens + request.prompt_tokens, share * capacity
+        return least > room or least + self._expected_output(account, request) > room
 
     def rate_limits(self, tenant: Tenant, now: EngineSeconds) -> RateLimits | None:
         """None for a tenant without limits, or without requests so far."""

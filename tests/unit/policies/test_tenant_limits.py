@@ -331,6 +331,22 @@ def test_over_its_kv_share_a_tenant_waits_while_others_pass_and_goes_on_when_the
     assert [event.request for event in pool.log if isinstance(event, RequestGranted)] == ["r8"]
 
 
+def test_a_share_that_is_free_again_is_used_wherever_its_tenant_waits() -> None:
+    pool = LimitedPool(1)
+    pool.set_policies(named(a=TenantPolicy(kv_share=0.05)))
+    while not any(r.stage is Stage.PENDING for r in pool.state.workload.requests.values()):
+        pool.arrive("a", blocks=1, max_output_tokens=1)
+        pool._first_token()
+    (waiting,) = [r for r in pool.state.workload.requests.values() if r.stage is Stage.PENDING]
+    elsewhere = next(
+        r for r in pool.state.workload.requests.values() if r.stage is Stage.DECODING and r.instance != waiting.instance
+    )
+    pool.log.clear()
+    pool.finish(elsewhere)
+
+    assert [event.request for event in pool.log if isinstance(event, RequestGranted)] == [waiting.id]
+
+
 @pytest.mark.parametrize("fold_version", [9, 8])
 def test_a_large_request_over_the_share_is_not_overtaken_by_small_ones_of_its_tenant(fold_version: int) -> None:
     """Of 40,000 tokens `a` may have 2,000: a request of 1,600 waits until the small ones in flight have ended."""

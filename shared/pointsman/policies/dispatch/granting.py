@@ -25,7 +25,7 @@ GRANTING = (Status.READY, Status.DRAINING, Status.EJECTED)
 def grant_waiting(turn: Turn, instance_id: InstanceId) -> None:
     """Also elsewhere, if tenants may have waited for their share of the KV capacity, which is the pool's."""
     grant_next(turn, instance_id)
-    if turn.state.tenants.limits_kv or turn.state.best_effort.waits:
+    if turn.state.kv_may_be_free() or turn.state.best_effort.waits:
         pending = [name for name, queue in turn.state.workload.queues.items() if queue.pending]
         for other in sorted(pending):
             if other != instance_id:
@@ -79,7 +79,8 @@ def _eligible(turn: Turn, queue: InstanceQueue) -> InstanceQueue | None:
     state = turn.state
     pending = queue.pending
     if state.tenants.limits_kv:
-        pending = {r.id: r for r in pending.values() if not state.waits_for_kv(r)}
+        waits = state.kv_waiters()
+        pending = {r.id: r for r in pending.values() if not waits(r)}
     if state.fleet.fetches and any(r.fetching for r in queue.prefill.values()):
         pending = {r.id: r for r in pending.values() if shared_fetch(queue, r) is None}
     if queue.has_best_effort:
