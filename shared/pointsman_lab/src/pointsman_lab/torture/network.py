@@ -1,5 +1,5 @@
 """The log server (a `MemoryBroker`) and the messages to it. Messages are delayed, lost and duplicated; the server can
-go down. `history` has every entry ever stored, except those that the log has lost."""
+go down. `history` has every entry ever stored, except those that the log has lost, which `lost` has."""
 
 import asyncio
 from collections import deque
@@ -101,6 +101,7 @@ class Network:
         self.loop = loop
         self.broker = MemoryBroker(pool)
         self.history: list[Stored] = []
+        self.lost: list[Stored] = []
         self.losses = 0
         self.duplicates = 0.0
         self.write_seconds: EngineSeconds = 0.0
@@ -153,6 +154,7 @@ class Network:
     def _forget(self) -> None:
         last = self.broker.extent.last
         self.losses += 1
+        self.lost += self.history[last:]
         del self.history[last:]
         self._written = {write: at for write, at in self._written.items() if at <= last}
 

@@ -168,7 +168,7 @@ class IngressProcess(HttpProcess):
             isinstance(s.event, RequestMigrated)
             and s.event.rebound
             and (s.event.request, s.event.source) == (request, host)
-            for s in self.environment.network.history
+            for s in (*self.environment.network.history, *self.environment.network.lost)
         )
 
     def _sends(self, host: str, headers: dict[str, str]) -> None:
