@@ -68,8 +68,12 @@ async def test_entries_written_together_are_asked_for_together(server: SharedSer
 
 async def test_nobody_asks_while_nothing_comes(server: SharedServer) -> None:
     async with reading(server, WallSeconds(0.01)) as found:
+        await eventually(lambda: bool(found.pulls) and b"idle_heartbeat" in found.pulls[-1])
+        asked = len(found.pulls)
         await found.writer.log.append(stored("engine-1", 1, [1]))
-        await eventually(lambda: len(found.entries) == 1 and bool(found.pulls) and b"idle_heartbeat" in found.pulls[-1])
+        await eventually(
+            lambda: len(found.entries) == 1 and len(found.pulls) > asked and b"idle_heartbeat" in found.pulls[-1]
+        )
         before = len(found.pulls)
         await asyncio.sleep(0.3)
 

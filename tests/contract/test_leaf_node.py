@@ -1,7 +1,6 @@
 """A process at a leaf node whose JetStream is of another domain than the log's: it names the log's domain."""
 
 import asyncio
-import socket
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -13,6 +12,7 @@ from click.testing import CliRunner
 
 from pointsman.adapters import jetstream
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.tcp_ports import free_ports
 from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import CancelAnswered, CancelRequest, RouteGranted
 from pointsman.contracts.subjects import cancel_subject, route_subject
@@ -38,12 +38,6 @@ class Servers:
     leaf: str
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def configured(directory: Path, name: str, port: int, leaf_nodes: str) -> Path:
     directory.mkdir()
     file = directory / "nats.conf"
@@ -67,7 +61,7 @@ async def server(directory: Path, name: str, port: int, leaf_nodes: str) -> Asyn
 
 @pytest.fixture
 async def servers(tmp_path: Path) -> AsyncIterator[Servers]:
-    hub, leaf, link = free_port(), free_port(), free_port()
+    hub, leaf, link = free_ports(3)
     remote = f'remotes: [{{ url: "nats://127.0.0.1:{link}" }}]'
     async with (
         server(tmp_path / "hub", DOMAIN, hub, f'listen: "127.0.0.1:{link}"'),

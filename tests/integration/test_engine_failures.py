@@ -215,7 +215,7 @@ async def test_a_refusal_is_no_failure_of_the_engine(refusal: Behaviour) -> None
 
 
 async def test_a_client_that_hangs_up_and_a_request_that_is_too_old_are_no_failures_of_the_engine() -> None:
-    async with world_with(request_timeout_seconds=0.3) as world:
+    async with world_with(request_timeout_seconds=1.0) as world:
         world.one.script.extend([Behaviour.HANGS, Behaviour.HANGS_AFTER_FIRST])
         status, _ = await asked(world, STREAM)
         async with world.post(COMPLETIONS, STREAM) as answer:
@@ -268,13 +268,12 @@ async def test_an_engine_has_a_multiple_of_what_is_predicted_but_a_minimum_in_an
 
 
 async def test_an_answer_that_is_not_streamed_also_has_the_time_that_its_output_may_take() -> None:
-    async with world_with(**AT_ONCE, slo_tpot_seconds=0.1, request_timeout_seconds=1.0) as world:
+    async with world_with(**AT_ONCE, slo_tpot_seconds=0.1, request_timeout_seconds=2.0) as world:
         world.one.script.extend([Behaviour.HANGS, Behaviour.HANGS])
-        long, _ = await asked(world, {**TOKENS, "max_tokens": 500})
-        none_yet = await failures(world)
-        short, _ = await asked(world, {**TOKENS, "max_tokens": 1})
+        bodies = [{**TOKENS, "max_tokens": output_tokens} for output_tokens in (500, 1)]
+        (long, _), short = await asyncio.gather(*(asked(world, body) for body in bodies))
 
-        assert (long, none_yet, short) == (408, [], 200)
+        assert (long, short) == (408, (200, TWO))
         assert [told.failure for told in await failures(world)] == ["first_byte_timeout"]
 
 
@@ -370,7 +369,8 @@ async def test_a_request_that_nobody_else_can_take_waits_on_and_the_log_is_told_
         before = counted(ONE, "first_byte_timeout")
         asking = asyncio.create_task(asked(world, STREAM))
         await eventually(lambda: len(world.one.received) == 1)
-        await asyncio.sleep(1.0)  # several deadlines
+        await eventually(lambda: counted(ONE, "first_byte_timeout") > before)
+        await asyncio.sleep(0.7)  # several deadlines
         told = await failures(world)
         world.one.pause.set()
         assert counted(ONE, "first_byte_timeout") == before + 1
@@ -442,10 +442,9 @@ async def test_a_prefill_for_another_engine_has_its_own_deadline() -> None:
 async def test_reasoning_that_a_response_hides_is_no_late_first_byte(shown: bool, told: list[str]) -> None:
     created = b"event: response.created\ndata: {}\n\nevent: response.in_progress\ndata: {}\n\n"
     body = {"model": "m", "input": "hello", "stream": True, "max_output_tokens": 500, "include_reasoning": shown}
-    async with world_with(**AT_ONCE, retries_max=1, request_timeout_seconds=1.0) as world:
-        for engine in (world.one, world.two):
-            engine.script.append(Behaviour.HANGS_AFTER_FIRST)
-            engine.first_piece = created
+    async with world_with(**AT_ONCE, retries_max=1, request_timeout_seconds=3.0 if shown else 1.0) as world:
+        world.one.script.append(Behaviour.HANGS_AFTER_FIRST)
+        world.one.first_piece = created
         await asked(world, body, "/v1/responses")
 
         assert [failure.failure for failure in await failures(world)][:1] == told
@@ -628,7 +627,8 @@ async def test_without_a_scheduler_an_engine_that_failed_lately_is_left_alone() 
 async def test_one_that_failed_is_tried_again_after_a_while_by_one_request_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(in_flight, "AVOIDED_WALL_SECONDS", 0.3)
+    wall, steps = ScaledClock.wall, list[float]()
+    monkeypatch.setattr(ScaledClock, "wall", lambda clock: wall(clock) + sum(steps))
     async with world_with(scheduler_timeout_seconds=0.05, first_byte_factor=0.0) as world:
         await world.scheduler.__aexit__(None, None, None)
         world.one.script.extend([Behaviour.ERRS])
@@ -636,7 +636,7 @@ async def test_one_that_failed_is_tried_again_after_a_while_by_one_request_at_a_
         world.two.script.extend([Behaviour.HANGS] * 4)
         busy = [asyncio.create_task(asked(world)) for _ in range(4)]
         await eventually(lambda: len(world.two.received) == 5)
-        await asyncio.sleep(0.4)
+        steps.append(in_flight.AVOIDED_WALL_SECONDS)
         world.one.pause = asyncio.Event()
         trying = asyncio.create_task(asked(world))
         await eventually(lambda: len(world.one.received) == 2)

@@ -55,11 +55,16 @@ async def described(link: Link) -> FleetDescribed | None:
     return answer
 
 
-async def leader_pid(link: Link) -> int:
+async def leading(link: Link, *, after: int = 0) -> FleetDescribed:
+    """Who leads, as soon as somebody does in a term after this one."""
     async with asyncio.timeout(20):
-        while (found := await described(link)) is None:  # noqa: ASYNC110 - asking is how one knows
+        while (found := await described(link)) is None or found.term <= after:  # noqa: ASYNC110 - asking is how one knows
             await asyncio.sleep(0.05)
-    return int(found.scheduler.split("-")[1])
+    return found
+
+
+def pid_of(leader: FleetDescribed) -> int:
+    return int(leader.scheduler.split("-")[1])
 
 
 async def both_are_ready(fleet: FleetFile) -> None:
@@ -164,7 +169,7 @@ async def test_a_killed_leader_is_followed_at_once_and_no_request_is_lost(
     clients = Clients(fleet)
     running = asyncio.create_task(clients.run())
     await asyncio.sleep(1.0)
-    pid = await leader_pid(link)
+    pid = pid_of(await leading(link))
     killed_at = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     await clients.served_after(killed_at)
@@ -178,7 +183,7 @@ async def test_a_killed_leader_is_followed_at_once_and_no_request_is_lost(
     assert set(clients.answers.values()) == {200}
     await assert_each_request_has_one_end(link, clients.answers)
     assert_terms_are_in_order(await events_in(link.log))
-    assert await leader_pid(link) != pid
+    assert pid_of(await leading(link)) != pid
 
 
 async def test_a_leader_that_stood_still_comes_back_as_a_follower(fleet: FleetFile, link: Link) -> None:
@@ -186,13 +191,13 @@ async def test_a_leader_that_stood_still_comes_back_as_a_follower(fleet: FleetFi
     clients = Clients(fleet)
     running = asyncio.create_task(clients.run())
     await asyncio.sleep(1.0)
-    pid = await leader_pid(link)
-    before = await described(link)
+    before = await leading(link)
+    pid = pid_of(before)
     os.kill(pid, signal.SIGSTOP)
     stopped_at = time.monotonic()
     try:
         await clients.served_after(stopped_at)
-        after = await described(link)
+        after = await leading(link, after=before.term)
     finally:
         os.kill(pid, signal.SIGCONT)
     await asyncio.sleep(2.0)
@@ -200,10 +205,7 @@ async def test_a_leader_that_stood_still_comes_back_as_a_follower(fleet: FleetFi
     await running
 
     print(f"resumed {clients.silence_after(stopped_at):.2f} s after the leader stood still")
-    assert before is not None
-    assert after is not None
-    assert after.term > before.term
-    assert int(after.scheduler.split("-")[1]) != pid
+    assert pid_of(after) != pid
     assert set(clients.answers.values()) == {200}
     await assert_each_request_has_one_end(link, clients.answers)
     events = await events_in(link.log)
@@ -216,18 +218,16 @@ async def test_a_leader_that_stood_still_comes_back_as_a_follower(fleet: FleetFi
     placed = Counter((e.request, e.attempt) for e in events if isinstance(e, RequestPlaced))
     assert set(grants.values()) <= {1}
     assert set(placed.values()) == {1}
-    assert await leader_pid(link) != pid
+    assert pid_of(await leading(link)) != pid
 
 
 async def test_a_leader_that_is_asked_to_stop_gives_the_lease_back(fleet: FleetFile, link: Link) -> None:
     await both_are_ready(fleet)
-    pid = await leader_pid(link)
-    before = await described(link)
+    before = await leading(link)
+    pid = pid_of(before)
     os.kill(pid, signal.SIGTERM)
     asked_at = time.monotonic()
-    async with asyncio.timeout(10):
-        while (after := await described(link)) is None or (before and after.term == before.term):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    after = await leading(link, after=before.term)
 
     print(f"another leads {time.monotonic() - asked_at:.2f} s after SIGTERM")
-    assert int(after.scheduler.split("-")[1]) != pid
+    assert pid_of(after) != pid

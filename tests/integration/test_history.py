@@ -18,6 +18,7 @@ from pointsman_cli.main import main
 from tests.support.up import POINTSMAN, RunningUp, pointsman_up
 
 CAUGHT_UP_SECONDS_MAX = 20.0
+LEADS_SECONDS_MAX = 60.0
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,20 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
         up.wait_for("Stop +Ctrl-C")
         served = [_serve_requests(up)]
         os.kill(find_fleet(data=up.data).of_role("scheduler")[0].pid, signal.SIGKILL)
-        up.wait_for("scheduler was started again")
+        _wait_until_somebody_leads(up)
         served.append(_serve_requests(up))
         bundle, archive = directory / "log.pmlog", up.data / "archive.sqlite"
         last = _json("export", str(bundle), "--from", str(up.data))["entries"]
         _wait_until_archived(archive, last)
         yield Kept((("--from", str(up.data)), ("--from", str(archive)), ("--from", str(bundle))), last, tuple(served))
+
+
+def _wait_until_somebody_leads(up: RunningUp) -> None:
+    """Before that, an ingress places requests itself."""
+    deadline = time.monotonic() + LEADS_SECONDS_MAX
+    while CliRunner().invoke(main, ["fleet", "--from", str(up.data)]).exit_code != 0:
+        assert time.monotonic() < deadline, "nobody leads again"
+        time.sleep(0.1)
 
 
 def _serve_requests(up: RunningUp) -> dict[str, Any]:

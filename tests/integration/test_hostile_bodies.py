@@ -17,7 +17,9 @@ pytestmark = pytest.mark.quiet
 
 SIZE = 8 * 1024 * 1024 - 1024
 STALL_SECONDS_MAX = 0.1
-"""With the client in the same loop; a million ids take 0.07. Without bounds it is 0.3 to 4 s."""
+"""With the client in the same loop; a million ids take 0.07. Without bounds it is 0.3 to 4 s. A slower
+machine may take as long as it takes for IDS."""
+IDS = b"[" + b",".join([b"12345"] * 350_000) + b"]"
 START = b'{"model":"m","max_tokens":1,'
 
 
@@ -68,6 +70,18 @@ async def world() -> AsyncIterator[World]:
         yield opened
 
 
+def is_short(worst: list[float]) -> bool:
+    """Some round did not hold up the loop."""
+    if min(worst) < STALL_SECONDS_MAX:
+        return True
+    took = []
+    for _ in worst:
+        began = time.perf_counter()
+        json.loads(IDS)
+        took.append(time.perf_counter() - began)
+    return min(worst) < min(took)
+
+
 @asynccontextmanager
 async def lags() -> AsyncIterator[list[float]]:
     """How long the loop did not run, in seconds."""
@@ -94,7 +108,7 @@ async def test_no_body_holds_up_the_loop(world: World, path: str, body: bytes) -
             assert answer.status == 400, await answer.text()
         worst.append(max(found))
 
-    assert min(worst) < STALL_SECONDS_MAX, worst
+    assert is_short(worst), worst
 
 
 LONG = {
@@ -115,7 +129,7 @@ async def test_no_prompt_that_fits_the_model_holds_up_the_loop(path: str, body: 
                 assert answer.status == 429, await answer.text()
             worst.append(max(found))
 
-        assert min(worst) < STALL_SECONDS_MAX, worst
+        assert is_short(worst), worst
         assert min(asked.prompt_tokens for asked in world.scheduler.asked) > 1_000_000
 
 

@@ -809,26 +809,31 @@ async def test_a_byte_order_mark_is_left_out(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part_bytes", "pause_seconds", "status"),
-    [(4_000, 0.15, 200), (1, 0.15, 408), (4_000, 1.0, 408)],
+    ("each_seconds_max", "parts", "part_bytes", "pause_seconds", "status"),
+    [(3.0, 17, 4_000, 0.2, 200), (0.5, 8, 1, 0.15, 408), (0.5, 8, 4_000, 1.0, 408)],
     ids=["slow and steady", "a drip", "a pause"],
 )
 async def test_a_body_may_take_as_long_as_it_goes_on_at_the_least_rate(
-    monkeypatch: pytest.MonkeyPatch, part_bytes: int, pause_seconds: float, status: int
+    monkeypatch: pytest.MonkeyPatch,
+    each_seconds_max: float,
+    parts: int,
+    part_bytes: int,
+    pause_seconds: float,
+    status: int,
 ) -> None:
-    monkeypatch.setattr(call, "BODY_WALL_SECONDS", 0.5)
+    monkeypatch.setattr(call, "BODY_WALL_SECONDS", each_seconds_max)
     monkeypatch.setattr(call, "BODY_BYTES_A_SECOND", 8_000)
 
-    async def parts() -> AsyncIterator[bytes]:
+    async def body() -> AsyncIterator[bytes]:
         yield json.dumps(TOKENS).encode()[:-1]
-        for _ in range(8):
+        for _ in range(parts):
             await asyncio.sleep(pause_seconds)
             yield b" " * part_bytes
         yield b"}"
 
     async with world_with() as world:
         headers = {"content-type": "application/json"}
-        async with world.client.post(world.url + COMPLETIONS, data=parts(), headers=headers) as answer:
+        async with world.client.post(world.url + COMPLETIONS, data=body(), headers=headers) as answer:
             content = await answer.text()
 
     assert answer.status == status
@@ -837,7 +842,7 @@ async def test_a_body_may_take_as_long_as_it_goes_on_at_the_least_rate(
 
 @pytest.mark.parametrize("where", ["waiting", "in the engine", "streaming"])
 async def test_a_request_that_takes_too_long_gets_408_and_one_end(where: str) -> None:
-    async with world_with(request_timeout_seconds=0.3) as world:
+    async with world_with(request_timeout_seconds=1.0) as world:
         world.scheduler.holds_back = where == "waiting"
         world.one.script.append(Behaviour.HANGS if where == "in the engine" else Behaviour.HANGS_AFTER_FIRST)
         async with world.post(COMPLETIONS, STREAM) as answer:
@@ -912,12 +917,12 @@ async def test_who_asks_for_an_adapter_is_placed_where_it_is_also_without_a_sche
 
 async def test_once_a_scheduler_answers_again_it_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler_client, "PROBE_WALL_SECONDS", 0.01)
-    async with world_with(scheduler_timeout_seconds=0.05) as world:
+    async with world_with(scheduler_timeout_seconds=0.5) as world:
         world.broker.disconnect()
         async with world.post(COMPLETIONS, TOKENS) as blind:
             await blind.read()
         world.broker.reconnect()
-        await asyncio.sleep(0.05)
+        await eventually(lambda: world.board.whole)
         async with world.post(COMPLETIONS, TOKENS) as placed:
             await placed.read()
         whole = world.board.whole

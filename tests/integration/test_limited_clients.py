@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import anthropic
+import anyio
 import msgspec
 import openai
 import pytest
@@ -93,7 +94,16 @@ async def test_a_tenant_without_limits_is_told_of_none(world: World) -> None:
 # Asking again
 
 
-async def test_both_clients_ask_again_when_the_limit_allows_it_and_not_a_second_later(world: World) -> None:
+async def test_both_clients_ask_again_when_the_limit_allows_it_and_not_a_second_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep, slept = anyio.sleep, list[float]()
+
+    async def remembered(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(seconds)
+
+    monkeypatch.setattr(anyio, "sleep", remembered)  # with which both wait
     async with openai_of(world, max_retries=2) as one, anthropic_of(world, max_retries=2) as other:
         asks: list[Callable[[], Coroutine[Any, Any, Any]]] = [
             lambda: one.completions.create(**PROMPT),
@@ -108,7 +118,9 @@ async def test_both_clients_ask_again_when_the_limit_allows_it_and_not_a_second_
             await asyncio.wait([asking])
 
             first, second = world.scheduler.asked
-            assert 0.29 < second.arrived_at - first.arrived_at < 0.95
+            assert second.arrived_at - first.arrived_at > 0.29
+            assert slept == [0.3]
+            slept.clear()
 
 
 async def test_neither_client_asks_again_with_a_spent_quota(world: World) -> None:

@@ -233,7 +233,7 @@ async def test_the_client_asks_again_when_it_was_told_to_and_not_before(
 
     first, second = world.scheduler.asked
     assert answer.choices[0].text == "answer"
-    assert 1.9 < second.arrived_at - first.arrived_at < 4
+    assert 1.9 < second.arrived_at - first.arrived_at < 10
     assert first.request != second.request
 
 
@@ -248,7 +248,7 @@ async def test_the_client_does_not_ask_again_for_what_can_never_be(world: World)
 
 
 async def test_the_client_does_not_ask_again_for_what_took_all_the_time_there_is() -> None:
-    async with world_with(request_timeout_seconds=0.2) as world:
+    async with world_with(request_timeout_seconds=1.0) as world:
         world.one.script.append(Behaviour.HANGS)
         async with openai_of(world, max_retries=2) as client:
             with pytest.raises(openai.APIStatusError, match="took too long"):

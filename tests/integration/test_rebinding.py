@@ -258,7 +258,10 @@ async def test_a_stalled_engine_loses_its_requests_to_another_and_the_log_explai
 
         assert {status for status, _ in answers} == {200}
         moves = [event for life in lives for event in life if isinstance(event, RequestMigrated)]
-        assert one.given_up == len(moves) == 3
+        hanging = {received.headers["x-request-id"] for received in one.received[:3]}
+        assert hanging <= {move.request for move in moves}  # and any that a busy machine held up as long
+        assert one.given_up >= 3
+        assert all(sum(isinstance(event, RequestMigrated) for event in life) <= 1 for life in lives)
         assert all((m.rebound, m.source, m.instance, m.plan.startswith("r.")) == (True, ONE, TWO, True) for m in moves)
         assert all(m.benefit > 0 for m in moves)
         for life in lives:

@@ -18,7 +18,7 @@ from pointsman.runtime import supervision
 from pointsman.runtime.telemetry import configure_logging
 
 configure_logging('error', 'text')
-supervision.STOP_SECONDS_MAX = 0.5
+supervision.STOP_SECONDS_MAX = {kill}
 supervision.SAME_SIGNAL_SECONDS = {same}
 
 async def main(supervisor):
@@ -33,9 +33,14 @@ supervision.run(main)
 """
 
 
+def program_that(then: str, *, same: float = 0, patience: float = 60, kill: float = 5) -> str:
+    """`kill`: how many seconds it has to end once it hurries."""
+    return PROGRAM.format(then=then, same=same, patience=patience, kill=kill)
+
+
 @pytest.mark.parametrize(("first", "for_good"), [(signal.SIGTERM, "False"), (signal.SIGINT, "True")])
 def test_a_second_signal_hurries_who_is_stopping_already(first: signal.Signals, for_good: str) -> None:
-    with running(PROGRAM.format(same=0, patience=60, then="await supervisor.until_hurried()")) as process:
+    with running(program_that("await supervisor.until_hurried()")) as process:
         said = [line_of(process)]
         process.send_signal(first)
         said.append(line_of(process))
@@ -47,7 +52,7 @@ def test_a_second_signal_hurries_who_is_stopping_already(first: signal.Signals, 
 
 
 def test_the_same_signal_once_more_at_once_is_no_second_one() -> None:
-    program = PROGRAM.format(same=60, patience=0.5, then="await supervisor.until_hurried()")
+    program = program_that("await supervisor.until_hurried()", same=60, patience=0.5, kill=0.5)
     with running(program) as process:
         said = [line_of(process)]
         process.send_signal(signal.SIGTERM)
@@ -62,7 +67,7 @@ def test_the_same_signal_once_more_at_once_is_no_second_one() -> None:
 @pytest.mark.parametrize("signals", [1, 2])
 def test_who_does_not_end_in_the_time_it_has_is_killed(signals: int) -> None:
     patience = 0.2 if signals == 1 else 60
-    with running(PROGRAM.format(same=0, patience=patience, then="await asyncio.Event().wait()")) as process:
+    with running(program_that("await asyncio.Event().wait()", patience=patience, kill=0.5)) as process:
         line_of(process)
         process.send_signal(signal.SIGTERM)
         line_of(process)
@@ -81,7 +86,7 @@ def test_the_first_process_of_a_container_ends_likewise() -> None:
         or subprocess.run([*as_first, "true"], check=False, capture_output=True).returncode
     ):
         pytest.skip("no process namespaces can be made here")
-    with running(PROGRAM.format(same=0, patience=0.2, then="await asyncio.Event().wait()"), as_first) as process:
+    with running(program_that("await asyncio.Event().wait()", patience=0.2, kill=0.5), as_first) as process:
         line_of(process)
         (first,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(first), signal.SIGTERM)
@@ -94,7 +99,7 @@ def test_the_first_process_of_a_container_ends_likewise() -> None:
 def test_a_task_that_fails_ends_the_process_without_waiting_for_anything(error: str) -> None:
     fails = f"async def fail():\n    raise {error}\n\n"
     waits = "supervisor.start(fail(), name='fails'); await supervisor.until_hurried(); await supervisor.until_stopped()"
-    program = PROGRAM.format(same=0, patience=60, then="pass").replace("await supervisor.until_stopped()", waits)
+    program = program_that("pass").replace("await supervisor.until_stopped()", waits)
     with running(program.replace("async def main", fails + "async def main")) as process:
         process.wait(30)
 
@@ -103,7 +108,7 @@ def test_a_task_that_fails_ends_the_process_without_waiting_for_anything(error: 
 
 def test_tasks_that_are_cancelled_as_the_process_stops_are_no_failures() -> None:
     waits = "supervisor.start(asyncio.Event().wait(), name='waits'); await supervisor.until_stopped()"
-    program = PROGRAM.format(same=0, patience=60, then="pass").replace("await supervisor.until_stopped()", waits)
+    program = program_that("pass").replace("await supervisor.until_stopped()", waits)
     with running(program) as process:
         line_of(process)
         process.send_signal(signal.SIGTERM)

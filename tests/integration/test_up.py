@@ -32,7 +32,7 @@ from pointsman_cli.up.child import ChildProcess
 from pointsman_cli.up.command import run_fleet
 from pointsman_cli.up.process_checks import check_processes
 from pointsman_cli.up.processes import SOCKET_PATH_MAX, processes
-from pointsman_cli.up.runner import STOP_SECONDS_MAX, STOP_STAGES, FleetRunner, FleetStartError
+from pointsman_cli.up.runner import STOP_SECONDS_MAX, STOP_STAGES, Condition, FleetRunner, FleetStartError
 from pointsman_cli.up.scripts import console_script, settings_type_of
 from pointsman_cli.up.settings import UpSettings, checked
 from pointsman_cli.vllm_cpu.home import EngineHome
@@ -364,12 +364,17 @@ async def test_the_end_of_a_log_is_of_this_run(tmp_path: Path) -> None:
 
 async def test_a_process_that_dies_while_others_still_start_ends_the_start(tmp_path: Path) -> None:
     late = Script(tmp_path, "import time; time.sleep(60)")
-    early = Script(tmp_path, "import time; print('ready', flush=True); time.sleep(0.5)")
+    end = tmp_path / "end"
+    waits = f"while not pathlib.Path({str(end)!r}).exists(): time.sleep(0.01)"
+    early = Script(tmp_path, f"import pathlib, time; print('ready', flush=True)\n{waits}")
     late.name, late.log_file = "late", tmp_path / "late.log"
     runner, _ = runner_of(late, early)
 
+    starting = asyncio.create_task(runner.start(seconds_max=10))
+    await eventually(lambda: runner.conditions[early.name] is Condition.READY)
+    end.touch()
     with pytest.raises(FleetStartError, match="child ended with exit code 0 while others were starting"):
-        await runner.start(seconds_max=10)
+        await starting
     await runner.stop()
 
 
@@ -404,7 +409,7 @@ async def test_a_process_that_keeps_dying_is_started_again_ever_more_slowly_unti
 async def test_an_ingress_that_still_streams_when_the_fleet_stops_gets_a_second_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pointsman_cli.up.runner.STREAMS_SECONDS_MAX", 0.1)
+    monkeypatch.setattr("pointsman_cli.up.runner.STREAMS_SECONDS_MAX", 1.0)
     child = Script(tmp_path, STREAMS, role="ingress")
     runner, said = runner_of(child)
     await runner.start(seconds_max=10)

@@ -183,7 +183,8 @@ async def test_engines_that_hang_contradict_or_cannot_be_opened_leave_the_others
             await until_serving(worker, A)
             await good.publish(ScriptedCache().store(prompt(1)))
             await until_serving(worker, A, blocks=1)
-            await eventually(lambda: all(worker.lacks(name) for name in ("away", "odd", "broken")))
+            await eventually(lambda: worker.lacks("away") and worker.lacks("broken"))
+            await eventually(lambda: "following of odd" in worker.board.lacks)
             ready, lacks = worker.board.ready, worker.board.lacks
             failures.instances.clear()
             engines["odd"].block_tokens = BLOCK

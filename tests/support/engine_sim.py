@@ -96,6 +96,15 @@ class EventReader:
             batches.append(_batch(sequence, payload))
         return batches
 
+    async def up_to(self, last: int) -> list[Batch]:
+        """What was published and not read yet, when the batch with sequence `last` has come."""
+        batches: list[Batch] = []
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not batches or batches[-1].sequence < last:
+                _, sequence, payload = await self._subscriber.recv_multipart()
+                batches.append(_batch(sequence, payload))
+        return batches
+
     async def replay(self, first: int = 0) -> list[Batch]:
         """What the engine's buffer holds from sequence `first` on."""
         await self._dealer.send_multipart((b"", first.to_bytes(8, "big")))

@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import make_url
 
+from pointsman.adapters.tcp_ports import free_ports
 from tests.support.debian_programs import unpacked
 
 START_SECONDS_MAX = 60
@@ -43,8 +43,7 @@ def running_postgres() -> Iterator[str]:
             timeout=START_SECONDS_MAX,
         )
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     try:
         run("initdb", "--auth=trust", "--username=test", "--no-sync", "--encoding=UTF8")
         options = f"-h 127.0.0.1 -p {port} -k {directory} -c fsync=off -c shared_buffers=16MB"

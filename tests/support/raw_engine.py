@@ -25,6 +25,8 @@ class RawEngine:
         self.otherwise: Sequence[bytes] = [whole(b'{"detail": "Not Found"}', head=b"HTTP/1.1 404 Not Found\r\n")]
         self.pause_seconds = 0.0
         """Between pieces."""
+        self.goes_on: asyncio.Event | None = None
+        """Sends no second piece before this is set."""
         self.asked: list[str] = []
         self.posted: list[str] = []
         """Paths to which there was a POST."""
@@ -44,6 +46,8 @@ class RawEngine:
                 await writer.drain()
                 self.sent_bytes += len(piece)
                 await asyncio.sleep(self.pause_seconds)
+                if self.goes_on is not None:
+                    await self.goes_on.wait()
 
 
 @asynccontextmanager

@@ -23,7 +23,8 @@ from pointsman_lab.invariants import (
 
 Check = Callable[[Evidence], Iterator[str]]
 
-DROPPED_SECONDS_MAX = 1.0
+DROPPED_SECONDS_MAX = 5.0
+"""Until a client, on a busy machine too, has noticed that its connection broke."""
 NETWORK = "network"
 GONE_SECONDS_MAX = 16.0
 """Until a balancer has dropped its connections to a host that is gone: 11 s of keep-alive."""

@@ -103,13 +103,10 @@ class Injector:
             fault=fault.name, victim=names, pids=pids, at=at, began=at - self._started, lasted=fault.lasts
         )
         self.injections.append(injection)
-        if fault.action == "kill":
+        if fault.action in ENDS_PROCESSES:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):  # an earlier injection's victim that is not back yet
-                    os.kill(pid, signal.SIGKILL)
-        elif fault.action == "restart":
-            for pid in pids:
-                os.kill(pid, signal.SIGTERM)
+                    os.kill(pid, signal.SIGKILL if fault.action == "kill" else signal.SIGTERM)
         elif fault.action == "down":
             await self._fleet.nats_down(names, fault.lasts)
         elif fault.action in MISBEHAVIOUR:
@@ -126,7 +123,9 @@ class Injector:
     async def _misbehave(self, fault: Fault, instance: InstanceId, injection: Injection) -> None:
         (url,) = [process.url for process in self._fleet.file.processes if process.name == instance]
         async with aiohttp.ClientSession(url) as session, asyncio.TaskGroup() as looking:
-            await _tell(session, fault.action)
+            async with asyncio.timeout(VICTIM_SECONDS_MAX):  # while one that an earlier fault struck is started again
+                while not await _tell(session, fault.action):
+                    await asyncio.sleep(0.05)
             try:
                 await asyncio.sleep(DIAGNOSED_SHARE * fault.lasts)
                 diagnosed = looking.create_task(self._watch.diagnose(instance))
@@ -169,7 +168,7 @@ class Injector:
         return chosen.name, chosen.pid
 
     async def _alike(self, target: str, struck: Collection[int]) -> list[FleetProcess]:
-        processes = [p for p in self._fleet.file.processes if p.pid and p.pid not in struck]
+        processes = [p for p in self._fleet.file.processes if p.pid and p.pid not in struck and _lives(p.pid)]
         if target not in ("leader", "follower"):
             return [p for p in processes if p.role == target]
         if (leader := await self.leader()) is None:
@@ -217,9 +216,23 @@ async def leader_of(link: Link, pool: PoolName) -> FleetDescribed | None:
     return answer if isinstance(answer, FleetDescribed) else None
 
 
-async def _tell(engine: aiohttp.ClientSession, kind: str) -> None:
-    async with engine.post(MISBEHAVE_PATH, json={"kind": kind}) as answer:
-        answer.raise_for_status()
+def _lives(pid: int) -> bool:
+    """The fleet's file names the dead one until the next is started."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def _tell(engine: aiohttp.ClientSession, kind: str) -> bool:
+    """False if it is not there. One that was killed behaves when it is back."""
+    try:
+        async with engine.post(MISBEHAVE_PATH, json={"kind": kind}) as answer:
+            answer.raise_for_status()
+    except aiohttp.ClientConnectionError:
+        return False
+    return True
 
 
 async def _frozen(pid: int, seconds: EngineSeconds) -> None:
