@@ -1,13 +1,15 @@
 """What may be thousands at once, the leader decides in turns that are shorter than its lease."""
 
 from collections.abc import Iterator
+from itertools import chain
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import RequestGranted, RequestMigrated, RequestRejected
+from pointsman.contracts.decisions import RequestGranted, RequestMigrated, RequestPlaced, RequestRejected
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import RequestCancelled
 from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
 from pointsman.policies.dispatch.migrations import RELOCATED_MAX
+from pointsman.policies.dispatch.placement import PLACED_MAX
 from pointsman.policies.policy_set import policy_set
 from pointsman.primitives import InstanceId
 from pointsman.simulation.replay import verify
@@ -24,7 +26,7 @@ class Pool(LoggedLeader):
     """Requests that wait, most of them behind those that an engine's window has room for."""
 
     def __init__(self, *instances: InstanceId) -> None:
-        self.lead(policy_set(admission="none"), at=NOW)
+        self.lead(policy_set(admission="none", hold_seconds=60.0, hold_max=10_000), at=NOW)
         for instance in instances:
             self.happens(joined(instance, at=NOW, kv_capacity_tokens=1_000_000))
         day = TenantPolicies(default=TenantPolicy(tokens_per_day=10**9))
@@ -79,6 +81,18 @@ def test_who_is_not_ended_gets_the_room_afterwards() -> None:
 
     assert [type(event) for event in granted] == [RequestGranted] * len(lost)
     assert len(pool.in_stage(Stage.PENDING)) == len(waiting) - len(lost)
+    assert pool.proven
+
+
+def test_many_that_wait_for_the_first_instance_are_placed_in_several_turns() -> None:
+    pool = Pool()
+    pool.asks(PLACED_MAX * 2 + 50)
+    pool.happens(joined(A, at=NOW, kv_capacity_tokens=1_000_000))
+    turns = [pool.decides(pool.dispatcher.place_held(NOW)) for _ in range(4)]
+
+    placed = [[event.request for event in turn if isinstance(event, RequestPlaced)] for turn in turns]
+    assert [len(requests) for requests in placed] == [PLACED_MAX, PLACED_MAX, 50, 0]
+    assert [*chain(*placed)] == [f"r{number}" for number in range(PLACED_MAX * 2 + 50)]
     assert pool.proven
 
 

@@ -28,6 +28,8 @@ from pointsman.state.workload import NO_INSTANCE, Request, Stage
 RETRY_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 """Retry-After if it is unknown when an instance will be ready."""
 STARTING_WALL_SECONDS_MIN: WallSeconds = WallSeconds(1.0)
+PLACED_MAX = 400
+"""Of the held requests, in one turn."""
 
 
 def route(turn: Turn, command: RouteRequest) -> None:
@@ -50,14 +52,18 @@ def route(turn: Turn, command: RouteRequest) -> None:
 
 
 def place_held(turn: Turn) -> None:
-    """Thousands may be held while no instance is ready: they are counted once, and who stays held costs next to nothing."""
-    held_count = _held_count(turn)
+    """Thousands may be held while no instance is ready: they are counted once, and who stays held costs next to nothing.
+    The others are placed in turns that are shorter than the lease."""
+    held_count, placed = _held_count(turn), 0
     for request in list(turn.state.workload.requests.values()) if held_count else ():
         if request.stage is not Stage.ARRIVED or _may_hold(turn, request, held_count):
             continue
         _place(turn, request, request.attempt, request.excluded, arrived_earlier=True, held_count=held_count)
         grant_next(turn, request.instance)
         held_count -= 1
+        placed += 1
+        if placed == PLACED_MAX:
+            return
 
 
 def _has_its_place(request: Request, attempt: int) -> bool:
