@@ -316,12 +316,18 @@ async def test_a_slow_server_is_sent_as_much_as_it_does_in_half_a_second_and_a_q
     assert stage.listener.losses == []
 
 
-async def test_a_server_without_room_is_asked_again_until_it_has_some_and_says_what_is_wrong() -> None:
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [(10047, "insufficient storage resources available"), (10002, "resource limits exceeded for account")],
+)
+async def test_a_server_without_room_is_asked_again_until_it_has_some_and_says_what_is_wrong(
+    code: int, said: str
+) -> None:
     stage = await opened(WindowSettings(ack_seconds_max=60))
     stage.put(2, 3)
     for tries in range(REFUSALS_MAX + 1):
         await stage.sent(2 + tries)
-        refusal = {"code": 500, "err_code": 10047, "description": "insufficient storage resources available"}
+        refusal = {"code": 500, "err_code": code, "description": said}
         await stage.wire.answer(2, json.dumps({"error": refusal}).encode())
         assert stage.listener.stalled_now
     await stage.sent(2 + REFUSALS_MAX + 1)
