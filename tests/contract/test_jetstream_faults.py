@@ -966,6 +966,24 @@ async def test_chunks_of_a_checkpoint_are_read_ahead_again_and_in_order_whatever
     assert 1 < most <= READ_AHEAD
 
 
+async def test_checkpoints_are_looked_up_again_where_one_look_is_not_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last, asked = DirectStream.last, set[str]()
+
+    async def unanswered_once(stream: DirectStream, subject: str) -> Found | None:
+        if subject not in asked:
+            asked.add(subject)
+            raise StoreUnavailableError
+        return await last(stream, subject)
+
+    async with _checkpoints(tmp_path) as checkpoints:
+        await checkpoints.save(_label(1), b"state")
+        monkeypatch.setattr(DirectStream, "last", unanswered_once)
+
+        assert await checkpoints.labels() == [_label(1)]
+
+
 async def test_of_two_who_write_one_checkpoint_at_a_time_one_is_told_and_no_mixture_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
