@@ -474,6 +474,11 @@ LOG_FOLDED_WHOLE = Counter(
     ["pool", "reason"],
     values={"reason": get_args(UnusableCheckpoints)},
 )
+CHECKPOINT_AGE = Gauge(
+    "pointsman_checkpoint_age_entries",
+    "Log entries after the newest checkpoint from which this scheduler could start; without one, all.",
+    ["pool"],
+)
 LOG_BYTES = Gauge("pointsman_log_bytes", "Bytes that the log's stream holds.", ["pool"])
 LOG_BYTES_LIMIT = Gauge(
     "pointsman_log_bytes_limit", "Bytes at which the log's stream drops its oldest entries; 0: no limit.", ["pool"]

@@ -6,6 +6,7 @@ import pytest
 
 from pointsman.runtime import metrics_page
 from pointsman.runtime.health import HealthBoard
+from tests.support.waiting import eventually
 
 MANY = 250
 
@@ -36,8 +37,7 @@ async def test_one_rendering_answers_all_who_ask_at_once_and_another_those_who_a
 ) -> None:
     pages = Pages(monkeypatch)
     first = [asyncio.ensure_future(pages.ask()) for _ in range(MANY)]
-    while not pages.rendered:
-        await asyncio.sleep(0)
+    await eventually(lambda: bool(pages.rendered))
     pages.counted = 1
     second = [asyncio.ensure_future(pages.ask()) for _ in range(MANY)]
 
