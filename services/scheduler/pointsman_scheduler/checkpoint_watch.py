@@ -42,7 +42,7 @@ class CheckpointWatch:
         self._clock = clock
         self._board = board
         self._form = form
-        self._looks_max = INTERVALS_MAX * max(1.0, every / LOOK_WALL_SECONDS)
+        self._looks_max = INTERVALS_MAX * max(1.0, float(every) / float(LOOK_WALL_SECONDS))
         self._newest: Sequence = 0
         self._last: Sequence = 0
         self._looks = 0

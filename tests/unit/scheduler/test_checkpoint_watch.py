@@ -38,7 +38,7 @@ class World:
         self.checkpoints = Checkpoints()
         self.extent = LogExtent("log", 1, 0)
         self.watch = CheckpointWatch(
-            event_log=SimpleNamespace(extent=self._extent),  # type: ignore[arg-type]
+            event_log=SimpleNamespace(extent=self._extent),
             checkpoints=self.checkpoints,
             clock=ScaledClock(),
             board=self.board,
