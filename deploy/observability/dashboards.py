@@ -737,6 +737,16 @@ CONTROL = Board(
                     ],
                 ),
                 Panel(
+                    "Entries since the newest checkpoint",
+                    "What a scheduler that starts folds. Growing for minutes: none is taken.",
+                    [
+                        (
+                            f"max by (pool, instance) (pointsman_checkpoint_age_entries{{{POOL}}})",
+                            "{{pool}} {{instance}}",
+                        )
+                    ],
+                ),
+                Panel(
                     "Starts without a checkpoint",
                     "In 5 minutes: the whole log was folded.",
                     [(events("pointsman_log_folded_whole_total", "5m", "reason"), "{{reason}}")],

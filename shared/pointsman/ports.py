@@ -115,6 +115,10 @@ class LogExtent:
         """The last entry that can be read, or 0."""
         return self.last if self.first <= self.last else 0
 
+    @property
+    def entries(self) -> int:
+        return max(0, self.last - self.first + 1)
+
 
 @dataclass(slots=True)
 class Fence:

@@ -316,12 +316,18 @@ async def test_a_slow_server_is_sent_as_much_as_it_does_in_half_a_second_and_a_q
     assert stage.listener.losses == []
 
 
-async def test_a_server_without_room_is_asked_again_until_it_has_some_and_says_what_is_wrong() -> None:
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [(10047, "insufficient storage resources available"), (10002, "resource limits exceeded for account")],
+)
+async def test_a_server_without_room_is_asked_again_until_it_has_some_and_says_what_is_wrong(
+    code: int, said: str
+) -> None:
     stage = await opened(WindowSettings(ack_seconds_max=60))
     stage.put(2, 3)
     for tries in range(REFUSALS_MAX + 1):
         await stage.sent(2 + tries)
-        refusal = {"code": 500, "err_code": 10047, "description": "insufficient storage resources available"}
+        refusal = {"code": 500, "err_code": code, "description": said}
         await stage.wire.answer(2, json.dumps({"error": refusal}).encode())
         assert stage.listener.stalled_now
     await stage.sent(2 + REFUSALS_MAX + 1)
@@ -965,6 +971,24 @@ async def test_chunks_of_a_checkpoint_are_read_ahead_again_and_in_order_whatever
         assert await checkpoints.load(_label(1)) == content
         assert await checkpoints.load_head(_label(1)) == content[: 10 * CHUNK_BYTES]
     assert 1 < most <= READ_AHEAD
+
+
+async def test_checkpoints_are_looked_up_again_where_one_look_is_not_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last, asked = DirectStream.last, set[str]()
+
+    async def unanswered_once(stream: DirectStream, subject: str) -> Found | None:
+        if subject not in asked:
+            asked.add(subject)
+            raise StoreUnavailableError
+        return await last(stream, subject)
+
+    async with _checkpoints(tmp_path) as checkpoints:
+        await checkpoints.save(_label(1), b"state")
+        monkeypatch.setattr(DirectStream, "last", unanswered_once)
+
+        assert await checkpoints.labels() == [_label(1)]
 
 
 async def test_of_two_who_write_one_checkpoint_at_a_time_one_is_told_and_no_mixture_is_stored(

@@ -20,7 +20,7 @@ from pointsman.adapters.waiting import wait_at_most
 from pointsman.primitives import Seconds, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.http_protocol import HttpLimits, http_protocol
-from pointsman.runtime.metrics_page import metrics_page
+from pointsman.runtime.metrics_page import SharedMetricsPage
 
 log = structlog.get_logger()
 
@@ -52,6 +52,7 @@ class HealthBoard:
         self._missing: dict[str, str] = {}
         self._degraded: dict[str, str] = {}
         self._parts: dict[str, None] = {}
+        self._metrics = SharedMetricsPage()
 
     def missing(self, part: str, reason: str) -> None:
         self._degraded.pop(self._named(part), None)
@@ -98,7 +99,7 @@ class HealthBoard:
     def parts(self) -> list[str]:
         return list(self._parts)
 
-    def answer(self, path: str, query: str = "") -> tuple[int, str, bytes] | None:
+    async def answer(self, path: str, query: str = "") -> tuple[int, str, bytes] | None:
         """Returns status, content type and body, or None for other paths."""
         if path == "/livez":
             return 200, "text/plain; charset=utf-8", b"ok"
@@ -110,7 +111,7 @@ class HealthBoard:
             status = {"ready": self.ready, "missing": self.missing_parts, "degraded": self.degraded_parts}
             return self._status, "application/json", json.dumps(status).encode()
         if path == "/metrics":
-            return 200, CONTENT_TYPE_LATEST, metrics_page()
+            return 200, CONTENT_TYPE_LATEST, await self._metrics.current()
         return None
 
     @property
@@ -150,7 +151,7 @@ def health_app(
             document = documents[path]()
             await send_whole(send, 503 if document is None else 200, document or b"{}", "application/json")
             return
-        status, content_type, body = board.answer(path, query_of(scope)) or (404, "text/plain", b"not found\n")
+        status, content_type, body = await board.answer(path, query_of(scope)) or (404, "text/plain", b"not found\n")
         await send_whole(send, status, body, content_type)
 
     return app

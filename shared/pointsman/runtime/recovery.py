@@ -1,6 +1,6 @@
 """Finds where a fold starts: the newest checkpoint of the same fold (`CheckpointLabel.form`) and log, at an unchanged
-entry; else the oldest entry. If the log is truncated, unreadable checkpoints are retried. Who needs only loads and queues
-reads the head of a checkpoint (`LoadsOnly`)."""
+entry; else the oldest entry. If the log is truncated or long, unreadable checkpoints are retried. Who needs only loads and
+queues reads the head of a checkpoint (`LoadsOnly`)."""
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
@@ -33,6 +33,8 @@ log = structlog.get_logger()
 
 RETRY_WALL_SECONDS: WallSeconds = WallSeconds(0.1)
 CHECKPOINT_WAIT_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
+SHORT_LOG_ENTRIES = 50_000
+"""Folded within seconds, sooner than a store that is away answers again."""
 UNREADABLE = "it could not be read"
 OTHER_SETTINGS: UnusableCheckpoints = "other policies or settings"
 
@@ -109,7 +111,7 @@ class Recovery:
         self._loads = loads
         self._unfit: set[CheckpointLabel] = set()
         self._others: dict[UnusableCheckpoints, set[CheckpointLabel]] = {}
-        """Of other folds, newest first, by why."""
+        """Of other folds, newest first, by why; only `unavailable` if none could be read in time."""
         self.form = checkpoint_form(empty_state())
         telemetry.LOG_FOLDED_WHOLE.show_zeros(pool=board.pool)
 
@@ -125,16 +127,16 @@ class Recovery:
         return StartPoint(self._empty_state(), extent, None)
 
     def _tell_why_whole(self, extent: LogExtent) -> None:
-        """The start takes as long as the log is. Loudly if checkpoints of this log are of another fold."""
+        """The start takes as long as the log is. Loudly if there are, or may be, checkpoints of this log."""
         if not self._others:
-            log.info("log_folded_whole", reason="no checkpoint is old enough", entries=extent.last - extent.first + 1)
+            log.info("log_folded_whole", reason="no checkpoint of it fits", entries=extent.entries)
             return
         reason = next(iter(self._others))
         telemetry.LOG_FOLDED_WHOLE.labels(self._board.pool, reason).inc()
         log.warning(
             "log_folded_whole",
             reason=reason,
-            entries=extent.last - extent.first + 1,
+            entries=extent.entries,
             checkpoints=len(self._others[reason]),
             form=self.form,
         )
@@ -169,7 +171,9 @@ class Recovery:
                 return extent, await self._newest_fitting(extent)
             except _RetryLookUpError as error:
                 log.warning("checkpoints_unavailable", problem=str(error))
-                if extent.first <= 1 or self._clock.wall() > deadline:
+                is_soon_folded = extent.first <= 1 and extent.entries <= SHORT_LOG_ENTRIES
+                if is_soon_folded or self._clock.wall() > deadline:
+                    self._others = {"unavailable": set()}
                     return extent, None
                 self._board.missing(self._part, f"no checkpoint can be read: {error}")
             await self._clock.sleep_wall(RETRY_WALL_SECONDS)

@@ -33,7 +33,9 @@ ConnectionRefusal = Literal[
     "malformed", "pipelined", "head_too_large", "head_timeout", "connections", "connections_per_address", "idle_evicted",
     "opening_evicted", "answer_unread",
 ]  # fmt: skip
-UnusableCheckpoints = Literal["another fold version", "an earlier release", "other policies or settings", "unreadable"]
+UnusableCheckpoints = Literal[
+    "another fold version", "an earlier release", "other policies or settings", "unreadable", "unavailable"
+]
 
 Gauge = partial(bounded_metrics.Gauge, multiprocess_mode="livemax")
 """The maximum over processes; counters and histograms are summed."""
@@ -468,9 +470,14 @@ LOG_FIRST_SEQUENCE = Gauge("pointsman_log_first_sequence", "Sequence of the olde
 LOG_LAST_SEQUENCE = Gauge("pointsman_log_last_sequence", "Sequence of the newest log entry.", ["pool"])
 LOG_FOLDED_WHOLE = Counter(
     "pointsman_log_folded_whole_total",
-    "Starts that folded the whole log because its checkpoints are of another release's fold, or of other policies.",
+    "Starts that folded the whole log because its checkpoints are of another fold, or could not be read.",
     ["pool", "reason"],
     values={"reason": get_args(UnusableCheckpoints)},
+)
+CHECKPOINT_AGE = Gauge(
+    "pointsman_checkpoint_age_entries",
+    "Log entries after the newest checkpoint from which this scheduler could start; without one, all.",
+    ["pool"],
 )
 LOG_BYTES = Gauge("pointsman_log_bytes", "Bytes that the log's stream holds.", ["pool"])
 LOG_BYTES_LIMIT = Gauge(

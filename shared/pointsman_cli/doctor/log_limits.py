@@ -102,7 +102,7 @@ class LogSpace(Examiner):
         extent = self._extent
         if self._first_at is None or not extent.bytes_max or extent.bytes < FULL_SHARE * extent.bytes_max:
             return
-        kept = self.wall(self.time.now - self._first_at) * (extent.last - extent.first + 1) / self._entries
+        kept = self.wall(self.time.now - self._first_at) * extent.entries / self._entries
         if kept < KEPT_WALL_SECONDS:
             yield self.warning(
                 f"the log is full and keeps {kept / 60:.0f} minutes",

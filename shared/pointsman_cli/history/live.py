@@ -48,7 +48,7 @@ class LiveHistory(History):
             identity=extent.identity,
             first=extent.first,
             last=extent.last,
-            entries=max(0, extent.last - extent.first + 1),
+            entries=extent.entries,
         )
 
     @override

@@ -358,12 +358,12 @@ async def test_a_pool_forgets_a_model_after_its_engines_were_replaced() -> None:
         assert one.found("") == ("chat", "new", "")
 
 
-def test_an_ingress_is_ready_while_a_pool_is_and_reports_what_others_miss() -> None:
+async def test_an_ingress_is_ready_while_a_pool_is_and_reports_what_others_miss() -> None:
     board = PoolsBoard([CHAT, CODE])
     board.pools[CODE].missing("view", "the log is not read yet")
-    one_left = board.answer("/readyz")
+    one_left = await board.answer("/readyz")
     board.pools[CHAT].missing("view", "the log is not read yet")
-    none_left = board.answer("/readyz")
+    none_left = await board.answer("/readyz")
 
     assert one_left is not None
     assert (one_left[0], json.loads(one_left[2])["missing"]) == (200, {"view of code": "the log is not read yet"})
@@ -371,14 +371,14 @@ def test_an_ingress_is_ready_while_a_pool_is_and_reports_what_others_miss() -> N
     assert none_left[0] == 503
 
 
-def test_an_ingress_without_scheduler_and_engines_is_ready_until_shutdown() -> None:
+async def test_an_ingress_without_scheduler_and_engines_is_ready_until_shutdown() -> None:
     board = PoolsBoard([CHAT, CODE])
     for pool in (CHAT, CODE):
         board.pools[pool].degraded("scheduler", "no scheduler answers")
         board.pools[pool].degraded("fleet", "no engine is ready")
-    blind = board.answer("/readyz", "verbose")
+    blind = await board.answer("/readyz", "verbose")
     board.missing("shutdown", "shutting down")
-    stopping = board.answer("/readyz", "verbose")
+    stopping = await board.answer("/readyz", "verbose")
 
     assert blind is not None
     assert blind[0] == 200

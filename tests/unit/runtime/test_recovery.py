@@ -1,10 +1,12 @@
 """Where a fold begins: with the newest checkpoint that fits, and not without one that is only away for a moment."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
 from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
@@ -84,6 +86,17 @@ async def _save(checkpoints: MemoryCheckpoints, broker: MemoryBroker, entry: Log
     await checkpoints.save(label, encode_state(state))
 
 
+@contextmanager
+def _counted(reason: str) -> Iterator[Callable[[], float]]:
+    """How many starts were counted with this reason since."""
+
+    def value() -> float:
+        return REGISTRY.get_sample_value(FOLDED_WHOLE, {"pool": "", "reason": reason}) or 0.0
+
+    before = value()
+    yield lambda: value() - before
+
+
 async def test_a_start_waits_for_checkpoints_that_are_away_where_the_log_has_lost_its_beginning() -> None:
     broker, passed = await _a_log_that_begins_late()
     checkpoints = TroubledCheckpoints()
@@ -97,12 +110,33 @@ async def test_a_start_waits_for_checkpoints_that_are_away_where_the_log_has_los
     assert beginning.label is not None
 
 
-async def test_a_start_from_the_whole_log_waits_for_no_checkpoint() -> None:
-    broker, _ = await _a_log_that_begins_late()
-
-    beginning = await _following(broker, TroubledCheckpoints(away=1)).begin()
+async def test_a_start_from_the_whole_log_waits_for_no_checkpoint_where_the_log_is_short() -> None:
+    broker, passed = await _a_log_that_begins_late()
+    checkpoints = TroubledCheckpoints()
+    await _save(checkpoints, broker, *passed[-1])
+    checkpoints.away = 1
+    with capture_logs() as logged, _counted("unavailable") as counted:
+        beginning = await _following(broker, checkpoints).begin()
 
     assert (beginning.label, beginning.extent.first) == (None, 1)
+    assert counted() == 1
+    assert [entry["reason"] for entry in logged if entry["event"] == "log_folded_whole"] == ["unavailable"]
+
+
+async def test_a_start_from_the_whole_log_waits_for_checkpoints_that_are_away_where_the_log_is_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recovery, "SHORT_LOG_ENTRIES", ENTRIES - 1)
+    broker, passed = await _a_log_that_begins_late()
+    checkpoints = TroubledCheckpoints()
+    await _save(checkpoints, broker, *passed[-1])
+    checkpoints.away = 3
+    with _counted("unavailable") as counted:
+        beginning = await _following(broker, checkpoints).begin()
+
+    assert beginning.label is not None
+    assert beginning.label.as_of == ENTRIES
+    assert counted() == 0
 
 
 async def test_a_start_takes_the_checkpoint_that_replaced_the_one_it_wanted() -> None:
@@ -131,10 +165,12 @@ async def test_a_start_gives_up_on_checkpoints_that_stay_away(monkeypatch: pytes
     broker.drop_before(4)
 
     async with asyncio.timeout(5.0):
-        beginning = await _following(broker, TroubledCheckpoints(away=10_000)).begin()
+        with _counted("unavailable") as counted:
+            beginning = await _following(broker, TroubledCheckpoints(away=10_000)).begin()
 
     assert beginning.label is None
     assert beginning.state.sequence == 0
+    assert counted() == 1
 
 
 async def test_a_log_that_loses_its_beginning_before_it_is_read_is_begun_again_with_a_checkpoint() -> None:
@@ -166,10 +202,9 @@ async def test_checkpoints_of_another_fold_are_not_used_and_that_is_said_with_th
         )
         checkpoints = MemoryCheckpoints(lambda: True)
         await checkpoints.save(label, encode_state(state))
-        counted = REGISTRY.get_sample_value(FOLDED_WHOLE, {"pool": "", "reason": reason}) or 0.0
-
-        beginning = await _following(broker, checkpoints).begin()
+        with _counted(reason) as counted:
+            beginning = await _following(broker, checkpoints).begin()
 
         assert beginning.label is None
         assert beginning.state.sequence == 0
-        assert REGISTRY.get_sample_value(FOLDED_WHOLE, {"pool": "", "reason": reason}) == counted + 1
+        assert counted() == 1

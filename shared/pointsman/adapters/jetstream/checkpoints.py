@@ -159,7 +159,7 @@ class JetStreamCheckpoints(Checkpoints):
 
     async def _description(self, slot: str) -> _Description | None:
         """None if the slot is free. One that is not understood is free, too."""
-        found = await self._bucket.last(self._slot_subject(slot))
+        found = await _repeated(partial(self._bucket.last, self._slot_subject(slot)))
         if found is None:
             return None
         try:
@@ -188,7 +188,7 @@ def _slot_for(label: CheckpointLabel, known: dict[str, _Description], log_begins
 
 
 async def _repeated(attempt: Callable[[], Awaitable[Result]]) -> Result:
-    """One chunk that takes too long must not cost the whole checkpoint. Raises StoreUnavailableError."""
+    """One question that takes too long must not cost the whole checkpoint. Raises StoreUnavailableError."""
     backoff = Backoff()
     while True:
         try:

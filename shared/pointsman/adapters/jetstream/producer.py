@@ -50,8 +50,8 @@ MESSAGE_ID_HEADER = "Nats-Msg-Id"
 EXPECTED_SUBJECT_HEADER = "Nats-Expected-Last-Subject-Sequence-Subject"
 DUPLICATE_IN_PROCESS = 10158
 """An earlier try is being replicated: answered to a repetition while there is no quorum (seen with three servers)."""
-NO_STORAGE = frozenset({10023, 10028, 10047, 10077})
-"""Insufficient resources, memory or storage, and a store that failed: the same write may pass later."""
+NO_STORAGE = frozenset({10002, 10023, 10028, 10047, 10077})
+"""An account at its limit, insufficient resources, memory or storage, a store that failed: the write may pass later."""
 NONE_LEFT = "wrong last sequence: 0"
 REFUSALS_MAX = 5
 IN_FLIGHT_MAX = 1024

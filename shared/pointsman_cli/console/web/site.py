@@ -109,7 +109,7 @@ class Site:
         async def probed(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["path"] == "/metrics":
                 self._console.source.note_metrics()
-            answer = self._board.answer(scope["path"], scope.get("query_string", b"").decode("latin-1"))
+            answer = await self._board.answer(scope["path"], scope.get("query_string", b"").decode("latin-1"))
             if answer is None:
                 await app(scope, receive, send)
             else:
