@@ -124,7 +124,7 @@ class Injector:
         (url,) = [process.url for process in self._fleet.file.processes if process.name == instance]
         async with aiohttp.ClientSession(url) as session, asyncio.TaskGroup() as looking:
             async with asyncio.timeout(VICTIM_SECONDS_MAX):  # while one that an earlier fault struck is started again
-                while not await _tell(session, fault.action):
+                while not await _tell(session, fault.action):  # noqa: ASYNC110 - asking is how one knows
                     await asyncio.sleep(0.05)
             try:
                 await asyncio.sleep(DIAGNOSED_SHARE * fault.lasts)
