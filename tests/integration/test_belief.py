@@ -684,14 +684,11 @@ async def it_is_told_that_nothing_was_cached_though_it_was(world: World) -> None
 @case(NO_REPLAY)
 async def hits_teach_what_events_do_not(world: World) -> None:
     shared = prompt(1, 2, 3)
-    loop = asyncio.get_running_loop()
     await world.ask(shared)
     for bit in range(10, 18):  # for longer than anything is believed that nothing confirms
-        began = loop.time()
         assert await world.ask([*shared, *prompt(bit)], told=False) == len(shared)
         await asyncio.sleep(UNCONFIRMED_SECONDS / 5)
-        stood_still = loop.time() - began > UNCONFIRMED_SECONDS / 2  # what is believed may have been forgotten rightly
-        assert stood_still or set(CHAIN.extend(CHAIN.root(), shared)) <= world.believed
+        assert set(CHAIN.extend(CHAIN.root(), shared)) <= world.believed
     assert not world.indexed
     await world.says("")
 
