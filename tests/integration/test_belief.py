@@ -3,7 +3,7 @@
 An engine of the test's own has a true cache and publishes on real ZMQ sockets. It loses, repeats and reorders messages,
 restarts, offloads and lies, with and without a replay socket. A real worker follows it, a real scheduler folds what the worker
 writes. Beside each case a monitor holds belief against truth all the time; it counts looks, not seconds, so that a machine that
-stands still is no failure. Times of the real thing are shortened about fifty-fold (see BOUNDS). All cases run side by side.
+stands still is no failure. Times of the real thing are shortened (see BOUNDS). All cases run side by side.
 """
 
 import asyncio
@@ -48,11 +48,12 @@ SPAN = 2
 CHAIN = KeyChain(secret=b"pointsman-development", model="m", block_tokens=SPAN * BLOCK)
 
 LOOK_SECONDS = 0.02
-UNCONFIRMED_SECONDS = 1.0
+UNCONFIRMED_SECONDS = 2.0
+"""Without a replay socket, what a busy machine takes longer to tell is forgotten for good."""
 WRONG_LOOKS_MAX = round(2.0 / LOOK_SECONDS)
 """How long `exact` may be wrong: in the real thing 5 s, most of them the 2 s of silence and the 3 s in which a contradiction
 settles, here 0.2 s and 0.3 s."""
-PHANTOM_LOOKS_MAX = round(2.5 / LOOK_SECONDS)
+PHANTOM_LOOKS_MAX = round(3.5 / LOOK_SECONDS)
 """How long anything may be believed that is not there: in the real thing a minute, of which 45 s are the decay."""
 BOUNDS: list[tuple[object, str, float]] = [
     (holdings, "DELIVERED_WALL_SECONDS", UNCONFIRMED_SECONDS),
@@ -683,14 +684,11 @@ async def it_is_told_that_nothing_was_cached_though_it_was(world: World) -> None
 @case(NO_REPLAY)
 async def hits_teach_what_events_do_not(world: World) -> None:
     shared = prompt(1, 2, 3)
-    loop = asyncio.get_running_loop()
     await world.ask(shared)
-    for bit in range(10, 22):  # for longer than anything is believed that nothing confirms
-        began = loop.time()
+    for bit in range(10, 18):  # for longer than anything is believed that nothing confirms
         assert await world.ask([*shared, *prompt(bit)], told=False) == len(shared)
         await asyncio.sleep(UNCONFIRMED_SECONDS / 5)
-        stood_still = loop.time() - began > UNCONFIRMED_SECONDS / 2  # what is believed may have been forgotten rightly
-        assert stood_still or set(CHAIN.extend(CHAIN.root(), shared)) <= world.believed
+        assert set(CHAIN.extend(CHAIN.root(), shared)) <= world.believed
     assert not world.indexed
     await world.says("")
 

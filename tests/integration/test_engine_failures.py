@@ -19,7 +19,7 @@ from pointsman.adapters.shared_timers import SharedTimer
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.fleet import InstanceEjected, InstanceLeft, InstanceSuspected
 from pointsman.contracts.requests import PrefillFinished, RequestAttemptFailed, RequestFailed, RequestFinished
-from pointsman.primitives import Epoch, InstanceId
+from pointsman.primitives import Epoch, InstanceId, WallSeconds
 from pointsman_ingress import key_probe, metrics
 from pointsman_ingress.engine import client
 from pointsman_ingress.engine.client import EngineFailedError
@@ -627,8 +627,8 @@ async def test_without_a_scheduler_an_engine_that_failed_lately_is_left_alone() 
 async def test_one_that_failed_is_tried_again_after_a_while_by_one_request_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    wall, steps = ScaledClock.wall, list[float]()
-    monkeypatch.setattr(ScaledClock, "wall", lambda clock: wall(clock) + sum(steps))
+    wall, steps = ScaledClock.wall, list[WallSeconds]()
+    monkeypatch.setattr(ScaledClock, "wall", lambda clock: sum(steps, start=wall(clock)))
     async with world_with(scheduler_timeout_seconds=0.05, first_byte_factor=0.0) as world:
         await world.scheduler.__aexit__(None, None, None)
         world.one.script.extend([Behaviour.ERRS])

@@ -154,7 +154,7 @@ async def test_a_stream_is_shown_as_it_comes_and_without_the_usage_however_its_l
     liar.otherwise = [STREAM_HEAD + CHUNK + end, CHUNK + end, b'data: {"choices":[],' + USAGE % b"3" + b"}" + end, b"data: [DONE]" + end]  # fmt: skip
     liar.pause_seconds, liar.goes_on = 0.1, asyncio.Event()
     async with world.post(COMPLETIONS, STREAMED) as answer:
-        first = await answer.content.readany()
+        first = await asyncio.wait_for(answer.content.readany(), 15)
         liar.goes_on.set()
         rest = await answer.content.read()
 
@@ -190,7 +190,7 @@ async def test_answers_that_are_held_have_a_bound_together() -> None:
         answer = whole(b'{"data":"' + b"a" * 700_000 + b'"}')
         slow.otherwise, slow.goes_on = [answer[:600_000], answer[600_000:]], asyncio.Event()
         asking = {asyncio.create_task(ask(world)) for _ in range(2)}
-        (first,), (held,) = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+        (first,), (held,) = await asyncio.wait(asking, timeout=15, return_when=asyncio.FIRST_COMPLETED)
         slow.goes_on.set()
         refused, answered, again = first.result(), await held, await ask(world)
 
