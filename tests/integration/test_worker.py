@@ -1032,6 +1032,7 @@ class ScriptedSource:
     said: asyncio.Queue[EngineItem] = field(default_factory=asyncio.Queue)
     replays: bool = False
     certain: bool = False
+    catching_up: bool = False
     cursor: Cursor | None = None
 
     async def items(self, after: Cursor | None = None) -> AsyncGenerator[EngineItem, None]:
@@ -1205,3 +1206,40 @@ async def test_a_rejoin_above_an_epoch_that_none_can_follow_is_refused_and_the_w
         assert isinstance(answer, ResyncAnswered)
         assert not answer.accepted
         assert len(bench.log.of(InstanceReported)) > before
+
+
+@pytest.mark.parametrize("ends", ["catches up", "pauses"])
+async def test_the_past_of_an_engine_is_not_told_and_nothing_of_it_expires(ends: str) -> None:
+    source = ScriptedSource(certain=True, replays=True, catching_up=True)
+    cache, clock, broker = ScriptedCache(), ScaledClock(), MemoryBroker(PoolName("default"))
+    link, view = broker.client(clock, name="worker"), LogView(broker)
+    service = WorkerService(
+        event_log=link.log,
+        commands=link.commands,
+        clock=clock,
+        board=HealthBoard(),
+        settings=WorkerSettings(block_tokens=2 * BLOCK, flush_ms=2.0, report_seconds=WallSeconds(0.05)),
+        target=TARGET,
+        engine=FakeHttpEngine(),
+        events=source,
+        unconfirmed_wall_seconds=WallSeconds(0.1),
+    )
+    worker = asyncio.create_task(service.run())
+    source.said.put_nowait(EngineAttached(exact=True))
+    for sequence, event in enumerate((cache.store(tokens(1, 2)), cache.evict(tokens(1, 2)), cache.store(tokens(1, 3)))):
+        payload = msgspec.msgpack.encode([0.0, [event], 0])
+        source.said.put_nowait(decode_batch(sequence, payload))
+    await until(lambda: len(view.of(InstanceReported)) > 6)  # for longer than what nobody confirms is believed
+    assert not view.of(BlocksStored) + view.of(BlocksRemoved) + view.of(CacheSnapshot)
+    assert not any(event.certain for event in (*view.of(InstanceJoined), *view.of(InstanceReported)))
+
+    if ends == "catches up":
+        source.catching_up = False
+        await until(lambda: view.of(InstanceReported)[-1].certain)
+        assert not view.of(BlocksRemoved)
+        assert len(view.of(BlocksStored)) == 1
+        assert view.held() == cache.keys(CHAIN)
+        assert view.of(InstanceReported)[-1].blocks == len(view.held())
+        assert [(event.cache, event.cache_detail) for event in view.of(InstanceJoined)] == [("empty", "")]
+    await service.pause()
+    await worker

@@ -84,23 +84,29 @@ class FakePublisher:
     """Binds both sockets on free ports; open it as a context."""
 
     def __init__(
-        self, *, buffer_steps: int = 10_000, by_position: bool = False, replay: bool = True, host: str = "127.0.0.1"
+        self,
+        *,
+        buffer_steps: int = 10_000,
+        by_position: bool = False,
+        replay: bool = True,
+        host: str = "127.0.0.1",
+        ports: tuple[int, int] = (0, 0),
     ) -> None:
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
         self._by_position = by_position
         self._with_replay = replay
         self._host = host
         self._sequence = 0
-        self._ports = (0, 0)
+        self.ports = ports
         self.answers_replays = True
 
     @property
     def endpoint(self) -> str:
-        return f"tcp://{self._host}:{self._ports[0]}"
+        return f"tcp://{self._host}:{self.ports[0]}"
 
     @property
     def replay_endpoint(self) -> str:
-        return f"tcp://{self._host}:{self._ports[1]}" if self._with_replay else ""
+        return f"tcp://{self._host}:{self.ports[1]}" if self._with_replay else ""
 
     async def __aenter__(self) -> Self:
         self._open()
@@ -152,9 +158,10 @@ class FakePublisher:
         self._buffer.clear()
         self._open()
 
-    async def reconnect(self) -> None:
-        """The connections break; the engine lives on."""
+    async def reconnect(self, *, host: str = "") -> None:
+        """The connections break; the engine lives on, perhaps at another address."""
         await self._close()
+        self._host = host or self._host
         self._open()
 
     def _open(self) -> None:
@@ -162,7 +169,7 @@ class FakePublisher:
         self._pub = self._context.socket(zmq.XPUB)  # a PUB that hears who subscribes
         self._router = self._context.socket(zmq.ROUTER)
         self._router.set_hwm(0)
-        self._ports = (self._bind(self._pub, self._ports[0]), self._bind(self._router, self._ports[1]))
+        self.ports = (self._bind(self._pub, self.ports[0]), self._bind(self._router, self.ports[1]))
         self._replies = asyncio.create_task(self._answer_replays())
 
     def _bind(self, socket: zmq.asyncio.Socket, port: int) -> int:

@@ -35,6 +35,9 @@ class EventSource(Protocol):
     def certain(self) -> bool: ...
 
     @property
+    def catching_up(self) -> bool: ...
+
+    @property
     def cursor(self) -> Cursor | None: ...
 
     def items(self, after: Cursor | None = None) -> AsyncGenerator[EngineItem, None]: ...
@@ -134,8 +137,13 @@ class SessionState:
         self.hurry.set()
         self.wake.set()
 
+    @property
+    def catching_up(self) -> bool:
+        """What the events tell is the engine's past. Changes gather until it is the present; nothing expires for it."""
+        return self.events is not None and self.events.catching_up
+
     def certain(self, session: CacheSession) -> bool:
-        return not session.distrusted and (self.events is None or self.events.certain)
+        return not (session.distrusted or self.catching_up) and (self.events is None or self.events.certain)
 
     def begin(
         self,
@@ -196,7 +204,8 @@ class SessionState:
         if session is None or session.translator is None:
             return
         translator = session.translator
-        translator.set_unverifiable(now, on=not self.certain(session))
+        if not self.catching_up:
+            translator.set_unverifiable(now, on=not self.certain(session))
         parked_since = translator.device.orphans.since
         if parked_since is not None and session.cache == "empty" and now - parked_since > float(PARKED_SECONDS_MAX):
             self.on_events_lost(0, "blocks were stored that follow one which never was")

@@ -119,7 +119,7 @@ class LogWriter:
         return True
 
     def _due_events(self, session: CacheSession, *, snapshot: bool, gaps: bool) -> Iterator[CacheEvents]:
-        if session.translator is None:
+        if session.translator is None or (self.state.catching_up and not snapshot):
             return
         at = self.state.clock.now()
         if session.missed_reason and gaps:
@@ -210,7 +210,7 @@ class LogWriter:
         if not await self._write(session, reporting=True):
             return
         await self._report(session, back_within=float(back_within) * self.state.clock.speed)
-        while session.translator is not None and session.translator.changed:
+        while session.translator is not None and session.translator.changed and not self.state.catching_up:
             if not await self._write(session, reporting=True):
                 break
         self.successor.save(session)

@@ -89,8 +89,8 @@ class InstanceJoined(FleetEvent, frozen=True, kw_only=True):
     completes: bool = True
     """False for embedding models: placed by load, joins as `no_events`."""
     certain: bool = True
-    """Whether missed engine events can be replayed. False without a replay socket, or once the engine contradicted its
-    events."""
+    """Whether missed engine events can be replayed, and were. False without a replay socket, while the engine's past is
+    being read, or once the engine contradicted its events."""
     cache_detail: Text = ""
     role_switching: bool = False
     """The engine can take any role, so a leader may change it."""

@@ -181,7 +181,7 @@ class Instance:
         if self.cache == "unknown":
             return self.cache_detail or "it joined with unknown contents"
         if not self.certain:
-            return "missed events cannot be had again: no replay socket answers"
+            return "missed events cannot be had again: no replay socket answers, or not to its end yet"
         if self.parity is None:
             return "no probe has compared keys yet"
         return "" if self.parity else "a probe found that keys differ"

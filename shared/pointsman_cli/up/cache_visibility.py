@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import assert_never
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.contracts.fleet import InstanceJoined, InstanceProbed
+from pointsman.contracts.fleet import InstanceJoined, InstanceProbed, InstanceReported
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.ports import LogEntry, LogMissingError, LogUnavailableError
 from pointsman.primitives import EngineSeconds, InstanceId, engine_time_of
@@ -44,25 +44,49 @@ async def _follow(
         settings, ScaledClock(settings.speed), HealthBoard(), name="up", user=BusUser(BusRole.READER)
     ) as link:
         kinds = tuple(f"fleet.{instance}" for instance in open_cases)
-        certain: dict[InstanceId, bool] = {}
+        verdicts = Verdicts()
         async for entry in link.log.read(1, kinds=kinds):
             if not isinstance(entry, LogEntry):
                 continue
             event = entry.event
             if (
-                not isinstance(event, InstanceJoined | InstanceProbed)
+                not isinstance(event, InstanceJoined | InstanceReported | InstanceProbed)
                 or event.at < since
                 or event.instance not in open_cases
             ):
                 continue
-            if isinstance(event, InstanceJoined):
-                certain[event.instance] = event.certain
-            verdict = _verdict(event, open_cases[event.instance], certain=certain.get(event.instance, True))
+            verdict = verdicts.on(event, open_cases[event.instance])
             if verdict is not None:
                 report(*verdict)
                 del open_cases[event.instance]
             if not open_cases:
                 return
+
+
+class Verdicts:
+    def __init__(self) -> None:
+        self._certain: dict[InstanceId, bool] = {}
+        self._probed: dict[InstanceId, InstanceProbed] = {}
+
+    def on(self, event: InstanceJoined | InstanceReported | InstanceProbed, url: str) -> tuple[str, str] | None:
+        """Text and colour, once there is one. After a probe of uncertain events a report decides: when the engine joined,
+        its past may still have been read."""
+        judged: InstanceJoined | InstanceProbed | None
+        match event:
+            case InstanceProbed():
+                judged = event
+                if event.parity and not self._certain.get(event.instance, True):
+                    self._probed[event.instance] = event
+                    return None
+            case InstanceJoined():
+                judged = event
+                self._certain[event.instance] = event.certain
+            case InstanceReported():
+                judged = self._probed.pop(event.instance, None)
+                self._certain[event.instance] = event.certain
+            case _:
+                assert_never(event)
+        return _verdict(judged, url, certain=self._certain.get(event.instance, True)) if judged else None
 
 
 def _verdict(event: InstanceJoined | InstanceProbed, url: str, *, certain: bool) -> tuple[str, str] | None:

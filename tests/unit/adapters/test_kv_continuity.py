@@ -1,6 +1,9 @@
 """The continuity of KV events, fed by hand: no socket, no clock."""
 
+import pytest
+
 from pointsman.adapters.kv_events.continuity import Continuity, RawBatch
+from pointsman.adapters.kv_events.continuity_tasks import REPLAY_PAUSE_SECONDS
 from pointsman.adapters.kv_events.events import (
     Cursor,
     EngineAttached,
@@ -35,6 +38,10 @@ def answered(continuity: Continuity, *sequences: Sequence, engine: str = "a") ->
             break
     continuity.answer_ended()
     return start
+
+
+def catches_up(continuity: Continuity) -> bool:
+    return continuity.catching_up
 
 
 def attached(*sequences: Sequence) -> Continuity:
@@ -126,3 +133,75 @@ def test_without_a_replay_socket_repetitions_pass_and_other_payloads_are_a_new_e
     continuity.received(frames_of(7, "b"))
     assert ready(continuity) == [EngineRestarted(exact=False), 7]
     assert not continuity.certain
+
+
+def test_the_past_is_being_read_until_an_answer_from_the_last_batch_on_had_no_hole() -> None:
+    continuity = Continuity(replays=True)
+    continuity.start()
+    assert catches_up(continuity)
+    answered(continuity, 0, 1, 2)
+    assert catches_up(continuity), "nobody knows yet that this was all"
+    answered(continuity, 2, 3, 5)
+    assert catches_up(continuity), "4 may be missing because it was lost on its way"
+    answered(continuity, 3, 4, 5)
+    assert continuity.replay_request(now=0.0) is None
+    assert not catches_up(continuity)
+
+    continuity.received(frames_of(8))
+    assert continuity.replay_request(now=0.0) == 5
+    assert not catches_up(continuity), "what is missed on the way is recent"
+
+
+def test_the_past_since_a_cursor_is_being_read_until_the_answer_ends() -> None:
+    cursor = attached(0, 1).cursor
+    continuity = Continuity(replays=True)
+    continuity.start(cursor)
+    assert catches_up(continuity)
+    answered(continuity, 1, 2)
+    assert catches_up(continuity)
+    answered(continuity, 1, 2)
+    assert continuity.replay_request(now=0.0) is None
+    assert not catches_up(continuity)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_who_gives_up_the_past_reads_the_present(begun: bool) -> None:
+    continuity = Continuity(replays=True)
+    continuity.start()
+    for attempt in range(10):
+        if continuity.replay_request(now=0.0) is None:
+            break
+        assert catches_up(continuity)
+        if begun and not attempt:
+            continuity.replayed(0, payload_of(0))
+        continuity.answer_failed()
+
+    assert not catches_up(continuity)
+    assert not continuity.certain
+    assert ready(continuity)[0] == EngineAttached(exact=begun)
+
+
+def test_a_replay_that_failed_is_tried_again_once_a_pause_although_the_engine_is_never_silent() -> None:
+    continuity = attached(0, 1)
+    continuity.received(frames_of(3))
+    while continuity.replay_request(now=0.0) is not None:
+        continuity.answer_failed()
+    assert not continuity.certain
+    sequence, now, requested = 3, 0.0, None
+    while now < REPLAY_PAUSE_SECONDS:
+        assert requested is None
+        sequence, now = sequence + 1, now + 1.0
+        continuity.received(frames_of(sequence))
+        continuity.check(silent=False, now=now)
+        requested = continuity.replay_request(now=now)
+    assert requested == sequence
+    continuity.answer_failed()
+    assert continuity.replay_request(now=now) is None, "live batches wait for an answer that may never come"
+
+    now += REPLAY_PAUSE_SECONDS
+    continuity.check(silent=False, now=now)
+    assert continuity.replay_request(now=now) == sequence
+    assert continuity.replayed(sequence, payload_of(sequence))
+    continuity.answer_ended()
+    assert continuity.replay_request(now=now) is None
+    assert continuity.certain

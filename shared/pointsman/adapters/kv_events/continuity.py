@@ -71,6 +71,13 @@ class Continuity:
         """Whether all missed batches were recovered, or will be once noticed."""
         return self._replay is not None and self._replay.answers and not self._unproven
 
+    @property
+    def catching_up(self) -> bool:
+        """The engine's past is being read: batches tell of a cache as it was."""
+        return any(
+            isinstance(task, Verify | Begin) or (isinstance(task, Resume) and task.first) for task in self._tasks
+        )
+
     def next_item(self) -> Item | None:
         if not self._items:
             return None
@@ -98,8 +105,10 @@ class Continuity:
         return True
 
     def check(self, *, silent: bool, now: Seconds) -> None:
-        if (silent or self._unproven) and self._can_replay(now):
-            self._resume()
+        """Also asks again, once, whether the replay answers."""
+        unanswered = self._replay is not None and not self._replay.answers
+        if (silent or self._unproven or unanswered) and self._can_replay(now):
+            self._resume(failures=REPLAY_ATTEMPTS_MAX - 1 if unanswered else 0)
 
     def received(self, frames: list[bytes]) -> None:
         if len(frames) != 3 or len(frames[1]) != SEQUENCE_BYTES:
@@ -194,7 +203,7 @@ class Continuity:
                     self._expected, self._fingerprint = task.cursor.sequence + 1, task.cursor.fingerprint
                     self.cursor = task.cursor
                     self._items.append(EngineResumed())
-                    self._resume()
+                    self._resume(first=True)
                 else:
                     self._begin(EngineAttached)
             case Begin():
@@ -203,7 +212,7 @@ class Continuity:
                     self._expected, self._replay.answers = 0, True
                     self._items.append(task.announcement(exact=True))
                 else:
-                    self._resume()  # the answer may have had a hole
+                    self._resume(first=True)  # the answer may have had a hole
             case Resume():
                 self._end_answer(task)
             case Deliver():
@@ -220,15 +229,15 @@ class Continuity:
             self._end_answer(task)
         elif self._expected is not None:
             self._tasks.pop()
-            self._resume()
+            self._resume(first=True)
 
     def _begin(self, announcement: type[EngineAttached | EngineRestarted]) -> None:
         self._expected, self._fingerprint, self.cursor = None, b"", None
         self._unproven = False
         self._tasks.append(Begin(announcement))
 
-    def _resume(self, *, ahead: bool = False) -> None:
-        self._tasks.append(Resume(ahead))
+    def _resume(self, *, ahead: bool = False, first: bool = False, failures: int = 0) -> None:
+        self._tasks.append(Resume(ahead, first, failures))
         if self._expected is None and self._unproven:  # nothing was ever seen of the engine before
             self._begin(EngineRestarted)
 

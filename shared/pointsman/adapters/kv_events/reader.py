@@ -42,6 +42,10 @@ class KvEventReader:
         return self._continuity.certain
 
     @property
+    def catching_up(self) -> bool:
+        return self._continuity.catching_up
+
+    @property
     def cursor(self) -> Cursor | None:
         return self._continuity.cursor
 

@@ -1,16 +1,20 @@
 """ZMQ sockets to one engine: PUB subscription and replay. The Protocols let the laboratory use in-memory sockets."""
 
+import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
+from sys import getsizeof
 from typing import Protocol
 
 import zmq
 import zmq.asyncio
 from typing_extensions import override
+from zmq.utils.monitor import parse_monitor_message
 
 from pointsman.adapters.clocks import loop_seconds
+from pointsman.adapters.kv_events.addresses import Addresses
 from pointsman.adapters.kv_events.codec import PAYLOAD_BYTES_MAX
 from pointsman.adapters.kv_events.continuity import SEQUENCE_BYTES
 from pointsman.primitives import Seconds, Sequence
@@ -18,13 +22,18 @@ from pointsman.primitives import Seconds, Sequence
 RECEIVE_QUEUE_MAX = 64
 """Messages of at most PAYLOAD_BYTES_MAX: 1 GiB. Further ones wait at the engine, for 100,000 messages in vLLM; what it
 drops then is a gap."""
+FRAMES_MAX = 8
+"""Of a message; vLLM's have at most four. RCVHWM and MAXMSGSIZE bound messages and frames, nothing the frames of a message."""
 READ_AHEAD_BYTES_MAX = 64 * 1024 * 1024
 """Of a replay. vLLM's replay socket queues 1,000 batches and drops the rest, so what arrives is taken at once."""
 REPLAY_FRAME_SECONDS = 2.0
 """Bound on the wait for one frame; vLLM polls its replay socket every 0.1 s."""
 REPLAY_SECONDS_MAX = 30.0
+"""Without a later batch."""
 REPLAY_BATCHES_MAX = 1_000_000
 SHARED_SOCKETS_MAX = 16_384
+REDIAL_SECONDS = 0.2
+"""Pause after a lost connection."""
 HEARTBEAT_MS = 2_000
 HEARTBEAT_TIMEOUT_MS = 10_000
 END_OF_REPLAY = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
@@ -57,6 +66,10 @@ def rank_endpoint(endpoint: str, dp_rank: int) -> str:
 
 
 class ReplayError(Exception):
+    pass
+
+
+class TooManyFramesError(Exception):
     pass
 
 
@@ -104,57 +117,68 @@ class ZmqSockets(EngineSockets):
         self._own = zmq.asyncio.Context() if shared is None else None
         self._context = shared or self._own
         assert self._context is not None
-        self.live = ZmqLiveSocket(self._context, dialled(endpoint.publish))
-        self.replay = ZmqReplaySocket(self._context, dialled(endpoint.replay)) if endpoint.replay else None
+        self._addresses = Addresses()
+        self.live = ZmqLiveSocket(self._context, dialled(endpoint.publish), self._addresses)
+        self.replay = (
+            ZmqReplaySocket(self._context, dialled(endpoint.replay), self._addresses) if endpoint.replay else None
+        )
 
     @override
     def close(self) -> None:
         self.live.close()
+        self._addresses.close()
         if self._own is not None:
             self._own.destroy(linger=0)
 
 
 class ZmqLiveSocket(LiveSocket):
-    def __init__(self, context: zmq.asyncio.Context, address: str) -> None:
-        self._socket = context.socket(zmq.SUB)
-        _set_options(self._socket)
-        for option, value in (
-            (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
-            (zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS),
-            (zmq.RECONNECT_IVL, 100),
-            (zmq.RECONNECT_IVL_MAX, 1_000),
-        ):
-            self._socket.setsockopt(option, value)
-        self._socket.subscribe(b"")
-        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        self._monitor: zmq.asyncio.Socket = self._socket.get_monitor_socket(events)
-        self._queue: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)
-        self._connections: zmq.Socket[bytes] = zmq.Socket.shadow(self._monitor)
-        self._socket.connect(address)
+    """ZMQ repeats a first connection that is refused. After a lost one it would go back to the address, which may be another
+    engine's by then, so the socket is replaced and the name looked up again."""
+
+    def __init__(self, context: zmq.asyncio.Context, endpoint: str, addresses: Addresses) -> None:
+        self._context = context
+        self._endpoint = endpoint
+        self._addresses = addresses
+        self._given_up = False
+        self._redial_at: Seconds = 0.0
+        self._open()
 
     @override
     async def connected(self, seconds: Seconds) -> None:
-        await self._monitor.poll(int(seconds * 1000))
-        self.interrupted()
+        deadline = loop_seconds() + seconds
+        while not self._connected and (left := deadline - loop_seconds()) > 0:
+            await self.arrival(min(left, 1.0))
+            self.interrupted()
 
     @override
     def interrupted(self) -> bool:
-        interrupted = False
+        interrupted, self._given_up = self._given_up, False
         with contextlib.suppress(zmq.Again):
             while True:
-                self._connections.recv_multipart(zmq.NOBLOCK)
+                event = parse_monitor_message(self._connections.recv_multipart(zmq.NOBLOCK))["event"]
                 interrupted = True
+                if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    self._connected = True
+                elif self._connected:
+                    self._hang_up()
         return interrupted
 
     @override
     async def arrival(self, seconds: Seconds) -> bool:
-        return bool(await self._socket.poll(int(seconds * 1000)))
+        """Returns early when the connection changes."""
+        if not self._connected:
+            await self._dial()
+        return self._socket in dict(await self._poller.poll(int(seconds * 1000)))
 
     @override
     def receive(self) -> list[bytes] | None:
         try:
-            return self._queue.recv_multipart(zmq.NOBLOCK)
+            return _message(self._queue)
         except zmq.Again:
+            return None
+        except TooManyFramesError:
+            self._hang_up()
+            self._given_up = True
             return None
 
     @override
@@ -168,32 +192,81 @@ class ZmqLiveSocket(LiveSocket):
         self._monitor.close(linger=0)
         self._socket.close(linger=0)
 
+    def _open(self) -> None:
+        self._socket = self._context.socket(zmq.SUB)
+        _set_options(self._socket)
+        for option, value in (
+            (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
+            (zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS),
+            (zmq.RECONNECT_IVL, 100),
+            (zmq.RECONNECT_IVL_MAX, 1_000),
+        ):
+            self._socket.setsockopt(option, value)
+        self._socket.subscribe(b"")
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        self._monitor: zmq.asyncio.Socket = self._socket.get_monitor_socket(events)
+        self._queue: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)
+        self._connections: zmq.Socket[bytes] = zmq.Socket.shadow(self._monitor)
+        self._poller = zmq.asyncio.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        self._address = ""
+        self._connected = False
+
+    async def _dial(self) -> None:
+        await asyncio.sleep(max(0.0, self._redial_at - loop_seconds()))
+        self._addresses.expire()
+        address = await self._addresses.numeric(self._endpoint)
+        if address in ("", self._address):
+            return
+        if self._address:
+            self._hang_up()
+        self._socket.connect(address)
+        self._address = address
+
+    def _hang_up(self) -> None:
+        self.close()
+        self._open()
+        self._addresses.expire()
+        self._redial_at = loop_seconds() + REDIAL_SECONDS
+
 
 class ZmqReplaySocket(ReplaySocket):
     """One connection per request, so a late answer cannot be mistaken for the next."""
 
-    def __init__(self, context: zmq.asyncio.Context, address: str) -> None:
+    def __init__(self, context: zmq.asyncio.Context, endpoint: str, addresses: Addresses) -> None:
         self._context = context
-        self._address = address
+        self._endpoint = endpoint
+        self._addresses = addresses
 
     @override
     async def batches(self, start: Sequence) -> AsyncGenerator[tuple[Sequence, bytes], None]:
-        deadline = loop_seconds() + REPLAY_SECONDS_MAX
+        address = await self._addresses.numeric(self._endpoint)
+        if not address:
+            msg = "the name has no address"
+            raise ReplayError(msg)
+        deadline, newest, ended = loop_seconds() + REPLAY_SECONDS_MAX, -1, False
         socket = self._context.socket(zmq.DEALER)
         try:
             _set_options(socket)
-            socket.connect(self._address)
+            socket.connect(address)
             answer = _Answer(socket)
             await socket.send_multipart([b"", start.to_bytes(SEQUENCE_BYTES, "big")])
             for _ in range(REPLAY_BATCHES_MAX):
-                sequence, payload = await answer.next_batch(deadline)
-                if sequence == END_OF_REPLAY:
+                number, payload = await answer.next_batch(deadline)
+                if number == END_OF_REPLAY:
+                    ended = True
                     return
-                yield int.from_bytes(sequence, "big"), payload
+                sequence = int.from_bytes(number, "big")
+                yield sequence, payload
+                if sequence > newest:
+                    deadline, newest = loop_seconds() + REPLAY_SECONDS_MAX, sequence
             msg = f"more than {REPLAY_BATCHES_MAX} batches"
             raise ReplayError(msg)
         finally:
             socket.close(linger=0)
+            if not ended:
+                self._addresses.expire()
 
 
 class _Answer:
@@ -215,20 +288,35 @@ class _Answer:
         if not self._ahead:
             self._read_ahead()
         frames = self._ahead.popleft()
-        self._bytes -= sum(map(len, frames))
+        self._bytes -= sum(map(getsizeof, frames))
         if len(frames) < 2 or len(frames[-2]) != SEQUENCE_BYTES:
             msg = f"an answer of {len(frames)} frames without a sequence"
             raise ReplayError(msg)
         return frames[-2], frames[-1]
 
     def _read_ahead(self) -> None:
-        with contextlib.suppress(zmq.Again):
+        try:
             for _ in range(RECEIVE_QUEUE_MAX):
                 if self._bytes >= READ_AHEAD_BYTES_MAX:
                     return
-                frames = self._queue.recv_multipart(zmq.NOBLOCK)
+                frames = _message(self._queue)
                 self._ahead.append(frames)
-                self._bytes += sum(map(len, frames))
+                self._bytes += sum(map(getsizeof, frames))
+        except zmq.Again:
+            pass
+        except TooManyFramesError as error:
+            msg = f"more than {FRAMES_MAX} frames"
+            raise ReplayError(msg) from error
+
+
+def _message(queue: zmq.Socket[bytes]) -> list[bytes]:
+    """Raises zmq.Again. After TooManyFramesError the rest is not read: close the socket."""
+    frames = [queue.recv(zmq.NOBLOCK)]
+    while queue.getsockopt(zmq.RCVMORE):
+        if len(frames) == FRAMES_MAX:
+            raise TooManyFramesError
+        frames.append(queue.recv(zmq.NOBLOCK))
+    return frames
 
 
 def _set_options(socket: zmq.asyncio.Socket) -> None:

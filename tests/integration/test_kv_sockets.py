@@ -1,0 +1,234 @@
+"""What the sockets of KV events bear: names that resolve slowly or to another address, messages of many frames, long replays."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from pointsman.adapters.kv_events import addresses, reader, sockets
+from pointsman.adapters.kv_events.addresses import Addresses
+from pointsman.adapters.kv_events.events import EngineAttached, EngineBatch, EngineGap, EngineItem, EngineRestarted
+from pointsman.adapters.kv_events.reader import KvEventReader
+from pointsman.adapters.kv_events.sockets import (
+    END_OF_REPLAY,
+    FRAMES_MAX,
+    EngineSockets,
+    KvEndpoint,
+    ReplayError,
+    ZmqReplaySocket,
+    shared_sockets,
+)
+from tests.support.fake_publisher import FakePublisher, ScriptedCache
+from tests.support.waiting import eventually
+
+WAIT_SECONDS_MAX = 20.0
+
+
+class Names:
+    """Of the event loop; libzmq, which would ask the system, knows none of them."""
+
+    def __init__(self) -> None:
+        self.addresses: dict[str, str] = {}
+        self.asked: list[str] = []
+        self.never = asyncio.Event()
+
+    async def getaddrinfo(self, host: str, port: object, **_: object) -> list[tuple[Any, ...]]:
+        self.asked.append(host)
+        if host == "slow.example":
+            await self.never.wait()
+        if host not in self.addresses:
+            raise socket.gaierror(socket.EAI_NONAME, "unknown")
+        address = self.addresses[host]
+        return [(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))]
+
+
+@pytest.fixture
+async def names(monkeypatch: pytest.MonkeyPatch) -> Names:
+    known = Names()
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", known.getaddrinfo)
+    return known
+
+
+@asynccontextmanager
+async def reading(
+    endpoint: KvEndpoint, opened: Callable[[KvEndpoint], EngineSockets] = sockets.ZmqSockets
+) -> AsyncIterator[list[EngineItem]]:
+    items: list[EngineItem] = []
+
+    async def read() -> None:
+        async with aclosing(KvEventReader(endpoint, idle_check_seconds=0.2, sockets=opened).items()) as stream:
+            async for item in stream:
+                items.append(item)  # noqa: PERF401 - others look at them meanwhile
+
+    task = asyncio.create_task(read())
+    try:
+        async with asyncio.timeout(WAIT_SECONDS_MAX):
+            yield items
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def named(publisher: FakePublisher, host: str = "tcp") -> KvEndpoint:
+    """By a name that also stands in `tcp://`."""
+    live, replay = publisher.ports
+    return KvEndpoint(f"tcp://{host}:{live}", f"tcp://{host}:{replay}" if publisher.replay_endpoint else "")
+
+
+def sequences(items: list[EngineItem]) -> list[int]:
+    return [item.sequence for item in items if isinstance(item, EngineBatch)]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+async def test_zmq_gets_the_address_of_a_name(names: Names, host: str) -> None:
+    names.addresses["tcp"] = host.strip("[]")
+    async with FakePublisher(host=host) as publisher, reading(named(publisher)) as items:
+        await publisher.publish(dropped=True)
+        await publisher.subscribed()
+        await publisher.publish()
+        await eventually(lambda: sequences(items) == [0, 1])
+
+        assert items[0] == EngineAttached(exact=True)
+
+
+@pytest.mark.parametrize("replay", [True, False])
+async def test_an_engine_that_moved_is_found_and_not_taken_for_who_is_at_its_old_address(
+    names: Names, replay: bool
+) -> None:
+    names.addresses["tcp"] = "127.0.0.1"
+    async with FakePublisher(replay=replay) as publisher, reading(named(publisher)) as items:
+        await publisher.subscribed()
+        await publisher.publish()
+        await eventually(lambda: sequences(items) == [0])
+
+        names.addresses["tcp"] = "127.0.0.2"
+        await publisher.reconnect(host="127.0.0.2")
+        async with FakePublisher(replay=replay, ports=publisher.ports) as stranger:
+            for _ in range(5):
+                await stranger.publish(ScriptedCache().store([9] * 4))
+            await publisher.subscribed()
+            await publisher.publish()
+            await eventually(lambda: sequences(items) == [0, 1])
+
+        assert not [item for item in items if isinstance(item, EngineRestarted)]
+
+
+async def test_a_name_is_looked_up_until_its_engine_answers(names: Names) -> None:
+    names.addresses["tcp"] = "127.0.0.2"
+    async with FakePublisher(replay=False) as publisher, reading(named(publisher)) as items:
+        await eventually(lambda: len(names.asked) > 1)
+        names.addresses["tcp"] = "127.0.0.1"
+        await publisher.subscribed()
+        await publisher.publish()
+        await eventually(lambda: sequences(items) == [0])
+
+
+async def test_a_name_that_resolves_slowly_holds_up_its_own_engine_alone(
+    names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addresses, "LOOKUP_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(reader, "CONNECT_SECONDS_MAX", 0.2)
+    names.addresses["tcp"] = "127.0.0.1"
+    with shared_sockets() as opened:
+        async with FakePublisher() as publisher, reading(named(publisher), opened) as items:
+            await publisher.subscribed()
+            async with reading(named(publisher, "slow.example"), opened) as others:
+                await eventually(lambda: others, seconds=20)  # it is said that its past cannot be had
+                for _ in range(3):
+                    await publisher.publish()
+                await eventually(lambda: sequences(items) == [0, 1, 2])
+
+    assert others == [EngineAttached(exact=False)]
+    assert names.asked.count("slow.example") == 1, "one lookup at a time"
+
+
+async def test_an_address_is_kept_while_its_name_cannot_be_resolved_and_looked_up_again_when_it_can(
+    names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addresses, "LOOKUP_SECONDS_MAX", 0.05)
+    names.addresses["engine"] = "10.0.0.1"
+    known = Addresses()
+    assert await known.numeric("tcp://engine:1") == "tcp://10.0.0.1:1"
+    del names.addresses["engine"]
+    assert await known.numeric("tcp://engine:2") == "tcp://10.0.0.1:2"
+    assert names.asked == ["engine"], "nobody asks while the connections hold"
+    known.expire()
+    assert await known.numeric("tcp://engine:1") == "tcp://10.0.0.1:1"
+    names.addresses["engine"] = "fd00::1"
+    assert await known.numeric("tcp://engine:1") == "tcp://[fd00::1]:1"
+    assert names.asked == ["engine"] * 3
+    for endpoint in ("tcp://10.0.0.2:1", "tcp://[::1]:1", "ipc:///run/a:1", "inproc://engine:1"):
+        assert await known.numeric(endpoint) == endpoint
+    assert await known.numeric("tcp://unknown:1") == ""
+
+
+async def test_a_message_of_many_frames_is_not_read_to_its_end_and_reading_goes_on() -> None:
+    async with FakePublisher(replay=False) as publisher:
+        async with reading(KvEndpoint(publisher.endpoint)) as items:
+            await publisher.subscribed()
+            await publisher.publish_frames(*[b""] * FRAMES_MAX * 100)
+            await publisher.subscribed()
+            await publisher.publish()
+            await eventually(lambda: sequences(items) == [0])
+
+        lost = EngineGap(0, "the connection was lost, and there is no replay socket")
+        assert {type(item) for item in items} == {EngineAttached, EngineGap, EngineBatch}
+        assert lost in items
+
+
+Answer = Callable[[bytes], AsyncIterator[list[bytes]]]
+
+
+@asynccontextmanager
+async def answering(answer: Answer) -> AsyncIterator[ZmqReplaySocket]:
+    """To one request, message for message."""
+    with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as router:
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+
+        async def serve() -> None:
+            client, _, start = await router.recv_multipart()
+            async for frames in answer(start):
+                await router.send_multipart([client, b"", *frames])
+
+        task = asyncio.create_task(serve())
+        yield ZmqReplaySocket(context, f"tcp://127.0.0.1:{port}", Addresses())
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_an_answer_of_many_frames_is_none() -> None:
+    async def answer(_: bytes) -> AsyncIterator[list[bytes]]:
+        yield [b""] * FRAMES_MAX * 100 + [bytes(8), b"payload"]
+
+    async with answering(answer) as replay:
+        with pytest.raises(ReplayError, match="frames"):
+            async for _ in replay.batches(0):
+                pass
+
+
+@pytest.mark.parametrize("progresses", [True, False])
+async def test_a_replay_may_take_as_long_as_it_likes_if_it_gets_on(
+    monkeypatch: pytest.MonkeyPatch, progresses: bool
+) -> None:
+    monkeypatch.setattr(sockets, "REPLAY_SECONDS_MAX", 0.5)
+
+    async def answer(_: bytes) -> AsyncIterator[list[bytes]]:
+        for number in range(12):
+            await asyncio.sleep(0.1)
+            yield [(number if progresses else 0).to_bytes(8, "big"), b"payload"]
+        yield [END_OF_REPLAY, b""]
+
+    async with answering(answer) as replay:
+        read: list[int] = []
+        try:
+            async for sequence, _ in replay.batches(0):
+                read.append(sequence)
+        except ReplayError:
+            assert not progresses
+
+    assert (len(read) == 12) is progresses
