@@ -20,6 +20,7 @@ from pointsman.adapters.http_engine import METRICS_BYTES_MAX, NAMES_MAX, EngineU
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint
 from pointsman.adapters.sse import events_in as events_of
+from pointsman.contracts.cache import BlocksStored
 from pointsman.contracts.codec import decode_event
 from pointsman.contracts.commands import DescribeFleet, FleetDescribed, RouteGranted
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
@@ -613,6 +614,37 @@ async def test_an_engine_that_comes_back_as_nonsense_is_not_served_and_says_so_u
 
         assert "--block-tokens does not fit this engine" in reason
         assert not report.serving
+        assert worker.board.whole
+
+
+UNDESCRIBED: dict[str, tuple[str, Sequence[bytes]]] = {
+    "models want a key": ("/v1/models", [whole(b"", head=b"HTTP/1.1 401 Unauthorized\r\n")]),
+    "no models": ("/v1/models", [whole(b'{"data":[]}')]),
+    "version hangs": ("/version", [b""]),
+}
+
+
+@pytest.mark.parametrize("name", UNDESCRIBED)
+async def test_an_engine_that_took_anothers_place_serves_only_once_it_describes_itself(name: str) -> None:
+    """Although its load can be read: what is known of its cache is the other's."""
+    path, answer = UNDESCRIBED[name]
+    async with FakePublisher() as publisher, working(publisher) as worker:
+        await publisher.publish(ScriptedCache().store([1] * 2 * BLOCK))
+        await eventually(lambda: worker.board.whole and worker.of(BlocksStored))
+        worker.engine.pause_seconds = 5.0
+        worker.engine.answers[path] = answer
+        await publisher.restart()
+        await publisher.publish(ScriptedCache(life=2).store([2] * 2 * BLOCK))
+        await eventually(lambda: not worker.of(InstanceReported)[-1].serving)
+        asked = worker.engine.asked.count("/metrics")
+        await eventually(lambda: worker.engine.asked.count("/metrics") > asked + 3)
+        report, lacks, joins = await worker.next_report(), dict(worker.board.lacks), len(worker.of(InstanceJoined))
+        worker.engine.answers = dict(PAGES)
+        await eventually(lambda: len(worker.of(InstanceJoined)) == 2)
+        await eventually(lambda: worker.of(InstanceReported)[-1].serving)
+
+        assert (report.serving, joins) == (False, 1)
+        assert path in lacks["engine"]
         assert worker.board.whole
 
 
