@@ -1,7 +1,9 @@
 """The worker beside an engine that publishes on real ZMQ sockets: what the log says is what the engine holds."""
 
 import asyncio
+import errno
 import os
+import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
@@ -1011,6 +1013,44 @@ async def test_an_engine_that_is_not_healthy_or_not_there_is_away() -> None:
             await engine.load()
 
     assert not unhealthy.value.refused
+    assert gone.value.refused
+
+
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [
+        ("getaddrinfo", socket.gaierror(-3, "try again")),
+        ("sock_connect", OSError(errno.EMFILE, "too many open files")),
+        ("sock_connect", OSError(errno.EHOSTUNREACH, "no route to host")),
+    ],
+)
+async def test_an_engine_that_cannot_be_reached_may_well_listen(
+    step: str, error: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(*_: object, **__: object) -> None:
+        raise error
+
+    async with http_engine() as (url, _), HttpEngine(url.replace("127.0.0.1", "localhost")) as engine:
+        monkeypatch.setattr(asyncio.get_running_loop(), step, failing)
+        with pytest.raises(EngineUnreachableError) as unreachable:
+            await engine.load()
+
+    assert not unreachable.value.refused
+
+
+async def test_a_name_all_of_whose_addresses_refuse_has_nobody_who_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+
+    async def two(_host: object, port: int, **__: object) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{n}", port)) for n in (2, 3)]
+
+    async with http_engine() as (url, _):
+        pass
+    async with HttpEngine(url.replace("127.0.0.1", "localhost")) as engine:
+        monkeypatch.setattr(loop, "getaddrinfo", two)
+        with pytest.raises(EngineUnreachableError) as gone:
+            await engine.load()
+
     assert gone.value.refused
 
 

@@ -204,7 +204,8 @@ class HttpEngine:
                 return response.status, await self._body(response, path, bytes_max)
         except aiohttp.ClientConnectorError as error:
             msg = f"{where}: {error.strerror or error}"
-            raise EngineUnreachableError(msg, refused=True) from error
+            refused = isinstance(error.os_error, ConnectionRefusedError)  # so for several addresses that all refuse
+            raise EngineUnreachableError(msg, refused=refused) from error
         except aiohttp.InvalidURL as error:
             msg = f"{self._url} is no URL like http://127.0.0.1:8000"
             raise EngineUnreachableError(msg) from error
