@@ -586,6 +586,22 @@ async def test_an_engine_that_answers_no_http_is_away_and_followed_no_further(na
         assert "/version" not in engine.asked
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/v1/models"])
+async def test_an_engine_with_a_page_that_hangs_serves_with_what_it_said_before(path: str) -> None:
+    async with working() as worker:
+        await eventually(lambda: any(report.waiting == 4 for report in worker.of(InstanceReported)))
+        worker.engine.pause_seconds = 10.0
+        worker.engine.answers[path] = [b""]
+        await eventually(lambda: path in worker.board.degraded_parts.get("engine", ""))
+        report = await worker.next_report()
+        worker.engine.answers = dict(PAGES)
+        await eventually(lambda: worker.board.whole)
+
+        assert (report.serving, report.waiting, report.running, report.kv_usage) == (True, 4, 7, 0.25)
+        assert all(report.serving for report in worker.of(InstanceReported))
+        assert len(worker.of(InstanceJoined)) == 1
+
+
 async def test_a_page_of_metrics_without_an_end_costs_no_more_memory_than_its_bound() -> None:
     async with running_raw_engine() as engine, HttpEngine(engine.url) as asked:
         engine.answers = dict(PAGES)

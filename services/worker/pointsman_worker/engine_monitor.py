@@ -135,6 +135,8 @@ class EngineMonitor:
                 log.info("engine_reachable")
                 self._recovered.set()
                 self._state.report_now()
+            if self.serving and self.load.late:
+                self._board.degraded(ENGINE_PART, self.load.late)
             await self._check_model()
 
     async def _check_model(self) -> None:
