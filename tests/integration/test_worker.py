@@ -1197,6 +1197,42 @@ async def test_a_loss_after_a_clear_leaves_the_cache_unknown_and_one_before_it_d
         )
 
 
+async def test_a_clear_that_is_written_with_a_snapshot_makes_the_cache_exact() -> None:
+    source, cache = ScriptedSource(certain=True, replays=True), ScriptedCache()
+    async with scripted_worker(source) as bench:
+        source.said.put_nowait(EngineAttached(exact=True))
+        await until(lambda: bench.log.of(InstanceJoined))
+        source.said.put_nowait(EngineGap(1, "not replayed"))
+        source.said.put_nowait(batch_of(2, cache.clear(), cache.store(tokens(1, 2))))
+        await until(lambda: bench.log.held())
+        bench.service.state.log_report()
+        reports = len(bench.log.of(InstanceReported))
+        await until(lambda: len(bench.log.of(InstanceReported)) > reports)
+        events = bench.log.events[:]
+        last = [n for n, event in enumerate(events) if isinstance(event, InstanceReported)][-1]
+
+        assert [type(event) for event in events if isinstance(event, CacheEvent)] == [
+            CacheGap,
+            CacheCleared,
+            CacheSnapshot,
+        ]
+        assert [said.cache for said in bench.log.of(InstanceJoined)] == ["empty", "unknown"]
+        assert state_after(events[: last + 1]).fleet[INSTANCE].knowledge is Knowledge.EXACT
+        assert bench.log.held() == cache.keys(CHAIN)
+
+
+async def test_an_engine_that_clears_and_then_boasts_of_more_than_fits_is_not_known_by_that_clear() -> None:
+    source, cache = ScriptedSource(certain=True, replays=True), ScriptedCache()
+    async with scripted_worker(source) as bench:
+        source.said.put_nowait(EngineAttached(exact=False))
+        await until(lambda: bench.log.of(InstanceJoined))
+        source.said.put_nowait(batch_of(0, cache.clear(), *(cache.store(tokens(n, n)) for n in range(600))))
+        await until(lambda: bench.log.of(CacheSnapshot))
+
+        assert not bench.log.of(CacheCleared)
+        assert bench.log.of(InstanceJoined)[-1].cache == "unknown"
+
+
 async def test_an_event_that_can_never_be_written_is_not_retried_and_a_new_epoch_goes_on_without_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

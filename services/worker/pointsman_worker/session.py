@@ -186,6 +186,7 @@ class SessionState:
         log.warning("engine_events_distrusted", reason=reason)
         if forget:
             translator = self.new_translator(session.facts)
+        translator.device.keys.forget_clear()
         translator.set_unverifiable(float(self.clock.wall()), on=True)
         session = self.begin(session.facts, "unknown", translator, detail=reason, distrusted=True)
         session.snapshot_due = True

@@ -130,6 +130,9 @@ class LogWriter:
             session.snapshot_due = False
             if translator.store is not None:  # a snapshot replaces what the engine holds, not what the store does
                 yield from sequencer.changes(at, translator.store.keys.take_changes(), STORE)
+            if translator.device.keys.cleared:  # all contents are known since, which a snapshot does not say
+                session.cache, session.detail = "empty", ""
+                yield sequencer.cleared(at)
             yield from sequencer.snapshot(at, translator.device.keys.take_snapshot())
             for tier, blocks in translator.slower.items():
                 yield from sequencer.stored(at, blocks.keys.take_snapshot(), tier)
