@@ -150,9 +150,10 @@ class CacheTranslator:
         return self.device.expire(until)
 
     def mark_counts_unverified(self, now: Seconds) -> None:
-        """Events were lost."""
+        """Events were lost: perhaps the removals of parked blocks."""
         for translator in self._all():
             translator.verification.mark_counts_unverified(now)
+            translator.orphans.clear()
         for chunks in self.chunks.values():
             for chunk in chunks.values():
                 chunk.copies = 1
@@ -186,7 +187,7 @@ class CacheTranslator:
     def _translator(self, tier: SlowerTier) -> BlockTranslator:
         known = self.slower.get(tier)
         if known is None:
-            known = self.slower[tier] = BlockTranslator(self.chain, self.width)
+            known = self.slower[tier] = BlockTranslator(self.chain, self.width, confirms_earlier=False)
             known.verification.set_unverifiable(0.0, on=self.device.verification.unverifiable)
         return known
 

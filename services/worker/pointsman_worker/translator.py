@@ -1,7 +1,7 @@
 """Translates the engine's block events to net changes of pool keys. No I/O, no clock.
 
 - Copies of a block are counted, as vLLM stores and removes each; when events were missed, one remove drops the block.
-- A store confirms its blocks and those before them. Unverified blocks expire; `trim` enforces the capacity.
+- A store confirms its blocks and, on the device, those before them. Unverified blocks expire; `trim` enforces the capacity.
 - Stores with an unknown parent are parked within a bound, and removes apply to them.
 - Blocks keyed by more than tokens (images, prompt embeddings), and their successors, get no key.
 - Only full attention counts: no sliding windows or state-space groups.
@@ -60,8 +60,9 @@ class BlockTranslator:
         *,
         parked_blocks_max: int = PARKED_BLOCKS_MAX,
         capacity_blocks: int = 0,
+        confirms_earlier: bool = True,
     ) -> None:
-        """`capacity_blocks`: 0 if unknown. Raises ValueError if a pool block is not a multiple of the engine's
+        """`capacity_blocks`: 0 if unknown. `confirms_earlier`: no block is held without those before it. Raises ValueError if a pool block is not a multiple of the engine's
         block."""
         self.counters = TranslatorCounters()
         self.blocks = EngineBlocks(key_chain, engine_block_tokens)
@@ -69,6 +70,7 @@ class BlockTranslator:
         self.orphans = Orphans(parked_blocks_max)
         self.verification = Verification(self.blocks.nodes)
         self._capacity_blocks = capacity_blocks
+        self._confirms_earlier = confirms_earlier
         self.groups = AttentionGroups()
         self.held_blocks = 0
         self._now: Seconds = 0.0
@@ -193,7 +195,8 @@ class BlockTranslator:
             if not node.copies:
                 self._hold(node)
             node.copies = max(node.copies, 0) + 1
-        self._confirm([nodes[engine_hash] for engine_hash in hashes], event.parent_block_hash)
+        previous = event.parent_block_hash if self._confirms_earlier else None
+        self._confirm([nodes[engine_hash] for engine_hash in hashes], previous)
 
     def _hold(self, node: Block) -> None:
         self.held_blocks += 1

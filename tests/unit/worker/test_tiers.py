@@ -361,6 +361,44 @@ def test_a_chunk_is_held_until_its_last_copy_goes_and_then_all_of_it_is_gone(los
     assert not translator.slower["host"].blocks.nodes
 
 
+@pytest.mark.parametrize("medium", ["GPU", "CPU"])
+def test_a_block_that_was_parked_before_events_were_lost_is_not_held_when_its_parent_comes(medium: str) -> None:
+    """Its removal may be among them."""
+    translator, prompt = new_translator(), tokens(4)
+    first, rest = (
+        msgspec.structs.replace(event, medium=medium)
+        for event in (on_device(prompt[: SPAN * WIDTH]), on_device(prompt, SPAN))
+    )
+    translator.apply(rest, 1.0)
+    translator.mark_counts_unverified(2.0)
+    translator.apply(first, 3.0)
+    keys = translator.device.keys if medium == "GPU" else translator.slower["host"].keys
+    known = set(keys.parents)
+    translator.apply(rest, 4.0)
+
+    assert known == keys_of(prompt[: SPAN * WIDTH])
+    assert set(keys.parents) == keys_of(prompt)
+
+
+@pytest.mark.parametrize("given_up", [True, False])
+def test_a_host_block_does_not_show_that_the_one_before_it_is_there_still(given_up: bool) -> None:
+    translator, prompt = new_translator(), tokens(2 * SPAN)
+    first = prompt[: SPAN * WIDTH]
+    translator.apply(on_device(prompt), 0.0)
+    for end in (WIDTH, 2 * WIDTH):
+        translator.apply(described(prompt[:end]), 0.0)
+    translator.mark_counts_unverified(10.0)
+    if given_up:
+        translator.expire(10.0)
+    for end in (3 * WIDTH, 4 * WIDTH):
+        translator.apply(described(prompt[:end]), 20.0)
+    before = held(translator)
+    translator.expire(30.0)
+
+    assert before == keys_of(prompt) - (keys_of(first) if given_up else set())
+    assert held(translator) == keys_of(prompt) - keys_of(first)
+
+
 def test_a_parked_chunk_loses_all_of_its_copies() -> None:
     translator, prompt = new_translator(), tokens(8)
     for _ in range(2):
