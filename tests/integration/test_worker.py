@@ -1221,6 +1221,25 @@ async def test_a_clear_that_is_written_with_a_snapshot_makes_the_cache_exact() -
         assert bench.log.held() == cache.keys(CHAIN)
 
 
+async def test_an_engine_that_ends_an_epoch_with_each_batch_gets_a_new_one_a_second_and_nothing_is_lost() -> None:
+    source, cache, batches = ScriptedSource(certain=True, replays=True), ScriptedCache(), 40
+    async with scripted_worker(source) as bench:
+        source.said.put_nowait(EngineAttached(exact=True))
+        await until(lambda: bench.log.of(InstanceJoined))
+        for number in range(batches):
+            source.said.put_nowait(
+                batch_of(number, cache.clear(), cache.store(tokens(number, number)), {"type": "BlockStored"})
+            )
+            await asyncio.sleep(0.03)
+        await until(lambda: bench.log.held() == cache.keys(CHAIN))
+        joins = bench.log.of(InstanceJoined)
+
+        assert bench.log.held() == cache.keys(CHAIN)
+        assert sum(gap.missed for gap in bench.log.of(CacheGap)) == batches
+        assert min(later.at - earlier.at for earlier, later in pairwise(joins)) > 0.9
+        assert (joins[0].cache, {said.cache for said in joins[1:]}) == ("empty", {"unknown"})
+
+
 async def test_an_engine_that_clears_and_then_boasts_of_more_than_fits_is_not_known_by_that_clear() -> None:
     source, cache = ScriptedSource(certain=True, replays=True), ScriptedCache()
     async with scripted_worker(source) as bench:

@@ -256,6 +256,7 @@ class SessionState:
         keys = session.translator.device.keys if session.translator is not None else None
         if session.exact:
             log.warning("engine_events_lost", missed=missed, reason=reason)
+            missed = min(session.missed + missed, WHOLE_MAX)
             session = self.begin(
                 session.facts, "unknown", session.translator, detail=reason, distrusted=session.distrusted
             )
