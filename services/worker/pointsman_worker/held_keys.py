@@ -55,30 +55,23 @@ class HeldKeys:
         return len(self._to_store) + len(self._to_remove) + len(self._passed) > PENDING_KEYS_MAX
 
     def recount(self, node: Block, *, expired: bool = False) -> None:
-        """Update the pool blocks that contain `node`."""
+        """Update the pool blocks that contain `node`. Goes no further than to blocks for which nothing changes."""
         waiting = [node]
         while waiting:
             node = waiting.pop()
             self.recounted += 1
-            if node.span_index == self._last_index:
-                self._recount_last(node, expired=expired)
-            elif node.children:
-                waiting.extend(reversed(node.children))
-
-    def _recount_last(self, node: Block, *, expired: bool) -> None:
-        if node.key is None:
-            return
-        whole = node.copies != 0
-        part = node.parent
-        while whole and part is not None:
-            whole = part.copies != 0
-            part = part.parent
-        if whole and not node.counted:
-            node.counted = True
-            self.gain(node.key, node.parent_key)
-        elif node.counted and not whole:
-            node.counted = False
-            self.lose(node.key, expired=expired)
+            whole = node.copies != 0 and (node.parent is None or node.parent.counted)
+            if whole == node.counted:
+                continue
+            node.counted = whole
+            if node.span_index != self._last_index:
+                waiting.extend(reversed(node.children or ()))
+            elif node.key is None:
+                continue
+            elif whole:
+                self.gain(node.key, node.parent_key)
+            else:
+                self.lose(node.key, expired=expired)
 
     def gain(self, key: BlockKey, parent_key: BlockKey) -> None:
         if key in self.parents:

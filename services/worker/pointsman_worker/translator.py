@@ -141,9 +141,8 @@ class BlockTranslator:
         self.groups = AttentionGroups(dump.group, dump.several_groups)
         self.blocks.restore(dump.blocks)
         self.held_blocks = sum(block.copies > 0 for block in dump.blocks)
-        for node in list(self.blocks.nodes.values()):
-            if node.span_index == self.blocks.last_index:
-                self.keys.recount(node)
+        for node in self.blocks.nodes.values():
+            self.keys.recount(node)
         self.keys.settle_all()
 
     def _on_stored(self, event: EngineBlockStored) -> None:
