@@ -180,20 +180,18 @@ class BlockTranslator:
             keyed = 0
         if any(h not in nodes for h in hashes[:keyed]):
             self.blocks.insert(event, parent, keyed)
+        for engine_hash in hashes[keyed:]:
+            self.counters.keyless += 1
+            if engine_hash not in nodes:
+                self.blocks.add_keyless(engine_hash)
         recount = self.keys.recount
-        for engine_hash in hashes[:keyed]:
+        for engine_hash in hashes:
             node = nodes[engine_hash]
             if not node.copies:
                 self._hold(node)
             node.copies = max(node.copies, 0) + 1
             if node.copies == 1:
                 recount(node)
-        for engine_hash in hashes[keyed:]:
-            self.counters.keyless += 1
-            node = nodes.get(engine_hash) or self.blocks.add_keyless(engine_hash)
-            if not node.copies:
-                self._hold(node)
-            node.copies = max(node.copies, 0) + 1
         previous = event.parent_block_hash if self._confirms_earlier else None
         self._confirm([nodes[engine_hash] for engine_hash in hashes], previous)
 

@@ -786,3 +786,14 @@ def test_a_span_of_many_blocks_costs_no_more_looks_than_it_has_blocks() -> None:
     assert held == branches
     assert translator.keys.recounted - before <= branches + 3 * span
     assert not translator.keys.parents
+
+
+def test_a_known_block_counts_again_though_its_next_store_says_that_it_has_no_key() -> None:
+    translator, prompt = BlockTranslator(chain_of(2), WIDTH), (1, 2, 3, 4)
+    translator.apply(stored(prompt))
+    translator.apply(EngineBlockRemoved([engine_hash(prompt[:WIDTH])]))
+    gone = set(translator.keys.parents)
+    translator.apply(stored(prompt[:WIDTH], extra_keys=extra(["an image", "and more"])))
+
+    assert gone == set()
+    assert len(translator.keys.parents) == 1
