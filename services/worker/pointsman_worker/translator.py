@@ -30,6 +30,8 @@ from pointsman_worker.orphans import PARKED_BLOCKS_MAX, Orphans
 from pointsman_worker.verification import Verification
 
 CONFIRMED_LATELY_SECONDS: Final = 5.0  # stops the walk that confirms earlier blocks
+BLOCK_WORK: Final = 10  # of a store; a unit is a look at a block (`Work`)
+REMOVAL_WORK: Final = 4
 
 
 class HeldBlocks(msgspec.Struct, frozen=True):
@@ -115,7 +117,7 @@ class BlockTranslator:
         if source.groups.chosen is not None and event.group_idx not in (None, source.groups.chosen):
             return len(event.block_hashes)
         self._now, self.groups.chosen = now, source.groups.chosen
-        known = [h for h in event.block_hashes if self.blocks.adopt(h, source.blocks) is not None]
+        known = [h for h in event.block_hashes if not self.keys.work.over and self._adopt(h, source)]
         if known:
             named = EngineBlockStored(known, None, [], event.block_size)
             self._store(named, None, len(known))
@@ -127,11 +129,17 @@ class BlockTranslator:
         """A tier may hold a block without the one before it, which only `source` knows."""
         parent = event.parent_block_hash
         if parent is not None:
-            self.blocks.adopt(parent, source.blocks)
+            self._adopt(parent, source)
+
+    def _adopt(self, engine_hash: EngineHash, source: "BlockTranslator") -> bool:
+        before = len(self.blocks.nodes)
+        known = self.blocks.adopt(engine_hash, source.blocks) is not None
+        self.keys.work.done += BLOCK_WORK * (len(self.blocks.nodes) - before)
+        return known
 
     def dump(self) -> HeldBlocks | None:
         """None if changes or parked stores are pending, or blocks are unverified."""
-        if self.keys.changed or self.orphans or not self.verification.complete:
+        if self.keys.changed or self.keys.unfinished or self.orphans or not self.verification.complete:
             return None
         return HeldBlocks(self.blocks.dump(), self.groups.chosen, self.groups.several)
 
@@ -201,13 +209,14 @@ class BlockTranslator:
             self.verification.given_up.pop(node.engine_hash, None)
 
     def _confirm(self, stored: list[Block], previous: EngineHash | None) -> None:
-        """Includes all blocks before them, also given-up ones."""
-        now, verification = self._now, self.verification
+        """Includes all blocks before them, also given-up ones, as far as that is not too much work."""
+        now, verification, work = self._now, self.verification, self.keys.work
         unverified = now if verification.unverifiable else VERIFIED
         confirmed = stored
         for held in stored:
             held.confirmed, held.unverified = now, unverified
-        while previous is not None:
+        while previous is not None and not work.over:
+            work.done += 1
             node = self.blocks.nodes.get(previous)
             if node is not None and previous in verification.given_up:
                 self._hold(node)
@@ -271,6 +280,7 @@ class BlockTranslator:
             self._prune(node)
 
     def _give_up(self, node: Block) -> None:
+        self.keys.work.done += REMOVAL_WORK
         node.copies = 0
         self.held_blocks -= 1
         self.keys.recount(node, expired=True)

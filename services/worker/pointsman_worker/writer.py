@@ -113,7 +113,7 @@ class LogWriter:
             if not await self._append(self.fleet_events.joined(session), session):
                 return False
             state.joined_epoch = session.epoch
-            self._joins_at = WallSeconds(state.clock.wall() + EPOCH_SECONDS_MIN)
+            self._joins_at = state.clock.wall() + EPOCH_SECONDS_MIN
             if state.session is not session:  # it would take changes that the next epoch has to write
                 return False
         snapshots, self._snapshots = self._snapshots, []

@@ -774,17 +774,17 @@ def test_a_long_chain_that_a_saved_cache_has_is_recounted_without_recursion() ->
 def test_a_span_of_many_blocks_costs_no_more_looks_than_it_has_blocks() -> None:
     span, branches = 64, 1_000
     translator = BlockTranslator(chain_of(span), WIDTH)
-    root = list(range(1, span))
+    root: list[int | bytes] = list(range(1, span))
     translator.apply(EngineBlockStored(root, None, [1] * WIDTH * len(root), WIDTH))
-    stored_looks = translator.keys.recounted
+    stored_looks = translator.keys.work.done
     for branch in range(branches):
         translator.apply(EngineBlockStored([1_000 + branch], root[-1], [branch] * WIDTH, WIDTH))
-    before, held = translator.keys.recounted, len(translator.keys.parents)
+    before, held = translator.keys.work.done, len(translator.keys.parents)
     translator.apply(EngineBlockRemoved(list(root)))
 
     assert stored_looks <= 2 * span
     assert held == branches
-    assert translator.keys.recounted - before <= branches + 3 * span
+    assert translator.keys.work.done - before <= branches + 3 * span
     assert not translator.keys.parents
 
 
