@@ -558,7 +558,7 @@ async def _eventually_honest(worker: Worker) -> InstanceReported:
     worker.engine.answers = dict(PAGES)
 
     def honest(report: InstanceReported) -> bool:
-        return (report.waiting, report.running, report.adapters) == (4, 7, [])
+        return (report.waiting, report.running, report.kv_usage, report.adapters) == (4, 7, 0.25, [])
 
     await worker.next_report()
     await eventually(lambda: honest(worker.of(InstanceReported)[-1]))
