@@ -20,6 +20,7 @@ from pointsman.adapters.http_engine import METRICS_BYTES_MAX, NAMES_MAX, EngineU
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint
 from pointsman.adapters.sse import events_in as events_of
+from pointsman.contracts.cache import BlocksStored
 from pointsman.contracts.codec import decode_event
 from pointsman.contracts.commands import DescribeFleet, FleetDescribed, RouteGranted
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
@@ -555,7 +556,7 @@ async def _eventually_honest(worker: Worker) -> InstanceReported:
     worker.engine.answers = dict(PAGES)
 
     def honest(report: InstanceReported) -> bool:
-        return (report.waiting, report.running, report.adapters) == (4, 7, [])
+        return (report.waiting, report.running, report.kv_usage, report.adapters) == (4, 7, 0.25, [])
 
     await worker.next_report()
     await eventually(lambda: honest(worker.of(InstanceReported)[-1]))
@@ -581,6 +582,22 @@ async def test_an_engine_that_answers_no_http_is_away_and_followed_no_further(na
         with pytest.raises(EngineUnreachableError):
             await asked.load()
         assert "/version" not in engine.asked
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/v1/models"])
+async def test_an_engine_with_a_page_that_hangs_serves_with_what_it_said_before(path: str) -> None:
+    async with working() as worker:
+        await eventually(lambda: any(report.waiting == 4 for report in worker.of(InstanceReported)))
+        worker.engine.pause_seconds = 10.0
+        worker.engine.answers[path] = [b""]
+        await eventually(lambda: path in worker.board.degraded_parts.get("engine", ""))
+        report = await worker.next_report()
+        worker.engine.answers = dict(PAGES)
+        await eventually(lambda: worker.board.whole)
+
+        assert (report.serving, report.waiting, report.running, report.kv_usage) == (True, 4, 7, 0.25)
+        assert all(report.serving for report in worker.of(InstanceReported))
+        assert len(worker.of(InstanceJoined)) == 1
 
 
 async def test_a_page_of_metrics_without_an_end_costs_no_more_memory_than_its_bound() -> None:
@@ -611,6 +628,37 @@ async def test_an_engine_that_comes_back_as_nonsense_is_not_served_and_says_so_u
 
         assert "--block-tokens does not fit this engine" in reason
         assert not report.serving
+        assert worker.board.whole
+
+
+UNDESCRIBED: dict[str, tuple[str, Sequence[bytes]]] = {
+    "models want a key": ("/v1/models", [whole(b"", head=b"HTTP/1.1 401 Unauthorized\r\n")]),
+    "no models": ("/v1/models", [whole(b'{"data":[]}')]),
+    "version hangs": ("/version", [b""]),
+}
+
+
+@pytest.mark.parametrize("name", UNDESCRIBED)
+async def test_an_engine_that_took_anothers_place_serves_only_once_it_describes_itself(name: str) -> None:
+    """Although its load can be read: what is known of its cache is the other's."""
+    path, answer = UNDESCRIBED[name]
+    async with FakePublisher() as publisher, working(publisher) as worker:
+        await publisher.publish(ScriptedCache().store([1] * 2 * BLOCK))
+        await eventually(lambda: worker.board.whole and worker.of(BlocksStored))
+        worker.engine.pause_seconds = 5.0
+        worker.engine.answers[path] = answer
+        await publisher.restart()
+        await publisher.publish(ScriptedCache(life=2).store([2] * 2 * BLOCK))
+        await eventually(lambda: not worker.of(InstanceReported)[-1].serving)
+        asked = worker.engine.asked.count("/metrics")
+        await eventually(lambda: worker.engine.asked.count("/metrics") > asked + 3)
+        report, lacks, joins = await worker.next_report(), dict(worker.board.lacks), len(worker.of(InstanceJoined))
+        worker.engine.answers = dict(PAGES)
+        await eventually(lambda: len(worker.of(InstanceJoined)) == 2)
+        await eventually(lambda: worker.of(InstanceReported)[-1].serving)
+
+        assert (report.serving, joins) == (False, 1)
+        assert path in lacks["engine"]
         assert worker.board.whole
 
 

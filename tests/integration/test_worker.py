@@ -1,7 +1,9 @@
 """The worker beside an engine that publishes on real ZMQ sockets: what the log says is what the engine holds."""
 
 import asyncio
+import errno
 import os
+import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
@@ -1014,6 +1016,44 @@ async def test_an_engine_that_is_not_healthy_or_not_there_is_away() -> None:
     assert gone.value.refused
 
 
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [
+        ("getaddrinfo", socket.gaierror(-3, "try again")),
+        ("sock_connect", OSError(errno.EMFILE, "too many open files")),
+        ("sock_connect", OSError(errno.EHOSTUNREACH, "no route to host")),
+    ],
+)
+async def test_an_engine_that_cannot_be_reached_may_well_listen(
+    step: str, error: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(*_: object, **__: object) -> None:
+        raise error
+
+    async with http_engine() as (url, _), HttpEngine(url.replace("127.0.0.1", "localhost")) as engine:
+        monkeypatch.setattr(asyncio.get_running_loop(), step, failing)
+        with pytest.raises(EngineUnreachableError) as unreachable:
+            await engine.load()
+
+    assert not unreachable.value.refused
+
+
+async def test_a_name_all_of_whose_addresses_refuse_has_nobody_who_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+
+    async def two(_host: object, port: int, **__: object) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{n}", port)) for n in (2, 3)]
+
+    async with http_engine() as (url, _):
+        pass
+    async with HttpEngine(url.replace("127.0.0.1", "localhost")) as engine:
+        monkeypatch.setattr(loop, "getaddrinfo", two)
+        with pytest.raises(EngineUnreachableError) as gone:
+            await engine.load()
+
+    assert gone.value.refused
+
+
 def test_the_instance_is_named_after_the_engines_port() -> None:
     def named(*urls: str, **settings: Any) -> list[str]:
         return [target.instance for target in listed_targets(WorkerSettings(engine_url=urls, **settings))]
@@ -1156,6 +1196,61 @@ async def test_a_loss_after_a_clear_leaves_the_cache_unknown_and_one_before_it_d
         assert [said.epoch for said in bench.log.of(InstanceJoined)] == sorted(
             {said.epoch for said in bench.log.of(InstanceJoined)}
         )
+
+
+async def test_a_clear_that_is_written_with_a_snapshot_makes_the_cache_exact() -> None:
+    source, cache = ScriptedSource(certain=True, replays=True), ScriptedCache()
+    async with scripted_worker(source) as bench:
+        source.said.put_nowait(EngineAttached(exact=True))
+        await until(lambda: bench.log.of(InstanceJoined))
+        source.said.put_nowait(EngineGap(1, "not replayed"))
+        source.said.put_nowait(batch_of(2, cache.clear(), cache.store(tokens(1, 2))))
+        await until(lambda: bench.log.held())
+        bench.service.state.log_report()
+        reports = len(bench.log.of(InstanceReported))
+        await until(lambda: len(bench.log.of(InstanceReported)) > reports)
+        events = bench.log.events[:]
+        last = [n for n, event in enumerate(events) if isinstance(event, InstanceReported)][-1]
+
+        assert [type(event) for event in events if isinstance(event, CacheEvent)] == [
+            CacheGap,
+            CacheCleared,
+            CacheSnapshot,
+        ]
+        assert [said.cache for said in bench.log.of(InstanceJoined)] == ["empty", "unknown"]
+        assert state_after(events[: last + 1]).fleet[INSTANCE].knowledge is Knowledge.EXACT
+        assert bench.log.held() == cache.keys(CHAIN)
+
+
+async def test_an_engine_that_ends_an_epoch_with_each_batch_gets_a_new_one_a_second_and_nothing_is_lost() -> None:
+    source, cache, batches = ScriptedSource(certain=True, replays=True), ScriptedCache(), 40
+    async with scripted_worker(source) as bench:
+        source.said.put_nowait(EngineAttached(exact=True))
+        await until(lambda: bench.log.of(InstanceJoined))
+        for number in range(batches):
+            source.said.put_nowait(
+                batch_of(number, cache.clear(), cache.store(tokens(number, number)), {"type": "BlockStored"})
+            )
+            await asyncio.sleep(0.03)
+        await until(lambda: bench.log.held() == cache.keys(CHAIN))
+        joins = bench.log.of(InstanceJoined)
+
+        assert bench.log.held() == cache.keys(CHAIN)
+        assert sum(gap.missed for gap in bench.log.of(CacheGap)) == batches
+        assert min(later.at - earlier.at for earlier, later in pairwise(joins)) > 0.9
+        assert (joins[0].cache, {said.cache for said in joins[1:]}) == ("empty", {"unknown"})
+
+
+async def test_an_engine_that_clears_and_then_boasts_of_more_than_fits_is_not_known_by_that_clear() -> None:
+    source, cache = ScriptedSource(certain=True, replays=True), ScriptedCache()
+    async with scripted_worker(source) as bench:
+        source.said.put_nowait(EngineAttached(exact=False))
+        await until(lambda: bench.log.of(InstanceJoined))
+        source.said.put_nowait(batch_of(0, cache.clear(), *(cache.store(tokens(n, n)) for n in range(600))))
+        await until(lambda: bench.log.of(CacheSnapshot))
+
+        assert not bench.log.of(CacheCleared)
+        assert bench.log.of(InstanceJoined)[-1].cache == "unknown"
 
 
 async def test_an_event_that_can_never_be_written_is_not_retried_and_a_new_epoch_goes_on_without_it(

@@ -31,7 +31,7 @@ class Block:
     children: "dict[Block, None] | None" = None
     """In order. A dict, because an engine can have many prompts branch within one span."""
     copies: int = 0
-    counted: bool = False
+    counted: bool = False  # held, as are those before it in its span, as of its last `HeldKeys.recount`
     confirmed: Seconds = 0.0  # when last known to be held
     unverified: Seconds = VERIFIED  # since when its removal may have been missed
 

@@ -66,17 +66,23 @@ class EngineMonitor:
             await self._state.clock.sleep_wall(self._state.settings.report_seconds)
 
     async def facts(self) -> EngineFacts:
+        """Waits until the engine describes itself. One that takes another's place is reported as not serving until then, as
+        what is known is of the other."""
         clock, settings = self._state.clock, self._state.settings
         log_pace = _LogPace(clock)
         while True:
             try:
                 facts = await self._engine.describe()
             except EngineUnreachableError as error:
-                self._board.missing(ENGINE_PART, str(error))
+                if self._state.session is None:
+                    self._board.missing(ENGINE_PART, str(error))
+                else:
+                    self._on_unfollowable(str(error))
                 if log_pace.is_due():
                     log.info("waiting_for_engine", reason=str(error))
                 await clock.sleep_wall(ENGINE_RETRY_SECONDS)
                 continue
+            self._unfollowable = ""
             self._on_answer()
             self._set_names(facts.further_names)
             return replace(facts, block_tokens=settings.engine_block_tokens or facts.block_tokens)
@@ -93,14 +99,11 @@ class EngineMonitor:
             except SettingsError as error:
                 if self._state.session is None:
                     raise
-                self._unfollowable = error.message
-                self._on_unreachable(error.message)
+                self._on_unfollowable(error.message)
                 if log_pace.is_due():
                     log.warning("engine_not_followed", reason=error.message)
                 await clock.sleep_wall(self._state.settings.report_seconds)
             else:
-                self._unfollowable = ""
-                self._on_answer()
                 return facts, translator
 
     async def next_engine(self) -> EngineFacts:
@@ -132,6 +135,8 @@ class EngineMonitor:
                 log.info("engine_reachable")
                 self._recovered.set()
                 self._state.report_now()
+            if self.serving and self.load.late:
+                self._board.degraded(ENGINE_PART, self.load.late)
             await self._check_model()
 
     async def _check_model(self) -> None:
@@ -156,11 +161,16 @@ class EngineMonitor:
             log.warning("engine_names_dropped", dropped=names.dropped, kept=len(names.aliases) + len(names.adapters))
         self.names = names
 
+    def _on_unfollowable(self, reason: str) -> None:
+        self._unfollowable = reason
+        self._on_unreachable(reason)
+
     def _on_unreachable(self, reason: str) -> None:
-        self.serving = False
-        self.load = EngineLoad()
         self._board.missing(ENGINE_PART, reason)
-        self._state.report_now()
+        self.load = EngineLoad()
+        if self.serving:
+            self.serving = False
+            self._state.report_now()
 
     def _on_answer(self) -> None:
         self._answered_at = self._state.clock.wall()

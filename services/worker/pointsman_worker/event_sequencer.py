@@ -24,10 +24,13 @@ class CacheEventSequencer:
             at=at, instance=self.instance, epoch=self.epoch, sequence=self._next(), missed=missed, reason=reason
         )
 
+    def cleared(self, at: EngineSeconds) -> CacheCleared:
+        return CacheCleared(at=at, instance=self.instance, epoch=self.epoch, sequence=self._next())
+
     def changes(self, at: EngineSeconds, changes: Changes, tier: Tier = "device") -> Iterator[CacheEvents]:
         """At most one event of a kind, unless it exceeds a message. The device's clear is that of all tiers."""
         if changes.cleared and tier == "device":
-            yield CacheCleared(at=at, instance=self.instance, epoch=self.epoch, sequence=self._next())
+            yield self.cleared(at)
         yield from self._removed(at, changes.removed, tier, expired=False)
         yield from self._removed(at, changes.expired, tier, expired=True)
         yield from self.stored(at, changes.stored, tier)

@@ -95,7 +95,7 @@ class Follower:
         if state.followed_session()[0].exact:  # else blocks may well follow one that was stored before we came
             lost += parked
         if lost:
-            reason = "one batch changes the same blocks again and again" if left_out else counters.problem
+            reason = "one batch is more work than a batch may be" if left_out else counters.problem
             state.on_events_lost(lost, reason)
         state.check_capacity(translator)
         if translator.changed:

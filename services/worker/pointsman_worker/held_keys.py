@@ -1,6 +1,7 @@
 """An engine's pool keys, and their change since the last write. A removal is told even if the key is back or was never
 told: an answer of the engine from between counted without it (`pointsman.state.reported_hits`)."""
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -13,6 +14,19 @@ from pointsman_worker.engine_blocks import Block
 
 PENDING_KEYS_MAX = 100_000
 """Beyond it a snapshot is smaller."""
+
+
+@dataclass(slots=True)
+class Work:
+    """Done so far, and how much may be done; 1 is a look at a block, about half a microsecond. Counted, not timed, so that
+    the same events always have the same effect."""
+
+    done: int = 0
+    most: int = sys.maxsize
+
+    @property
+    def over(self) -> bool:
+        return self.done > self.most
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +44,12 @@ class Changes:
 
 
 class HeldKeys:
-    """`count` and `digest` (xor of keys): as of the last `take_changes` or `take_snapshot`. `cleared`: since then.
-    `recounted`: blocks that `recount` has looked at."""
+    """`count` and `digest` (xor of keys): as of the last `take_changes` or `take_snapshot`. `cleared`: since then."""
 
     def __init__(self, last_index: int) -> None:
         self._last_index = last_index
+        self.work = Work()
+        self._unfinished: list[tuple[list[Block], bool]] = []  # of `recount`
         self.count = 0
         self.digest = 0
         self.parents: dict[BlockKey, BlockKey] = {}
@@ -43,7 +58,6 @@ class HeldKeys:
         self._to_remove: dict[BlockKey, bool] = {}
         self._passed: dict[BlockKey, None] = {}  # stored and removed since the last write, or told again
         self.cleared = False
-        self.recounted = 0
         self._written = False
 
     @property
@@ -51,34 +65,44 @@ class HeldKeys:
         return self.cleared or bool(self._to_store or self._to_remove or self._passed)
 
     @property
+    def unfinished(self) -> bool:
+        return bool(self._unfinished)
+
+    @property
     def snapshot_is_smaller(self) -> bool:
         return len(self._to_store) + len(self._to_remove) + len(self._passed) > PENDING_KEYS_MAX
 
     def recount(self, node: Block, *, expired: bool = False) -> None:
-        """Update the pool blocks that contain `node`."""
-        waiting = [node]
-        while waiting:
-            node = waiting.pop()
-            self.recounted += 1
-            if node.span_index == self._last_index:
-                self._recount_last(node, expired=expired)
-            elif node.children:
-                waiting.extend(reversed(node.children))
+        """Update the pool blocks that contain `node`. Goes no further than to blocks for which nothing changes. What is too
+        much work is left to `finish`."""
+        self._recount([node], expired=expired)
 
-    def _recount_last(self, node: Block, *, expired: bool) -> None:
-        if node.key is None:
-            return
-        whole = node.copies != 0
-        part = node.parent
-        while whole and part is not None:
-            whole = part.copies != 0
-            part = part.parent
-        if whole and not node.counted:
-            node.counted = True
-            self.gain(node.key, node.parent_key)
-        elif node.counted and not whole:
-            node.counted = False
-            self.lose(node.key, expired=expired)
+    def finish(self) -> None:
+        """In any order: what counts is how blocks are now."""
+        while self._unfinished and not self.work.over:
+            waiting, expired = self._unfinished.pop()
+            self._recount(waiting, expired=expired)
+
+    def _recount(self, waiting: list[Block], *, expired: bool) -> None:
+        work = self.work
+        while waiting:
+            if work.over:
+                self._unfinished.append((waiting, expired))
+                return
+            node = waiting.pop()
+            work.done += 1
+            whole = node.copies != 0 and (node.parent is None or node.parent.counted)
+            if whole == node.counted:
+                continue
+            node.counted = whole
+            if node.span_index != self._last_index:
+                waiting.extend(reversed(node.children or ()))
+            elif node.key is None:
+                continue
+            elif whole:
+                self.gain(node.key, node.parent_key)
+            else:
+                self.lose(node.key, expired=expired)
 
     def gain(self, key: BlockKey, parent_key: BlockKey) -> None:
         if key in self.parents:
@@ -107,6 +131,7 @@ class HeldKeys:
             self._passed[key] = None
 
     def clear(self) -> None:
+        self._unfinished.clear()
         self.parents.clear()
         self._further_holders.clear()
         self._to_store.clear()

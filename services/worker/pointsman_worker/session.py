@@ -194,6 +194,7 @@ class SessionState:
         log.warning("engine_events_distrusted", reason=reason)
         if forget:
             translator = self.new_translator(session.facts)
+        translator.device.keys.forget_clear()
         translator.set_unverifiable(float(self.clock.wall()), on=True)
         session = self.begin(session.facts, "unknown", translator, detail=reason, distrusted=True)
         session.snapshot_due = True
@@ -264,6 +265,7 @@ class SessionState:
         keys = session.translator.device.keys if session.translator is not None else None
         if session.exact:
             log.warning("engine_events_lost", missed=missed, reason=reason)
+            missed = min(session.missed + missed, WHOLE_MAX)
             session = self.begin(
                 session.facts, "unknown", session.translator, detail=reason, distrusted=session.distrusted
             )

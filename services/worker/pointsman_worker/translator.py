@@ -1,7 +1,7 @@
 """Translates the engine's block events to net changes of pool keys. No I/O, no clock.
 
 - Copies of a block are counted, as vLLM stores and removes each; when events were missed, one remove drops the block.
-- A store confirms its blocks and those before them. Unverified blocks expire; `trim` enforces the capacity.
+- A store confirms its blocks and, on the device, those before them. Unverified blocks expire; `trim` enforces the capacity.
 - Stores with an unknown parent are parked within a bound, and removes apply to them.
 - Blocks keyed by more than tokens (images, prompt embeddings), and their successors, get no key.
 - Only full attention counts: no sliding windows or state-space groups.
@@ -30,6 +30,8 @@ from pointsman_worker.orphans import PARKED_BLOCKS_MAX, Orphans
 from pointsman_worker.verification import Verification
 
 CONFIRMED_LATELY_SECONDS: Final = 5.0  # stops the walk that confirms earlier blocks
+BLOCK_WORK: Final = 10  # of a store; a unit is a look at a block (`Work`)
+REMOVAL_WORK: Final = 4
 
 
 class HeldBlocks(msgspec.Struct, frozen=True):
@@ -60,8 +62,9 @@ class BlockTranslator:
         *,
         parked_blocks_max: int = PARKED_BLOCKS_MAX,
         capacity_blocks: int = 0,
+        confirms_earlier: bool = True,
     ) -> None:
-        """`capacity_blocks`: 0 if unknown. Raises ValueError if a pool block is not a multiple of the engine's
+        """`capacity_blocks`: 0 if unknown. `confirms_earlier`: no block is held without those before it. Raises ValueError if a pool block is not a multiple of the engine's
         block."""
         self.counters = TranslatorCounters()
         self.blocks = EngineBlocks(key_chain, engine_block_tokens)
@@ -69,6 +72,7 @@ class BlockTranslator:
         self.orphans = Orphans(parked_blocks_max)
         self.verification = Verification(self.blocks.nodes)
         self._capacity_blocks = capacity_blocks
+        self._confirms_earlier = confirms_earlier
         self.groups = AttentionGroups()
         self.held_blocks = 0
         self._now: Seconds = 0.0
@@ -113,7 +117,7 @@ class BlockTranslator:
         if source.groups.chosen is not None and event.group_idx not in (None, source.groups.chosen):
             return len(event.block_hashes)
         self._now, self.groups.chosen = now, source.groups.chosen
-        known = [h for h in event.block_hashes if self.blocks.adopt(h, source.blocks) is not None]
+        known = [h for h in event.block_hashes if not self.keys.work.over and self._adopt(h, source)]
         if known:
             named = EngineBlockStored(known, None, [], event.block_size)
             self._store(named, None, len(known))
@@ -125,11 +129,17 @@ class BlockTranslator:
         """A tier may hold a block without the one before it, which only `source` knows."""
         parent = event.parent_block_hash
         if parent is not None:
-            self.blocks.adopt(parent, source.blocks)
+            self._adopt(parent, source)
+
+    def _adopt(self, engine_hash: EngineHash, source: "BlockTranslator") -> bool:
+        before = len(self.blocks.nodes)
+        known = self.blocks.adopt(engine_hash, source.blocks) is not None
+        self.keys.work.done += BLOCK_WORK * (len(self.blocks.nodes) - before)
+        return known
 
     def dump(self) -> HeldBlocks | None:
         """None if changes or parked stores are pending, or blocks are unverified."""
-        if self.keys.changed or self.orphans or not self.verification.complete:
+        if self.keys.changed or self.keys.unfinished or self.orphans or not self.verification.complete:
             return None
         return HeldBlocks(self.blocks.dump(), self.groups.chosen, self.groups.several)
 
@@ -139,9 +149,8 @@ class BlockTranslator:
         self.groups = AttentionGroups(dump.group, dump.several_groups)
         self.blocks.restore(dump.blocks)
         self.held_blocks = sum(block.copies > 0 for block in dump.blocks)
-        for node in list(self.blocks.nodes.values()):
-            if node.span_index == self.blocks.last_index:
-                self.keys.recount(node)
+        for node in self.blocks.nodes.values():
+            self.keys.recount(node)
         self.keys.settle_all()
 
     def _on_stored(self, event: EngineBlockStored) -> None:
@@ -179,21 +188,20 @@ class BlockTranslator:
             keyed = 0
         if any(h not in nodes for h in hashes[:keyed]):
             self.blocks.insert(event, parent, keyed)
+        for engine_hash in hashes[keyed:]:
+            self.counters.keyless += 1
+            if engine_hash not in nodes:
+                self.blocks.add_keyless(engine_hash)
         recount = self.keys.recount
-        for engine_hash in hashes[:keyed]:
+        for engine_hash in hashes:
             node = nodes[engine_hash]
             if not node.copies:
                 self._hold(node)
             node.copies = max(node.copies, 0) + 1
             if node.copies == 1:
                 recount(node)
-        for engine_hash in hashes[keyed:]:
-            self.counters.keyless += 1
-            node = nodes.get(engine_hash) or self.blocks.add_keyless(engine_hash)
-            if not node.copies:
-                self._hold(node)
-            node.copies = max(node.copies, 0) + 1
-        self._confirm([nodes[engine_hash] for engine_hash in hashes], event.parent_block_hash)
+        previous = event.parent_block_hash if self._confirms_earlier else None
+        self._confirm([nodes[engine_hash] for engine_hash in hashes], previous)
 
     def _hold(self, node: Block) -> None:
         self.held_blocks += 1
@@ -201,13 +209,14 @@ class BlockTranslator:
             self.verification.given_up.pop(node.engine_hash, None)
 
     def _confirm(self, stored: list[Block], previous: EngineHash | None) -> None:
-        """Includes all blocks before them, also given-up ones."""
-        now, verification = self._now, self.verification
+        """Includes all blocks before them, also given-up ones, as far as that is not too much work."""
+        now, verification, work = self._now, self.verification, self.keys.work
         unverified = now if verification.unverifiable else VERIFIED
         confirmed = stored
         for held in stored:
             held.confirmed, held.unverified = now, unverified
-        while previous is not None:
+        while previous is not None and not work.over:
+            work.done += 1
             node = self.blocks.nodes.get(previous)
             if node is not None and previous in verification.given_up:
                 self._hold(node)
@@ -271,6 +280,7 @@ class BlockTranslator:
             self._prune(node)
 
     def _give_up(self, node: Block) -> None:
+        self.keys.work.done += REMOVAL_WORK
         node.copies = 0
         self.held_blocks -= 1
         self.keys.recount(node, expired=True)

@@ -29,6 +29,8 @@ SNAPSHOT_SECONDS_MAX = 5.0
 APPEND_RETRY_SECONDS: WallSeconds = WallSeconds(0.2)
 APPEND_RETRY_SECONDS_MAX: WallSeconds = WallSeconds(2.0)
 LOG_CHECK_SECONDS: WallSeconds = WallSeconds(5.0)
+EPOCH_SECONDS_MIN: WallSeconds = WallSeconds(1.0)
+"""Between two joins; an engine can end its epoch with each batch."""
 
 
 @dataclass(eq=False)
@@ -40,6 +42,7 @@ class LogWriter:
     board: HealthBoard
     heartbeats: Heartbeats
     _log_checked_at: WallSeconds = field(default=WallSeconds(0.0), init=False)
+    _joins_at: WallSeconds = field(default=WallSeconds(0.0), init=False)
     _snapshots: list[asyncio.Future[None]] = field(default_factory=list, init=False)
     _leaving: str = field(default="", init=False)
     _back_within: WallSeconds | None = field(default=None, init=False)
@@ -99,11 +102,20 @@ class LogWriter:
                     await state.hurry.wait()
 
     async def _write(self, session: CacheSession, *, reporting: bool) -> bool:
-        """Returns False if the session ended. It joins only when requests may be placed there."""
+        """Returns False if the session ended. It joins only when requests may be placed there, and not soon after another."""
         if not session.joined_at:
-            if self.state.withheld or not await self._append(self.fleet_events.joined(session), session):
+            state = self.state
+            if state.withheld:
                 return False
-            self.state.joined_epoch = session.epoch
+            if state.clock.wall() < self._joins_at:
+                state.report_at = self._joins_at
+                return False
+            if not await self._append(self.fleet_events.joined(session), session):
+                return False
+            state.joined_epoch = session.epoch
+            self._joins_at = state.clock.wall() + EPOCH_SECONDS_MIN
+            if state.session is not session:  # it would take changes that the next epoch has to write
+                return False
         snapshots, self._snapshots = self._snapshots, []
         due = deque(self._due_events(session, snapshot=bool(snapshots), gaps=reporting))
         while due:
@@ -130,6 +142,9 @@ class LogWriter:
             session.snapshot_due = False
             if translator.store is not None:  # a snapshot replaces what the engine holds, not what the store does
                 yield from sequencer.changes(at, translator.store.keys.take_changes(), STORE)
+            if translator.device.keys.cleared:  # all contents are known since, which a snapshot does not say
+                session.cache, session.detail = "empty", ""
+                yield sequencer.cleared(at)
             yield from sequencer.snapshot(at, translator.device.keys.take_snapshot())
             for tier, blocks in translator.slower.items():
                 yield from sequencer.stored(at, blocks.keys.take_snapshot(), tier)

@@ -75,11 +75,13 @@ _lengths = msgspec.json.Decoder(int)
 
 
 class EngineUnreachableError(Exception):
-    """The engine does not answer as a serving engine should. `refused`: nothing listens on the port."""
+    """The engine does not answer as a serving engine should. `refused`: nothing listens on the port. `late`: no answer in
+    time."""
 
-    def __init__(self, reason: str, *, refused: bool = False) -> None:
+    def __init__(self, reason: str, *, refused: bool = False, late: bool = False) -> None:
         super().__init__(reason)
         self.refused = refused
+        self.late = late
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """`kv_usage`: 0 to 1. `further_names` None, `model` empty, `max_model_len` 0: unknown."""
+    """`kv_usage`: 0 to 1. `further_names` None, `model` empty, `max_model_len` 0: unknown. `late`: why a page is missing."""
 
     waiting: int = 0
     running: int = 0
@@ -123,6 +125,7 @@ class EngineLoad:
     further_names: FurtherNames | None = None
     model: str = ""
     max_model_len: Tokens = 0
+    late: str = ""
 
 
 class HttpEngine:
@@ -134,6 +137,7 @@ class HttpEngine:
         self._dp_rank = dp_rank
         self._headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
         self._too_large: set[str] = set()
+        self._numbers = EngineLoad()
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -166,10 +170,19 @@ class HttpEngine:
         )
 
     async def load(self) -> EngineLoad:
-        """Raises EngineUnreachableError."""
+        """Raises EngineUnreachableError. An engine that answers /health serves, though the other pages be late; the numbers of
+        late metrics are those before."""
         await self._get("/health", HEALTH_BYTES_MAX)
-        listed = listed_models(await self._get("/v1/models", MODELS_BYTES_MAX, refusal_is_fatal=False))
-        load = load_in(await self._metrics(), self._dp_rank)
+        late, listed = "", None
+        try:
+            listed = listed_models(await self._get("/v1/models", MODELS_BYTES_MAX, refusal_is_fatal=False))
+        except EngineUnreachableError as error:
+            late = _reason_if_late(error)
+        try:
+            self._numbers = load_in(await self._metrics(), self._dp_rank)
+        except EngineUnreachableError as error:
+            late = _reason_if_late(error)
+        load = replace(self._numbers, late=late)
         if listed is None:
             return load
         names = listed.further_names
@@ -204,13 +217,14 @@ class HttpEngine:
                 return response.status, await self._body(response, path, bytes_max)
         except aiohttp.ClientConnectorError as error:
             msg = f"{where}: {error.strerror or error}"
-            raise EngineUnreachableError(msg, refused=True) from error
+            refused = isinstance(error.os_error, ConnectionRefusedError)  # so for several addresses that all refuse
+            raise EngineUnreachableError(msg, refused=refused) from error
         except aiohttp.InvalidURL as error:
             msg = f"{self._url} is no URL like http://127.0.0.1:8000"
             raise EngineUnreachableError(msg) from error
         except (aiohttp.ClientError, aiohttp.http.HttpProcessingError, TimeoutError, OSError, ValueError) as error:
             msg = f"{where}: {str(error)[:REASON_CHARACTERS_MAX] or type(error).__name__}"
-            raise EngineUnreachableError(msg) from error
+            raise EngineUnreachableError(msg, late=isinstance(error, TimeoutError)) from error
 
     async def _body(self, response: aiohttp.ClientResponse, path: str, bytes_max: int) -> bytes:
         if not bytes_max or response.status != HTTPStatus.OK:
@@ -220,6 +234,12 @@ class HttpEngine:
             self._too_large.add(path)
             log.warning("engine_answer_too_large", path=path, bytes_max=bytes_max)
         return body or b""
+
+
+def _reason_if_late(error: EngineUnreachableError) -> str:
+    if not error.late:
+        raise error
+    return str(error)
 
 
 def listed_models(body: bytes) -> ListedModels | None:

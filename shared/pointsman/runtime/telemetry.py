@@ -322,7 +322,7 @@ KV_EVENT_GAPS = Counter(
 KV_STORES_DROPPED = Counter(
     "pointsman_kv_stores_dropped_total",
     "Stored blocks that were ignored: they contradict the engine's block size, or follow an unknown block. Events of a batch "
-    "that changes the same blocks again and again.",
+    "that is too much work.",
     ["pool", "engine"],
 )
 KV_BLOCKS_EXPIRED = Counter(

@@ -769,3 +769,31 @@ def test_a_long_chain_that_a_saved_cache_has_is_recounted_without_recursion() ->
     keys.recount(chain[0])
 
     assert set(keys.parents) == {9}
+
+
+def test_a_span_of_many_blocks_costs_no_more_looks_than_it_has_blocks() -> None:
+    span, branches = 64, 1_000
+    translator = BlockTranslator(chain_of(span), WIDTH)
+    root: list[int | bytes] = list(range(1, span))
+    translator.apply(EngineBlockStored(root, None, [1] * WIDTH * len(root), WIDTH))
+    stored_looks = translator.keys.work.done
+    for branch in range(branches):
+        translator.apply(EngineBlockStored([1_000 + branch], root[-1], [branch] * WIDTH, WIDTH))
+    before, held = translator.keys.work.done, len(translator.keys.parents)
+    translator.apply(EngineBlockRemoved(list(root)))
+
+    assert stored_looks <= 2 * span
+    assert held == branches
+    assert translator.keys.work.done - before <= branches + 3 * span
+    assert not translator.keys.parents
+
+
+def test_a_known_block_counts_again_though_its_next_store_says_that_it_has_no_key() -> None:
+    translator, prompt = BlockTranslator(chain_of(2), WIDTH), (1, 2, 3, 4)
+    translator.apply(stored(prompt))
+    translator.apply(EngineBlockRemoved([engine_hash(prompt[:WIDTH])]))
+    gone = set(translator.keys.parents)
+    translator.apply(stored(prompt[:WIDTH], extra_keys=extra(["an image", "and more"])))
+
+    assert gone == set()
+    assert len(translator.keys.parents) == 1

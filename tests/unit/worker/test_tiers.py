@@ -1,6 +1,7 @@
 """Slower cache tiers in the worker: events as vLLM's connectors and LMCache shape them, and a plain model of sets."""
 
 from functools import reduce
+from itertools import pairwise
 from operator import xor
 
 import msgspec
@@ -361,6 +362,44 @@ def test_a_chunk_is_held_until_its_last_copy_goes_and_then_all_of_it_is_gone(los
     assert not translator.slower["host"].blocks.nodes
 
 
+@pytest.mark.parametrize("medium", ["GPU", "CPU"])
+def test_a_block_that_was_parked_before_events_were_lost_is_not_held_when_its_parent_comes(medium: str) -> None:
+    """Its removal may be among them."""
+    translator, prompt = new_translator(), tokens(4)
+    first, rest = (
+        msgspec.structs.replace(event, medium=medium)
+        for event in (on_device(prompt[: SPAN * WIDTH]), on_device(prompt, SPAN))
+    )
+    translator.apply(rest, 1.0)
+    translator.mark_counts_unverified(2.0)
+    translator.apply(first, 3.0)
+    keys = translator.device.keys if medium == "GPU" else translator.slower["host"].keys
+    known = set(keys.parents)
+    translator.apply(rest, 4.0)
+
+    assert known == keys_of(prompt[: SPAN * WIDTH])
+    assert set(keys.parents) == keys_of(prompt)
+
+
+@pytest.mark.parametrize("given_up", [True, False])
+def test_a_host_block_does_not_show_that_the_one_before_it_is_there_still(given_up: bool) -> None:
+    translator, prompt = new_translator(), tokens(2 * SPAN)
+    first = prompt[: SPAN * WIDTH]
+    translator.apply(on_device(prompt), 0.0)
+    for end in (WIDTH, 2 * WIDTH):
+        translator.apply(described(prompt[:end]), 0.0)
+    translator.mark_counts_unverified(10.0)
+    if given_up:
+        translator.expire(10.0)
+    for end in (3 * WIDTH, 4 * WIDTH):
+        translator.apply(described(prompt[:end]), 20.0)
+    before = held(translator)
+    translator.expire(30.0)
+
+    assert before == keys_of(prompt) - (keys_of(first) if given_up else set())
+    assert held(translator) == keys_of(prompt) - keys_of(first)
+
+
 def test_a_parked_chunk_loses_all_of_its_copies() -> None:
     translator, prompt = new_translator(), tokens(8)
     for _ in range(2):
@@ -397,19 +436,85 @@ def counted_blocks(translator: CacheTranslator, event: EngineBlockRemoved) -> in
 def test_a_batch_that_changes_the_same_blocks_again_and_again_is_not_applied_to_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    branches, first = 100, tokens(1)
-    monkeypatch.setattr(tiers, "RECOUNTS_PER_BATCH_MAX", 10 * branches)
-    translator = new_translator()
-    stores = [on_device((*first, *[n] * WIDTH)) for n in range(branches)]
-    honest = translator.apply_all(stores, 0.0)
+    branches, first = 1_000, tokens(1)
+    translator = new_translator(device_blocks_max=2 * branches)
+    honest = translator.apply_all([on_device((*first, *[n] * WIDTH)) for n in range(branches)], 0.0)
+    monkeypatch.setattr(tiers, "WORK_PER_BATCH_MAX", 10 * branches)
     held_before = len(translator.device.keys.parents)
-    translator.apply_all([gone(first, medium="GPU")] * branches, 0.0)
+    for _ in range(branches):
+        translator.apply_all([gone(first, medium="GPU")], 0.0)
     lying = translator.apply_all([on_device(first), gone(first, medium="GPU")] * branches, 0.0)
     honest_again = translator.apply_all([on_device(tokens(2, start=7_000))], 0.0)
 
     assert (honest, held_before) == (0, branches)
     assert 2 * branches - 20 <= lying < 2 * branches
     assert honest_again == 0
+
+
+def test_the_removal_of_what_many_blocks_build_on_is_finished_later_if_it_is_too_much_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if those blocks go, or the cache is cleared, meanwhile."""
+    branches, first, most = 1_000, tokens(1), 300
+    translator = new_translator(device_blocks_max=2 * branches)
+    translator.apply_all([on_device(first), *(on_device((*first, *[n] * WIDTH), 1) for n in range(branches))], 0.0)
+    translator.device.keys.take_changes()
+    monkeypatch.setattr(tiers, "WORK_PER_BATCH_MAX", most)
+    counts, lost = [branches], [translator.apply_all([gone(first, medium="GPU")], 1.0)]
+    while counts[-1] != len(translator.device.keys.parents):
+        counts.append(len(translator.device.keys.parents))
+        lost.append(translator.apply_all([gone((*first, *[len(counts)] * WIDTH), medium="GPU")], 1.0))
+        translator.expire(0.0)
+
+    assert lost == [1, *[0] * (len(lost) - 1)]
+    assert len(counts) > branches // most
+    assert max(before - after for before, after in pairwise(counts)) <= most + 1
+    assert counts[-1] == 0
+    assert len(translator.device.keys.take_changes().removed) == branches
+    translator.apply_all([on_device(first)], 1.0)
+    for _ in range(branches // most):
+        translator.expire(0.0)
+    back = len(translator.device.keys.parents)
+    unfinished = translator.apply_all([gone(first, medium="GPU")], 1.0)
+    translator.apply_all([EngineCacheCleared()], 1.0)
+    translator.expire(0.0)
+
+    assert back == branches - (len(counts) - 1)
+    assert unfinished == 1
+    assert not translator.device.keys.parents
+
+
+@pytest.mark.parametrize("medium", ["GPU", "CPU", "LMCache"])
+def test_a_store_of_more_blocks_than_one_batch_may_change_is_left_out(
+    medium: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    translator, prompt = new_translator(), tokens(400)
+    monkeypatch.setattr(tiers, "WORK_PER_BATCH_MAX", 2_000)
+    if medium == "CPU":
+        translator.apply(on_device(prompt))
+        event = msgspec.structs.replace(on_device(prompt), token_ids=[], medium=medium)
+    else:
+        event = chunk(prompt, 400) if medium == "LMCache" else on_device(prompt)
+    lost = translator.apply_all([event, named(prompt[:WIDTH])], 0.0)
+
+    assert lost == 2
+    assert not translator.slower
+    assert bool(translator.device.held_blocks) == (medium == "CPU")
+
+
+def test_blocks_that_a_tier_takes_from_the_device_for_one_that_it_names_count_as_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    span, prompts = 50, 100
+    translator = CacheTranslator(KeyChain(secret=b"s", model="m", block_tokens=span), 1)
+    for n in range(prompts):
+        translator.apply(EngineBlockStored([n * span + part for part in range(span)], None, [n] * span, 1))
+    monkeypatch.setattr(tiers, "WORK_PER_BATCH_MAX", 5_000)
+    last = EngineBlockStored([n * span + span - 1 for n in range(prompts)], None, [], 0, medium="CPU")
+    lost = translator.apply_all([last], 0.0)
+
+    assert lost == 1
+    assert len(translator.slower["host"].blocks.nodes) <= 1_000
 
 
 def test_a_host_block_at_another_place_than_the_devices_is_not_built_upon() -> None:

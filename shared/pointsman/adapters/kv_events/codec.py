@@ -15,7 +15,8 @@ from pointsman.adapters.kv_events.events import (
 from pointsman.primitives import Sequence
 
 PAYLOAD_BYTES_MAX = 16 * 1024 * 1024
-"""Of one step: 3 million tokens, which take 1.2 s to decode and translate. Meanwhile other engines of the process wait."""
+"""Of one step: 3 million tokens. Other engines of the process wait while they are decoded; the worker bounds what follows
+(`WORK_PER_BATCH_MAX`)."""
 EVENTS_PER_BATCH_MAX = 65_536
 
 
