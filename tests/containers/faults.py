@@ -40,9 +40,9 @@ def answers_of_a_dead_ingress_behind_haproxy(exchange: Exchange, injection: Inje
 
 
 def streams_of_a_dead_engine(exchange: Exchange, injection: Injection) -> bool:
-    """Their first tokens were out, and the rest died with the engine."""
+    """Their first tokens were out, and the rest died with the engine. One that is told to stop ends them itself, with 503."""
     of_engine = exchange.instance == injection.victim and exchange.asked_at <= injection.at + injection.lasted
-    return of_engine and exchange.streamed and (exchange.ending, exchange.detail) == ("cut", "engine_failed")
+    return of_engine and exchange.streamed and exchange.ending == "cut" and exchange.detail in ("engine_failed", "503")
 
 
 def requests_sent_before_no_engine_was_left(exchange: Exchange, injection: Injection) -> bool:
