@@ -33,13 +33,6 @@ from tests.support.waiting import eventually
 POOL = PoolName("default")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite+aiosqlite:///{tmp_path}/archive.sqlite"
-    return str(request.getfixturevalue("postgres"))
-
-
 def row(log: str, sequence: Sequence, at: float, blocks: int = 3) -> Row:
     event = stored("engine-1", sequence, list(range(blocks)))
     return {"log": log, "sequence": sequence, "at": at, "type": type(event).__name__, "subject": subject_of(POOL, event),

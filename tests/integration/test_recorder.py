@@ -2,6 +2,7 @@
 between."""
 
 import asyncio
+import json
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
@@ -187,6 +188,35 @@ async def test_any_bytes_on_any_subject_are_kept_with_their_place_and_stop_no_re
     assert rows(file, "SELECT max(length(subject)), max(length(problem)) <= 200 FROM dead_letters") == [(255, 1)]
     assert rows(file, "SELECT request, end_type, ends FROM requests") == [("r-1", "RequestFinished", 1)]
     assert rows(file, "SELECT * FROM gaps") == []
+
+
+@pytest.mark.parametrize(
+    ("escaped", "is_dead"),
+    [
+        (rb"\u0000", True),
+        (rb"\\u0000", False),
+        (rb"\\\u0000", True),
+        (rb"\\u0000\n\u0000", True),
+        (rb"\n\\u0000", False),
+    ],
+)
+async def test_only_a_nul_makes_a_dead_letter_and_not_the_letters_that_write_one(
+    url: str, escaped: bytes, *, is_dead: bool
+) -> None:
+    """A client may put such letters into its `x-request-id`."""
+    broker = MemoryBroker(POOL)
+    payload = encode(finished("r-1", "engine-1", at=1.0))
+    assert ("\x00" in json.loads(b'"' + escaped + b'"')) is is_dead
+    broker.store_raw("pm.default.request.r-1", payload[:-1] + b',"x":"' + escaped + b'"}')
+    async with archive_at(url) as archive:
+        log = broker.client(ScaledClock(), name="test").log
+        async with recording_into(archive, log, HealthBoard()) as recorder:
+            await eventually(lambda: recorder._archived_sequence == 1)
+
+        assert await ask(archive, "SELECT sequence FROM dead_letters") == [(1,)] * is_dead
+        assert await ask(archive, "SELECT request, end_type FROM requests") == [("r-1", "RequestFinished")] * (
+            not is_dead
+        )
 
 
 async def test_entries_missed_leave_a_gap_and_a_log_that_went_back_another_history(file: Path) -> None:
