@@ -4,7 +4,9 @@ between."""
 import asyncio
 import json
 import sqlite3
-from collections.abc import AsyncIterator
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import click
 import pytest
 import sqlalchemy as sa
+import structlog
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from pointsman.adapters import jetstream
@@ -24,6 +27,7 @@ from pointsman.primitives import InstanceId, PoolName, RequestId, Tenant, WallSe
 from pointsman.runtime.health import HealthBoard
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_recorder import archive as archive_module
+from pointsman_recorder import service as service_module
 from pointsman_recorder.archive import Archive, open_archive
 from pointsman_recorder.database_errors import UnusableDatabaseError
 from pointsman_recorder.service import Recorder
@@ -368,6 +372,53 @@ async def test_a_server_that_vanishes_is_reported_and_loses_nothing(
             assert board.whole
 
         assert await ask(archive, "SELECT instance FROM events ORDER BY sequence") == [("engine-1",), ("engine-2",)]
+
+
+@asynccontextmanager
+async def slow_inserts(file: Path, wait: Callable[[], object]) -> AsyncIterator[Archive]:
+    """Of events. `wait`: by each, in the thread of the database."""
+    async with archive_at(f"sqlite+aiosqlite:///{file}") as archive:
+        sa.event.listen(
+            archive.engine.sync_engine, "checkout", lambda connection, *_: connection.create_function("wait", 0, wait)
+        )
+        await run(archive, "CREATE TRIGGER slow AFTER INSERT ON events BEGIN SELECT wait(); END")
+        yield archive
+
+
+async def test_a_batch_that_takes_too_long_is_stored_in_parts_and_locks_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_module, "STEP_SECONDS_MAX", 0.5)
+    log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
+    for number in range(1, 101):
+        await log.append(joined(f"engine-{number}"))
+    async with slow_inserts(tmp_path / "archive.sqlite", lambda: time.sleep(0.02)) as archive:
+        with structlog.testing.capture_logs() as logs:
+            async with recording_into(archive, log, HealthBoard()) as recorder:
+                await eventually(lambda: recorder._archived_sequence == 100)
+
+        assert await ask(archive, "SELECT count(*) FROM events") == [(100,)]
+    reasons = [entry["reason"] for entry in logs if entry["event"] == "archive_unavailable"]
+    assert reasons
+    assert all("the database did not answer within 0.5 s" in reason for reason in reasons)
+
+
+async def test_a_disk_that_hangs_is_reported_meanwhile_and_recorded_to_as_soon_as_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (archive_module, service_module):
+        monkeypatch.setattr(module, "STEP_SECONDS_MAX", 0.3)
+    log, board, answers = MemoryBroker(POOL).client(ScaledClock(), name="test").log, HealthBoard(), threading.Event()
+    await log.append(joined("engine-1"))
+    async with slow_inserts(tmp_path / "archive.sqlite", lambda: answers.wait(30)) as archive:
+        with structlog.testing.capture_logs() as logs:
+            async with recording_into(archive, log, board) as recorder:
+                await eventually(lambda: "has not answered for 0.3 s" in board.missing_parts.get("archive", ""))
+                answers.set()
+                await eventually(lambda: recorder._archived_sequence == 1)
+
+        assert board.whole
+        assert not any("locked" in str(entry) for entry in logs)
 
 
 async def test_a_vanished_server_does_not_hold_up_the_end(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:

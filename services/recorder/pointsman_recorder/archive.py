@@ -3,6 +3,8 @@ nothing. Each step with the database is bounded."""
 
 import asyncio
 import contextlib
+import sqlite3
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,7 +15,7 @@ import click
 import sqlalchemy as sa
 import structlog
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from pointsman.adapters.owner_only import OWNER_ONLY, OWNER_ONLY_DIRECTORY, tighten
@@ -29,6 +31,10 @@ STEP_SECONDS_MAX = 60.0
 """A connection is used no longer than this at once. A batch of writes to a busy disk takes seconds; a server whose host
 vanished closes no connection and would be waited for without end."""
 CLOSE_SECONDS_MAX = 2.0
+LATE = "late"
+"""An event of each SQLite connection: what it runs ends early."""
+LATE_LOOK_STEPS = 1000
+"""Instructions of SQLite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +78,16 @@ class Archive:
 
     def reading(self) -> AbstractAsyncContextManager[AsyncConnection]:
         """A connection for STEP_SECONDS_MAX."""
-        return _bounded(self.engine.connect())
+        return self._bounded(self.engine.connect())
 
     def writing(self) -> AbstractAsyncContextManager[AsyncConnection]:
         """A transaction for STEP_SECONDS_MAX."""
-        return _bounded(self.engine.begin())
+        return self._bounded(self.engine.begin())
+
+    def _bounded(
+        self, connecting: AbstractAsyncContextManager[AsyncConnection]
+    ) -> AbstractAsyncContextManager[AsyncConnection]:
+        return (_bounded_sqlite if self.engine.dialect.name == "sqlite" else _bounded)(connecting)
 
     async def latest_branch(self, identity: str) -> Branch | None:
         newest = sa.select(sa.func.max(logs.c.branch)).where(logs.c.identity == identity)
@@ -138,8 +149,29 @@ async def _bounded(connecting: AbstractAsyncContextManager[AsyncConnection]) -> 
     except TimeoutError as error:
         if not bound.expired():
             raise
-        msg = f"the database did not answer within {STEP_SECONDS_MAX:g} s"
-        raise TimeoutError(msg) from error
+        raise _too_late() from error
+
+
+@asynccontextmanager
+async def _bounded_sqlite(connecting: AbstractAsyncContextManager[AsyncConnection]) -> AsyncIterator[AsyncConnection]:
+    """Ends the statement, not the step: a cancelled step leaves a cursor behind, and with it the lock on the file. While the
+    disk hangs it waits. Raises TimeoutError."""
+    async with connecting as connection:
+        late: threading.Event = connection.info[LATE]
+        timer = asyncio.get_running_loop().call_later(STEP_SECONDS_MAX, late.set)
+        try:
+            yield connection
+        except (OperationalError, sqlite3.OperationalError) as error:
+            if not late.is_set():
+                raise
+            raise _too_late() from error
+        finally:
+            timer.cancel()
+            late.clear()
+
+
+def _too_late() -> TimeoutError:
+    return TimeoutError(f"the database did not answer within {STEP_SECONDS_MAX:g} s")
 
 
 def _keep_to_owner(file: Path) -> None:
@@ -151,7 +183,9 @@ def _keep_to_owner(file: Path) -> None:
             log.warning("archive_was_readable_by_others", file=str(part), note="its mode is 0600 now")
 
 
-def _share_sqlite(connection: Any, _record: object) -> None:
+def _share_sqlite(connection: Any, record: Any) -> None:
+    late = record.info[LATE] = threading.Event()
+    connection.run_async(lambda driver: driver.set_progress_handler(late.is_set, LATE_LOOK_STEPS))
     cursor = connection.cursor()
     cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")  # of a file without tables; others keep what they are
     cursor.execute("PRAGMA journal_mode=WAL")

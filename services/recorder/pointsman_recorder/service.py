@@ -17,7 +17,7 @@ from pointsman.primitives import PoolName, Sequence, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_metrics import measure_log
 from pointsman.runtime.telemetry import RECORDER_ARCHIVED_SEQUENCE
-from pointsman_recorder.archive import Archive, Batch, Branch
+from pointsman_recorder.archive import STEP_SECONDS_MAX, Archive, Batch, Branch
 from pointsman_recorder.database_errors import DATABASE_ERRORS, RefusedError, UnusableDatabaseError
 
 log = structlog.get_logger()
@@ -179,11 +179,12 @@ class Recorder:
         return items, True
 
     async def _store(self, items: list[_Item]) -> None:
-        """An entry that the database rejects becomes a dead letter."""
+        """In halves if that takes too long. An entry that the database rejects becomes a dead letter."""
+        middle = len(items) // 2
         try:
-            await self._persistently(partial(self._archive.store, _batch_of(items)))
-        except RefusedError as error:
-            middle = len(items) // 2
+            raised = (TimeoutError,) if middle else ()
+            await self._persistently(partial(self._archive.store, _batch_of(items)), raised)
+        except (RefusedError, TimeoutError) as error:
             for part in (items[:middle], items[middle:]) if middle else ():
                 await self._store(part)
             if not middle:
@@ -195,20 +196,31 @@ class Recorder:
         if isinstance(last, _Read):
             self._archived(last.entry.sequence)
 
-    async def _persistently(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Retry a database step until it succeeds; not ready meanwhile. Raises RefusedError."""
+    async def _persistently(self, step: Callable[[], Awaitable[T]], raised: tuple[type[Exception], ...] = ()) -> T:
+        """Retry a database step until it succeeds; not ready meanwhile. Raises RefusedError, and `raised`."""
         backoff = Backoff(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX)
         while True:
             try:
-                done = await step()
+                done = await self._watched(step)
             except (*DATABASE_ERRORS, UnusableDatabaseError) as error:
                 reason, wait = f"{type(error).__name__}: {error}", backoff.next_wait()
                 self._board.missing(ARCHIVE_PART, reason)
                 log.warning("archive_unavailable", reason=reason, retry_seconds=wait)
                 await self._clock.sleep_wall(wait)
+                if isinstance(error, raised):
+                    raise
             else:
                 self._board.restored(ARCHIVE_PART)
                 return done
+
+    async def _watched(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Not ready once it takes too long: a step on a hanging disk does not end."""
+        hangs = f"the database has not answered for {STEP_SECONDS_MAX:g} s"
+        late = asyncio.get_running_loop().call_later(STEP_SECONDS_MAX, self._board.missing, ARCHIVE_PART, hangs)
+        try:
+            return await step()
+        finally:
+            late.cancel()
 
 
 def _batch_of(items: list[_Item]) -> Batch:
