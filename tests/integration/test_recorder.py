@@ -3,6 +3,7 @@ between."""
 
 import asyncio
 import json
+import shutil
 import sqlite3
 import threading
 import time
@@ -25,10 +26,11 @@ from pointsman.contracts.requests import RequestArrived
 from pointsman.ports import EventLog
 from pointsman.primitives import InstanceId, PoolName, RequestId, Tenant, WallSeconds
 from pointsman.runtime.health import HealthBoard
+from pointsman_cli.history.archive import ArchiveHistory
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_recorder import archive as archive_module
 from pointsman_recorder import service as service_module
-from pointsman_recorder.archive import Archive, open_archive
+from pointsman_recorder.archive import Archive, Batch, open_archive
 from pointsman_recorder.database_errors import UnusableDatabaseError
 from pointsman_recorder.service import Recorder
 from tests.support.archives import archive_at, ask
@@ -419,6 +421,61 @@ async def test_a_disk_that_hangs_is_reported_meanwhile_and_recorded_to_as_soon_a
 
         assert board.whole
         assert not any("locked" in str(entry) for entry in logs)
+
+
+async def test_a_reader_that_holds_the_write_ahead_log_back_is_told_of_and_fills_no_volume(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_module, "WAL_BYTES_MAX", 100_000)
+    log, board = MemoryBroker(POOL).client(ScaledClock(), name="test").log, HealthBoard()
+    async with archive_at(f"sqlite+aiosqlite:///{file}") as archive, recording_into(archive, log, board) as recorder:
+        await log.append(joined("engine-1"))
+        await eventually(lambda: recorder._archived_sequence == 1)
+        await ask(archive, "PRAGMA busy_timeout=50")  # of the only connection, which the pool keeps
+        with closing(sqlite3.connect(file)) as reader:
+            assert reader.execute("SELECT log FROM events").fetchone()
+            reader.execute("BEGIN")
+            assert reader.execute("SELECT count(*) FROM events").fetchone() == (1,)
+            sequence = 1
+            while "holds the write-ahead log back" not in board.missing_parts.get("archive", ""):
+                sequence = await log.append(joined(f"engine-{sequence + 1}"))
+                await asyncio.sleep(0.02)
+                assert sequence < 1000
+            assert archive.wal_bytes() < 300_000
+        await eventually(lambda: recorder._archived_sequence == sequence)
+        assert board.whole
+
+
+async def test_a_volume_needs_room_for_what_is_in_the_write_ahead_log(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with archive_at(f"sqlite+aiosqlite:///{file}") as archive:
+        with closing(sqlite3.connect(file)) as reader:
+            await archive.store(Batch(logs=[{"log": "a", "identity": "a", "branch": 1}]))
+            reader.execute("BEGIN")
+            assert reader.execute("SELECT * FROM logs").fetchall() == [("a", "a", 1)]
+            await archive.store(Batch(logs=[{"log": "b", "identity": "b", "branch": 1}]))
+            await ask(archive, "PRAGMA busy_timeout=50")
+            usage = shutil.disk_usage(file.parent)
+            monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=archive.wal_bytes() - 1))
+            with pytest.raises(OSError, match="a reader holds the write-ahead log back"):
+                await archive.store(Batch(logs=[{"log": "c", "identity": "c", "branch": 1}]))
+        await archive.store(Batch(logs=[{"log": "c", "identity": "c", "branch": 1}]))
+
+
+async def test_a_command_that_reads_an_archive_holds_no_write_ahead_log_back(file: Path) -> None:
+    log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
+    for number in range(5000):
+        await log.append(joined(f"engine-{number}"))
+    async with recording(log, file):
+        await until(file, "SELECT count(*) FROM events", [(5000,)])
+        read = iter(ArchiveHistory(f"sqlite:///{file}"))
+        sequences = [next(read).sequence for _ in range(10)]
+        with closing(sqlite3.connect(file)) as other:
+            assert other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() == (0, 0, 0)
+        sequences += [entry.sequence for entry in read]
+
+    assert sequences == list(range(1, 5001))
 
 
 async def test_a_vanished_server_does_not_hold_up_the_end(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:

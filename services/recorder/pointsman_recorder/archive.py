@@ -3,6 +3,7 @@ nothing. Each step with the database is bounded."""
 
 import asyncio
 import contextlib
+import shutil
 import sqlite3
 import threading
 from collections.abc import AsyncIterator
@@ -27,6 +28,9 @@ from pointsman_recorder.schema import ENTRY_TABLES, dead_letters, events, gaps, 
 log = structlog.get_logger()
 SQLITE_SUFFIXES = ("-wal", "-shm", "-journal")
 WAL_BYTES_KEPT = 64 * 1024**2
+WAL_BYTES_MAX = 1024**3
+"""And at most what is free on the volume, since its pages still have to go into the file. A reader holds it back as long as its
+statement runs; without a bound it would fill the volume, and then no statement can make room."""
 STEP_SECONDS_MAX = 60.0
 """A connection is used no longer than this at once. A batch of writes to a busy disk takes seconds; a server whose host
 vanished closes no connection and would be waited for without end."""
@@ -71,6 +75,7 @@ class Archive:
 
     async def prepare(self) -> None:
         """Raises UnusableDatabaseError."""
+        await self._check_wal()
         view = requests_view(self.engine.dialect)
         async with self.writing() as connection:
             await prepare(connection, view)
@@ -99,12 +104,36 @@ class Archive:
 
     async def store(self, batch: Batch) -> None:
         """All or nothing. Raises RefusedError."""
+        await self._check_wal()
         try:
             await self._store(batch)
         except DBAPIError as error:
             if is_about_data(error):
                 raise RefusedError(str(error.orig)) from error
             raise
+
+    def wal_bytes(self) -> int:
+        """Of SQLite's write-ahead log. Raises OSError."""
+        file = Path(str(self.engine.url.database))
+        wal = file.with_name(file.name + "-wal")
+        return wal.stat().st_size if self.engine.dialect.name == "sqlite" and wal.exists() else 0
+
+    async def _check_wal(self) -> None:
+        """Raises OSError while a reader holds it back beyond WAL_BYTES_MAX."""
+        if not self._wal_is_beyond():
+            return
+        async with self.reading() as connection:
+            await connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+        if self._wal_is_beyond():
+            msg = f"a reader holds the write-ahead log back ({self.wal_bytes() / 1024**2:,.0f} MiB): end it, the log keeps the entries"
+            raise OSError(msg)
+
+    def _wal_is_beyond(self) -> bool:
+        size = self.wal_bytes()
+        if size == 0:
+            return False
+        free = shutil.disk_usage(Path(str(self.engine.url.database)).parent).free
+        return size > min(WAL_BYTES_MAX, free)
 
     async def _store(self, batch: Batch) -> None:
         async with self.writing() as connection:

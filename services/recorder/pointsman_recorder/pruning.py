@@ -6,7 +6,6 @@ usable again, the files keep their size; the bytes in use are an estimate: numbe
 without its gaps; at most what sampled pages hold) times the size of a sampled row."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -70,7 +69,7 @@ class Pruning:
             for log in known:
                 found = await _head_of(connection, log, rows_max, keeps_newest=log == known[-1])
                 if found is not None:
-                    return None if await self._is_held_back(connection) else found
+                    return None if self._is_held_back() else found
         return None
 
     async def prune(self, head: Head) -> int:
@@ -91,7 +90,7 @@ class Pruning:
         async with self._archive.reading() as connection:
             free, pages = await _pragma(connection, "freelist_count"), await _pragma(connection, "page_count")
             shrinks = await _pragma(connection, "auto_vacuum") == INCREMENTAL
-            if not shrinks or free <= FREE_SHARE * pages or await self._is_held_back(connection):
+            if not shrinks or free <= FREE_SHARE * pages or self._is_held_back():
                 return False
             raw = await connection.get_raw_connection()
             driver = raw.driver_connection
@@ -104,7 +103,7 @@ class Pruning:
             if self._is_sqlite:
                 page = await _pragma(connection, "page_size")
                 pages, free = await _pragma(connection, "page_count"), await _pragma(connection, "freelist_count")
-                return Size((pages - free) * page, pages * page + await _wal_bytes(connection))
+                return Size((pages - free) * page, pages * page + self._archive.wal_bytes())
             return await _size_of_server(connection)
 
     async def begins(self) -> Beginning | None:
@@ -128,8 +127,8 @@ class Pruning:
                     break
         return times
 
-    async def _is_held_back(self, connection: AsyncConnection) -> bool:
-        return self._is_sqlite and await _wal_bytes(connection) > WAL_BYTES_MAX
+    def _is_held_back(self) -> bool:
+        return self._archive.wal_bytes() > WAL_BYTES_MAX
 
 
 _by_age = (logs.c.identity, logs.c.branch)
@@ -161,12 +160,6 @@ async def _head_of(connection: AsyncConnection, log: str, rows_max: int, *, keep
 
 async def _pragma(connection: AsyncConnection, name: str) -> int:
     return int((await connection.exec_driver_sql(f"PRAGMA {name}")).scalar() or 0)
-
-
-async def _wal_bytes(connection: AsyncConnection) -> int:
-    file = Path(str(connection.engine.url.database))
-    wal = file.with_name(file.name + "-wal")
-    return wal.stat().st_size if wal.exists() else 0
 
 
 async def _size_of_server(connection: AsyncConnection) -> Size:

@@ -13,7 +13,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import quote, unquote
 
-from sqlalchemy import Select, TableClause, column, create_engine, event, func, select, table, union_all
+from sqlalchemy import (
+    ColumnElement,
+    CursorResult,
+    Select,
+    TableClause,
+    column,
+    create_engine,
+    event,
+    func,
+    select,
+    table,
+    union_all,
+)
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -98,7 +110,7 @@ class ArchiveHistory(History):
             .where(columns.log == log, columns.sequence.between(start, last))
             .order_by(columns.sequence)
         )
-        for batch in self._rows(statement):
+        for batch in self._rows(statement, columns.sequence):
             for sequence, subject, payload in batch:
                 if type(sequence) is not int or type(subject) is not str or len(subject) > SUBJECT_LENGTH_MAX:
                     self._refuse("an entry without a number or subject")
@@ -140,11 +152,11 @@ class ArchiveHistory(History):
             self._refuse("an entry without a number")
         return min(firsts, default=0)
 
-    def _rows(self, statement: Select[Any]) -> Iterator[list[Any]]:
-        """Rows in batches. Raises HistoryError."""
+    def _rows(self, statement: Select[Any], key: ColumnElement[int] | None = None) -> Iterator[list[Any]]:
+        """Rows in batches. `key`: the first column, by which they are ordered. Raises HistoryError."""
         try:
             if _is_sqlite(self._url):
-                yield from _rows_of_sqlite(self._url, statement)
+                yield from _rows_of_sqlite(self._url, statement, key)
             else:
                 yield from _rows_of_server(self._url, statement)
         except (SQLAlchemyError, OSError) as error:
@@ -223,7 +235,9 @@ def _extent_of(part: _Part) -> Select[Any]:
     return extent
 
 
-def _rows_of_sqlite(url: URL, statement: Select[Any]) -> Iterator[list[Any]]:
+def _rows_of_sqlite(url: URL, statement: Select[Any], key: ColumnElement[int] | None) -> Iterator[list[Any]]:
+    """With a key each batch is a statement of its own: one that stays open keeps SQLite from moving what its recorder writes
+    into the file."""
     engine: Engine = create_engine(url)
     left = _bytes_of(Path(_shown(url)))
     event.listen(engine, "connect", partial(_bound_sqlite, left))
@@ -232,19 +246,32 @@ def _rows_of_sqlite(url: URL, statement: Select[Any]) -> Iterator[list[Any]]:
         with engine.connect() as connection:
             _check_tables(connection)
             _check_keys(connection, statement)
-            batch, size = [], 0
-            for row in connection.execute(statement):
-                batch.append(tuple(row))
-                row_size = sum(len(value) for value in row if isinstance(value, str | bytes))
-                size, left = size + row_size, left - row_size
-                if left < 0:
-                    raise OSError(LARGER)
-                if len(batch) == BATCH_ENTRIES or size > BATCH_BYTES:
-                    yield batch
-                    batch, size = [], 0
-            yield batch
+            reading = connection.execute(statement)
+            while batch := _next_batch(reading, left):
+                left -= sum(map(_bytes_in, batch))
+                if key is not None:
+                    reading.close()
+                yield batch
+                if key is not None:
+                    reading = connection.execute(statement.where(key > batch[-1][0]))
     finally:
         engine.dispose()
+
+
+def _next_batch(reading: CursorResult[Any], bytes_max: int) -> list[Any]:
+    """Raises OSError."""
+    batch: list[Any] = []
+    size = 0
+    while len(batch) < BATCH_ENTRIES and size <= BATCH_BYTES and (row := reading.fetchone()) is not None:
+        batch.append(tuple(row))
+        size += _bytes_in(batch[-1])
+        if size > bytes_max:
+            raise OSError(LARGER)
+    return batch
+
+
+def _bytes_in(row: tuple[Any, ...]) -> int:
+    return sum(len(value) for value in row if isinstance(value, str | bytes))
 
 
 def _bytes_of(file: Path) -> int:
