@@ -499,6 +499,36 @@ async def test_a_start_leaves_the_grants_on_the_view_and_the_views_that_depend_o
             await run(archive, "DROP VIEW late")
 
 
+async def test_a_start_waits_for_no_transaction_that_has_read_the_view_unless_it_is_another_now(postgres: str) -> None:
+    async with archive_at(postgres) as archive, archive.engine.connect() as reader:
+        await reader.execute(sa.text("SELECT count(*) FROM requests"))
+        await asyncio.wait_for(archive.prepare(), 20)
+        await reader.rollback()
+
+        await run(archive, "ALTER VIEW requests RENAME COLUMN ends TO endings")
+        await reader.execute(sa.text("SELECT endings FROM requests"))
+        with pytest.raises(UnusableDatabaseError, match="a transaction that has read it is open: end it"):
+            await archive.prepare()
+        assert await asyncio.wait_for(ask(archive, "SELECT endings FROM requests"), 20) == []
+        await reader.rollback()
+        await archive.prepare()
+
+        assert await ask(archive, "SELECT ends FROM requests") == []
+
+
+async def test_a_start_mends_a_view_whose_columns_are_the_same(postgres: str) -> None:
+    async with archive_at(postgres) as archive:
+        query = "SELECT pg_get_viewdef('requests')"
+        made = await ask(archive, query)
+        other = made[0][0].replace("IS NOT NULL", "IS NULL")
+        await run(archive, f"CREATE OR REPLACE VIEW requests AS {other}".replace(":", "\\:"))
+        assert await ask(archive, query) != made
+
+        await archive.prepare()
+
+        assert await ask(archive, query) == made
+
+
 async def test_a_view_with_other_columns_is_made_again_unless_others_depend_on_it(postgres: str) -> None:
     """As an earlier or later version made it."""
     async with archive_at(postgres) as archive:
