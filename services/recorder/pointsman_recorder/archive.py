@@ -72,6 +72,8 @@ class Archive:
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine
         self.prepared = asyncio.Event()
+        self.followed = ""
+        """The log that is recorded. Not always the one of the newest stream: a store may have been restored."""
 
     async def prepare(self) -> None:
         """Raises UnusableDatabaseError."""
@@ -144,6 +146,8 @@ class Archive:
                     sequences = [row["sequence"] for row in of_log]
                     same = (table.c.log == log) & table.c.sequence.between(min(sequences), max(sequences))
                     await _insert_missing(connection, table, of_log, same, "sequence")
+        for row in (batch.logs or batch.events or batch.dead_letters)[-1:]:
+            self.followed = row["log"]
 
 
 @asynccontextmanager

@@ -6,6 +6,7 @@ usable again, the files keep their size; the bytes in use are an estimate: numbe
 without its gaps; at most what sampled pages hold) times the size of a sampled row."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -62,10 +63,16 @@ class Pruning:
         self._archive = archive
         self._is_sqlite = archive.engine.dialect.name == "sqlite"
 
+    @property
+    def _by_age(self) -> tuple[sa.ColumnElement[Any], ...]:
+        return logs.c.log == self._archive.followed, logs.c.identity, logs.c.branch
+
     async def head(self, rows_max: int) -> Head | None:
-        """At most `rows_max` of each table. None: nothing may go now."""
+        """At most `rows_max` of each table. None: nothing may go now, or it is not known yet which log is recorded."""
+        if not self._archive.followed:
+            return None
         async with self._archive.reading() as connection:
-            known = list((await connection.execute(sa.select(logs.c.log).order_by(*_by_age))).scalars())
+            known = list((await connection.execute(sa.select(logs.c.log).order_by(*self._by_age))).scalars())
             for log in known:
                 found = await _head_of(connection, log, rows_max, keeps_newest=log == known[-1])
                 if found is not None:
@@ -109,7 +116,9 @@ class Pruning:
     async def begins(self) -> Beginning | None:
         """The first entry of the oldest log."""
         async with self._archive.reading() as connection:
-            for log, identity in await connection.execute(sa.select(logs.c.log, logs.c.identity).order_by(*_by_age)):
+            for log, identity in await connection.execute(
+                sa.select(logs.c.log, logs.c.identity).order_by(*self._by_age)
+            ):
                 first = sa.select(events.c.sequence, events.c.at).where(events.c.log == log)
                 found = (await connection.execute(first.order_by(events.c.sequence).limit(1))).first()
                 if found is not None:
@@ -120,7 +129,7 @@ class Pruning:
         """Of the newest events, the newest first."""
         times: list[EngineSeconds] = []
         async with self._archive.reading() as connection:
-            for log in (await connection.execute(sa.select(logs.c.log).order_by(*_by_age))).scalars().all()[::-1]:
+            for log in (await connection.execute(sa.select(logs.c.log).order_by(*self._by_age))).scalars().all()[::-1]:
                 last = sa.select(events.c.at).where(events.c.log == log).order_by(events.c.sequence.desc())
                 times += (await connection.execute(last.limit(rows_max - len(times)))).scalars()
                 if len(times) == rows_max:
@@ -129,9 +138,6 @@ class Pruning:
 
     def _is_held_back(self) -> bool:
         return self._archive.wal_bytes() > WAL_BYTES_MAX
-
-
-_by_age = (logs.c.identity, logs.c.branch)
 
 
 async def _head_of(connection: AsyncConnection, log: str, rows_max: int, *, keeps_newest: bool) -> Head | None:

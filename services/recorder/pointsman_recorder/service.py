@@ -112,6 +112,7 @@ class Recorder:
         branch = await self._persistently(partial(self._archive.latest_branch, extent.identity))
         if branch is not None:
             self._numbers[extent.identity] = branch.number
+            self._archive.followed = branch.log
             self._archived(branch.last)
             return branch
         branch = await self._next_branch(extent.identity)

@@ -54,7 +54,7 @@ WITHOUT_KEYS = "its tables have no keys, so it is not an archive of ours"
 
 _logs = table("logs", column("log"), column("identity"), column("branch"))
 _columns = ("log", "sequence", "subject", "payload")
-_events = table("events", *(column(name) for name in _columns))
+_events = table("events", *(column(name) for name in (*_columns, "at")))
 _dead_letters = table("dead_letters", *(column(name) for name in _columns))
 _gaps = table("gaps", column("log"), column("sequence"), column("after_log"), column("after_sequence"))
 
@@ -76,7 +76,7 @@ class ArchiveHistory(History):
             found[name] = [tuple(row) for batch in self._rows(statement) for row in batch]
             if not all(_is_of_catalogue(row, kinds) for row in found[name]):
                 self._refuse(f"{name} that the recorder does not write")
-        by_age = sorted(found["logs"], key=itemgetter(1, 2))
+        by_age = sorted(found["logs"], key=itemgetter(3, 1, 2))
         chosen = self._chosen([row[0] for row in by_age], log)
         self.origin += f" (log {chosen})"
         self._parts = _parts(chosen, found["gaps"], self._first_of)
@@ -190,9 +190,10 @@ def _is_sqlite(url: URL) -> bool:
 
 def _catalogue() -> dict[str, tuple[Select[Any], tuple[type, ...]]]:
     """Statements, and the types of their columns."""
-    logs = select(_logs.c.log, _logs.c.identity, _logs.c.branch)
+    newest = select(_events.c.at).where(_events.c.log == _logs.c.log).order_by(_events.c.sequence.desc()).limit(1)
+    logs = select(_logs.c.log, _logs.c.identity, _logs.c.branch, func.coalesce(newest.scalar_subquery(), 0.0))
     forks = select(_gaps.c.log, _gaps.c.sequence, _gaps.c.after_log)
-    return {"logs": (logs, (str, str, int)), "gaps": (forks, (str, int, str))}
+    return {"logs": (logs, (str, str, int, float)), "gaps": (forks, (str, int, str))}
 
 
 def _shown(url: URL) -> str:
