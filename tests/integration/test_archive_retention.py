@@ -408,3 +408,23 @@ def test_readers_of_a_pruned_archive_are_told_where_it_begins_and_why(tmp_path: 
     refused = CliRunner().invoke(main, ["state", "--until", "500", "--from", str(file)])
     assert refused.exit_code == 2
     assert "the archive begins at entry 1,001" in " ".join(refused.output.split())
+
+
+def test_readers_are_told_of_holes_with_what_the_recorder_said_and_of_other_logs(tmp_path: Path) -> None:
+    file = tmp_path / "archive.sqlite"
+    gap = {"log": "b", "sequence": 51, "after_log": "b", "after_sequence": 30, "reason": "the log dropped them"}
+
+    async def make() -> None:
+        async with archive_at(f"sqlite+aiosqlite:///{file}") as archive:
+            await fill(archive, "a", [row("a", 1, 1000.0)])
+            await fill(archive, "b", [row("b", n, 2000.0 + n) for n in range(1, 81) if not 30 < n < 51])
+            await archive.store(Batch(gaps=[gap]))
+
+    asyncio.run(make())
+    for command in (["usage"], ["hit-rate"], ["replay"], ["doctor"], ["state"]):
+        told = " ".join(CliRunner().invoke(main, [*command, "--from", str(file)]).output.split())
+        assert "entries 31 to 50 are missing: the log dropped them" in told, told
+        assert "the archive has 1 other log, the one before is a" in told
+        assert "what was known before" not in told
+        assert "damaged" not in told
+    assert "The recorder found them gone" in CliRunner().invoke(main, ["doctor", "--from", str(file)]).output

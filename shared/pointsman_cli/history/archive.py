@@ -31,9 +31,10 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 from typing_extensions import override
 
-from pointsman.contracts.codec import PAYLOAD_BYTES_MAX
+from pointsman.contracts.codec import PAYLOAD_BYTES_MAX, short_reason
 from pointsman.ports import LogEntry
 from pointsman.primitives import Sequence
+from pointsman_cli.formatting import plural
 from pointsman_cli.history.entries import Header, History, HistoryError
 
 BATCH_ENTRIES = 2000
@@ -56,7 +57,7 @@ _logs = table("logs", column("log"), column("identity"), column("branch"))
 _columns = ("log", "sequence", "subject", "payload")
 _events = table("events", *(column(name) for name in (*_columns, "at")))
 _dead_letters = table("dead_letters", *(column(name) for name in _columns))
-_gaps = table("gaps", column("log"), column("sequence"), column("after_log"), column("after_sequence"))
+_gaps = table("gaps", *(column(name) for name in ("log", "sequence", "after_log", "after_sequence", "reason")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +80,21 @@ class ArchiveHistory(History):
         by_age = sorted(found["logs"], key=itemgetter(3, 1, 2))
         chosen = self._chosen([row[0] for row in by_age], log)
         self.origin += f" (log {chosen})"
+        if log is None and len(by_age) > 1:
+            self.others = (
+                f"the archive has {plural(len(by_age) - 1, 'other log')}, the one before is {by_age[-2][0]} (--pool)"
+            )
         self._parts = _parts(chosen, found["gaps"], self._first_of)
         first, last, entries, subject = self._extent()
         self.header = Header(
             pool=subject.partition(".")[2].partition(".")[0], identity=chosen, first=first, last=last, entries=entries
         )
-        self._recorded_from_there = any(
-            log == part.log and sequence == first for log, sequence, _ in found["gaps"] for part in self._parts
+        self._recorded_from_there = any(gap[:2] == (part.log, first) for gap in found["gaps"] for part in self._parts)
+        within = {part.log: part.last for part in self._parts}
+        self.holes = tuple(
+            f"entries {before + 1:,} to {sequence - 1:,} are missing: {short_reason(reason)}"
+            for log, sequence, after, before, reason in sorted(found["gaps"], key=itemgetter(1))
+            if log == after and first <= before < sequence - 1 < within.get(log, 0)
         )
 
     @property
@@ -192,8 +201,8 @@ def _catalogue() -> dict[str, tuple[Select[Any], tuple[type, ...]]]:
     """Statements, and the types of their columns."""
     newest = select(_events.c.at).where(_events.c.log == _logs.c.log).order_by(_events.c.sequence.desc()).limit(1)
     logs = select(_logs.c.log, _logs.c.identity, _logs.c.branch, func.coalesce(newest.scalar_subquery(), 0.0))
-    forks = select(_gaps.c.log, _gaps.c.sequence, _gaps.c.after_log)
-    return {"logs": (logs, (str, str, int, float)), "gaps": (forks, (str, int, str))}
+    forks = select(*_gaps.c)
+    return {"logs": (logs, (str, str, int, float)), "gaps": (forks, (str, int, str, int, str))}
 
 
 def _shown(url: URL) -> str:
@@ -202,11 +211,13 @@ def _shown(url: URL) -> str:
     return url.render_as_string(hide_password=True)
 
 
-def _parts(chosen: str, gaps: list[tuple[str, Sequence, str]], first_of: Callable[[str], Sequence]) -> list[_Part]:
+def _parts(
+    chosen: str, gaps: list[tuple[str, Sequence, str, Sequence, str]], first_of: Callable[[str], Sequence]
+) -> list[_Part]:
     """The log, preceded by those of the same stream that it continues."""
     parts = [_Part(chosen, SEQUENCE_MAX)]
     while (first := first_of(parts[0].log)) > 1:
-        before = next((after for log, _, after in gaps if log == parts[0].log and after != log), "")
+        before = next((after for log, _, after, *_ in gaps if log == parts[0].log and after != log), "")
         known = {part.log for part in parts}
         if not before or before in known or _stream(before) != _stream(chosen):
             break
