@@ -478,6 +478,39 @@ async def test_a_command_that_reads_an_archive_holds_no_write_ahead_log_back(fil
     assert sequences == list(range(1, 5001))
 
 
+async def test_what_is_held_and_what_is_stored_at_once_is_bounded_in_bytes(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "QUEUE_BYTES_MAX", 20_000)
+    monkeypatch.setattr(service_module, "BATCH_BYTES_MAX", 5_000)
+    log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
+    for number in range(1, 41):
+        await log.append(stored("engine-1", number, list(range(1000 * number, 1000 * number + 200))))
+    entry_bytes = 2300
+    async with archive_at(f"sqlite+aiosqlite:///{file}") as archive:
+        recorder = Recorder(log, archive, ScaledClock(), HealthBoard(), batch_events=50, batch_seconds=WallSeconds(0.0))
+        batches: list[int] = []
+        store = archive.store
+
+        async def counted(batch: Batch) -> None:
+            batches.append(sum(len(row["payload"]) for row in batch.events))
+            await store(batch)
+
+        monkeypatch.setattr(archive, "store", counted)
+        collecting = asyncio.create_task(recorder.collect())
+        await eventually(lambda: recorder._queue.qsize() > 5)
+        await asyncio.sleep(0.2)
+        assert recorder._queue.qsize() < 2 + 20_000 / 2000
+        storing = asyncio.create_task(recorder.archive())
+        await eventually(lambda: recorder._archived_sequence == 40)
+        for task in (collecting, storing):
+            task.cancel()
+        await asyncio.gather(collecting, storing, return_exceptions=True)
+
+    assert sum(batches) > 40 * 2000
+    assert max(batches) < 5_000 + entry_bytes
+
+
 async def test_a_vanished_server_does_not_hold_up_the_end(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive_module, "CLOSE_SECONDS_MAX", 0.3)
     async with way_to(postgres) as (url, reachable), asyncio.timeout(20), open_archive(url) as archive:

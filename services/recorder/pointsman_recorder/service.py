@@ -24,6 +24,9 @@ log = structlog.get_logger()
 T = TypeVar("T")
 ARCHIVE_PART = "archive"
 QUEUE_BATCHES_MAX = 4
+QUEUE_BYTES_MAX = 32 * 1024**2
+BATCH_BYTES_MAX = 16 * 1024**2
+"""Of payloads, and one more: an event in memory takes about twice as much, and the rows of a batch as much again."""
 RETRY_SECONDS_MIN: WallSeconds = WallSeconds(0.1)
 RETRY_SECONDS_MAX: WallSeconds = WallSeconds(5.0)
 FINISH_SECONDS_MAX = 2.0
@@ -70,6 +73,9 @@ class Recorder:
         self._batch_events = batch_events
         self._batch_seconds = batch_seconds
         self._queue: asyncio.Queue[_Item | None] = asyncio.Queue(QUEUE_BATCHES_MAX * batch_events)
+        self._queued_bytes = 0
+        self._has_room = asyncio.Event()
+        self._has_room.set()
         self._finished = asyncio.Event()
         self._archived_sequence: Sequence = 0
         self._numbers: dict[str, int] = {}  # of the newest history of each stream
@@ -127,6 +133,8 @@ class Recorder:
                 branch = await self._after_reset(branch, last, found)
                 last = found.first_sequence - 1
             elif found.sequence > last:
+                await self._has_room.wait()
+                self._count_queued(len(found.payload))
                 await self._queue.put(_Read(branch, found))
                 last = found.sequence
             elif branch.tail not in (None, found.payload):
@@ -171,13 +179,23 @@ class Recorder:
         if first is not None and self._queue.qsize() + 1 < self._batch_events:
             await self._clock.sleep_wall(self._batch_seconds)
         items: list[_Item] = []
-        item = first
+        item, size = first, 0
         while item is not None:
             items.append(item)
-            if len(items) == self._batch_events or self._queue.empty():
+            if isinstance(item, _Read):
+                size += len(item.entry.payload)
+                self._count_queued(-len(item.entry.payload))
+            if len(items) == self._batch_events or size > BATCH_BYTES_MAX or self._queue.empty():
                 return items, False
             item = self._queue.get_nowait()
         return items, True
+
+    def _count_queued(self, more: int) -> None:
+        self._queued_bytes += more
+        if self._queued_bytes > QUEUE_BYTES_MAX:
+            self._has_room.clear()
+        else:
+            self._has_room.set()
 
     async def _store(self, items: list[_Item]) -> None:
         """In halves if that takes too long. An entry that the database rejects becomes a dead letter."""
