@@ -1,6 +1,7 @@
 """The fleet that a module's own fixture `up` runs, and a connection to it; a PostgreSQL server."""
 
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -27,3 +28,11 @@ def postgres() -> Iterator[str]:
     """One server for all tests."""
     with running_postgres() as url:
         yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of a database for an archive, of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite+aiosqlite:///{tmp_path}/archive.sqlite"
+    return str(request.getfixturevalue("postgres"))

@@ -18,6 +18,7 @@ from pointsman.contracts.codec import encode
 from pointsman.contracts.subjects import subject_of
 from pointsman.primitives import PoolName, Sequence, WallSeconds
 from pointsman.runtime.health import HealthBoard
+from pointsman_cli.history.archive import ArchiveHistory
 from pointsman_cli.main import main
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_recorder import archive as archive_module
@@ -31,13 +32,6 @@ from tests.support.settable_clock import SettableClock
 from tests.support.waiting import eventually
 
 POOL = PoolName("default")
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite+aiosqlite:///{tmp_path}/archive.sqlite"
-    return str(request.getfixturevalue("postgres"))
 
 
 def row(log: str, sequence: Sequence, at: float, blocks: int = 3) -> Row:
@@ -110,6 +104,40 @@ async def test_the_oldest_log_goes_first_with_its_gaps_and_the_newest_entry_stay
         branch = await archive.latest_branch("2026-02-01")
         assert branch is not None
         assert (branch.last, branch.tail) == (31, b"\xff")
+
+
+async def test_the_log_that_is_recorded_stays_and_is_read_though_another_stream_is_younger(tmp_path: Path) -> None:
+    """The store of nats-server was lost, and restored from its backup later."""
+    file, board = tmp_path / "archive.sqlite", HealthBoard(pool=POOL)
+    log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
+    identity = (await log.extent()).identity
+    for number in range(1, 31):
+        await log.append(joined(f"engine-{number}", at=3000.0 + number))
+    async with archive_at(f"sqlite+aiosqlite:///{file}") as archive:
+        await fill(archive, "zz-between", [row("zz-between", n, 2000.0) for n in range(1, 31)])
+        bounded = Retention(archive, log, ScaledClock(), board, RetentionLimits(bytes=1))
+        recorder = Recorder(log, archive, ScaledClock(), board, batch_events=50, batch_seconds=WallSeconds(0.01))
+        tasks = [asyncio.create_task(step) for step in (recorder.collect(), recorder.archive())]
+        await eventually(lambda: recorder._archived_sequence == 30)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert ArchiveHistory(f"sqlite:///{file}").header.identity == identity
+
+        await bounded.look()
+
+        assert await ask(archive, "SELECT log FROM logs") == [(identity,)]
+        assert await ask(archive, "SELECT log, sequence FROM events") == [(identity, 30)]
+
+
+async def test_nothing_goes_before_it_is_known_which_log_is_recorded(url: str) -> None:
+    async with archive_at(url) as archive:
+        await fill(archive, "a", [row("a", n, 1000.0) for n in range(1, 31)])
+        archive.followed = ""
+
+        await retention(archive, bytes=1).look()
+
+        assert await ask(archive, "SELECT count(*) FROM events") == [(30,)]
 
 
 async def test_a_few_entries_with_a_time_far_ahead_hold_nothing_back(url: str) -> None:
@@ -381,3 +409,23 @@ def test_readers_of_a_pruned_archive_are_told_where_it_begins_and_why(tmp_path: 
     refused = CliRunner().invoke(main, ["state", "--until", "500", "--from", str(file)])
     assert refused.exit_code == 2
     assert "the archive begins at entry 1,001" in " ".join(refused.output.split())
+
+
+def test_readers_are_told_of_holes_with_what_the_recorder_said_and_of_other_logs(tmp_path: Path) -> None:
+    file = tmp_path / "archive.sqlite"
+    gap = {"log": "b", "sequence": 51, "after_log": "b", "after_sequence": 30, "reason": "the log dropped them"}
+
+    async def make() -> None:
+        async with archive_at(f"sqlite+aiosqlite:///{file}") as archive:
+            await fill(archive, "a", [row("a", 1, 1000.0)])
+            await fill(archive, "b", [row("b", n, 2000.0 + n) for n in range(1, 81) if not 30 < n < 51])
+            await archive.store(Batch(gaps=[gap]))
+
+    asyncio.run(make())
+    for command in (["usage"], ["hit-rate"], ["replay"], ["doctor"], ["state"]):
+        told = " ".join(CliRunner().invoke(main, [*command, "--from", str(file)]).output.split())
+        assert "entries 31 to 50 are missing: the log dropped them" in told, told
+        assert "the archive has 1 other log, the one before is a" in told
+        assert "what was known before" not in told
+        assert "damaged" not in told
+    assert "The recorder found them gone" in CliRunner().invoke(main, ["doctor", "--from", str(file)]).output

@@ -2,8 +2,12 @@
 between."""
 
 import asyncio
+import json
+import shutil
 import sqlite3
-from collections.abc import AsyncIterator
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ from typing import Any
 import click
 import pytest
 import sqlalchemy as sa
+import structlog
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from pointsman.adapters import jetstream
@@ -21,9 +26,11 @@ from pointsman.contracts.requests import RequestArrived
 from pointsman.ports import EventLog
 from pointsman.primitives import InstanceId, PoolName, RequestId, Tenant, WallSeconds
 from pointsman.runtime.health import HealthBoard
+from pointsman_cli.history.archive import ArchiveHistory
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_recorder import archive as archive_module
-from pointsman_recorder.archive import Archive, open_archive
+from pointsman_recorder import service as service_module
+from pointsman_recorder.archive import Archive, Batch, open_archive
 from pointsman_recorder.database_errors import UnusableDatabaseError
 from pointsman_recorder.service import Recorder
 from tests.support.archives import archive_at, ask
@@ -189,6 +196,35 @@ async def test_any_bytes_on_any_subject_are_kept_with_their_place_and_stop_no_re
     assert rows(file, "SELECT * FROM gaps") == []
 
 
+@pytest.mark.parametrize(
+    ("escaped", "is_dead"),
+    [
+        (rb"\u0000", True),
+        (rb"\\u0000", False),
+        (rb"\\\u0000", True),
+        (rb"\\u0000\n\u0000", True),
+        (rb"\n\\u0000", False),
+    ],
+)
+async def test_only_a_nul_makes_a_dead_letter_and_not_the_letters_that_write_one(
+    url: str, escaped: bytes, *, is_dead: bool
+) -> None:
+    """A client may put such letters into its `x-request-id`."""
+    broker = MemoryBroker(POOL)
+    payload = encode(finished("r-1", "engine-1", at=1.0))
+    assert ("\x00" in json.loads(b'"' + escaped + b'"')) is is_dead
+    broker.store_raw("pm.default.request.r-1", payload[:-1] + b',"x":"' + escaped + b'"}')
+    async with archive_at(url) as archive:
+        log = broker.client(ScaledClock(), name="test").log
+        async with recording_into(archive, log, HealthBoard()) as recorder:
+            await eventually(lambda: recorder._archived_sequence == 1)
+
+        assert await ask(archive, "SELECT sequence FROM dead_letters") == [(1,)] * is_dead
+        assert await ask(archive, "SELECT request, end_type FROM requests") == [("r-1", "RequestFinished")] * (
+            not is_dead
+        )
+
+
 async def test_entries_missed_leave_a_gap_and_a_log_that_went_back_another_history(file: Path) -> None:
     broker = MemoryBroker(POOL)
     log = broker.client(ScaledClock(), name="test").log
@@ -340,6 +376,141 @@ async def test_a_server_that_vanishes_is_reported_and_loses_nothing(
         assert await ask(archive, "SELECT instance FROM events ORDER BY sequence") == [("engine-1",), ("engine-2",)]
 
 
+@asynccontextmanager
+async def slow_inserts(file: Path, wait: Callable[[], object]) -> AsyncIterator[Archive]:
+    """Of events. `wait`: by each, in the thread of the database."""
+    async with archive_at(f"sqlite+aiosqlite:///{file}") as archive:
+        sa.event.listen(
+            archive.engine.sync_engine, "checkout", lambda connection, *_: connection.create_function("wait", 0, wait)
+        )
+        await run(archive, "CREATE TRIGGER slow AFTER INSERT ON events BEGIN SELECT wait(); END")
+        yield archive
+
+
+async def test_a_batch_that_takes_too_long_is_stored_in_parts_and_locks_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_module, "STEP_SECONDS_MAX", 0.5)
+    log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
+    for number in range(1, 101):
+        await log.append(joined(f"engine-{number}"))
+    async with slow_inserts(tmp_path / "archive.sqlite", lambda: time.sleep(0.02)) as archive:
+        with structlog.testing.capture_logs() as logs:
+            async with recording_into(archive, log, HealthBoard()) as recorder:
+                await eventually(lambda: recorder._archived_sequence == 100)
+
+        assert await ask(archive, "SELECT count(*) FROM events") == [(100,)]
+    reasons = [entry["reason"] for entry in logs if entry["event"] == "archive_unavailable"]
+    assert reasons
+    assert all("the database did not answer within 0.5 s" in reason for reason in reasons)
+
+
+async def test_a_disk_that_hangs_is_reported_meanwhile_and_recorded_to_as_soon_as_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (archive_module, service_module):
+        monkeypatch.setattr(module, "STEP_SECONDS_MAX", 0.3)
+    log, board, answers = MemoryBroker(POOL).client(ScaledClock(), name="test").log, HealthBoard(), threading.Event()
+    await log.append(joined("engine-1"))
+    async with slow_inserts(tmp_path / "archive.sqlite", lambda: answers.wait(30)) as archive:
+        with structlog.testing.capture_logs() as logs:
+            async with recording_into(archive, log, board) as recorder:
+                await eventually(lambda: "has not answered for 0.3 s" in board.missing_parts.get("archive", ""))
+                answers.set()
+                await eventually(lambda: recorder._archived_sequence == 1)
+
+        assert board.whole
+        assert not any("locked" in str(entry) for entry in logs)
+
+
+async def test_a_reader_that_holds_the_write_ahead_log_back_is_told_of_and_fills_no_volume(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_module, "WAL_BYTES_MAX", 100_000)
+    log, board = MemoryBroker(POOL).client(ScaledClock(), name="test").log, HealthBoard()
+    async with archive_at(f"sqlite+aiosqlite:///{file}") as archive, recording_into(archive, log, board) as recorder:
+        await log.append(joined("engine-1"))
+        await eventually(lambda: recorder._archived_sequence == 1)
+        await ask(archive, "PRAGMA busy_timeout=50")  # of the only connection, which the pool keeps
+        with closing(sqlite3.connect(file)) as reader:
+            assert reader.execute("SELECT log FROM events").fetchone()
+            reader.execute("BEGIN")
+            assert reader.execute("SELECT count(*) FROM events").fetchone() == (1,)
+            sequence = 1
+            while "holds the write-ahead log back" not in board.missing_parts.get("archive", ""):
+                sequence = await log.append(joined(f"engine-{sequence + 1}"))
+                await asyncio.sleep(0.02)
+                assert sequence < 1000
+            assert archive.wal_bytes() < 300_000
+        await eventually(lambda: recorder._archived_sequence == sequence)
+        assert board.whole
+
+
+async def test_a_volume_needs_room_for_what_is_in_the_write_ahead_log(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with archive_at(f"sqlite+aiosqlite:///{file}") as archive:
+        with closing(sqlite3.connect(file)) as reader:
+            await archive.store(Batch(logs=[{"log": "a", "identity": "a", "branch": 1}]))
+            reader.execute("BEGIN")
+            assert reader.execute("SELECT * FROM logs").fetchall() == [("a", "a", 1)]
+            await archive.store(Batch(logs=[{"log": "b", "identity": "b", "branch": 1}]))
+            await ask(archive, "PRAGMA busy_timeout=50")
+            usage = shutil.disk_usage(file.parent)
+            monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=archive.wal_bytes() - 1))
+            with pytest.raises(OSError, match="a reader holds the write-ahead log back"):
+                await archive.store(Batch(logs=[{"log": "c", "identity": "c", "branch": 1}]))
+        await archive.store(Batch(logs=[{"log": "c", "identity": "c", "branch": 1}]))
+
+
+async def test_a_command_that_reads_an_archive_holds_no_write_ahead_log_back(file: Path) -> None:
+    log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
+    for number in range(5000):
+        await log.append(joined(f"engine-{number}"))
+    async with recording(log, file):
+        await until(file, "SELECT count(*) FROM events", [(5000,)])
+        read = iter(ArchiveHistory(f"sqlite:///{file}"))
+        sequences = [next(read).sequence for _ in range(10)]
+        with closing(sqlite3.connect(file)) as other:
+            assert other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() == (0, 0, 0)
+        sequences += [entry.sequence for entry in read]
+
+    assert sequences == list(range(1, 5001))
+
+
+async def test_what_is_held_and_what_is_stored_at_once_is_bounded_in_bytes(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "QUEUE_BYTES_MAX", 20_000)
+    monkeypatch.setattr(service_module, "BATCH_BYTES_MAX", 5_000)
+    log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
+    for number in range(1, 41):
+        await log.append(stored("engine-1", number, list(range(1000 * number, 1000 * number + 200))))
+    entry_bytes = 2300
+    async with archive_at(f"sqlite+aiosqlite:///{file}") as archive:
+        recorder = Recorder(log, archive, ScaledClock(), HealthBoard(), batch_events=50, batch_seconds=WallSeconds(0.0))
+        batches: list[int] = []
+        store = archive.store
+
+        async def counted(batch: Batch) -> None:
+            batches.append(sum(len(row["payload"]) for row in batch.events))
+            await store(batch)
+
+        monkeypatch.setattr(archive, "store", counted)
+        collecting = asyncio.create_task(recorder.collect())
+        await eventually(lambda: recorder._queue.qsize() > 5)
+        await asyncio.sleep(0.2)
+        assert recorder._queue.qsize() < 2 + 20_000 / 2000
+        storing = asyncio.create_task(recorder.archive())
+        await eventually(lambda: recorder._archived_sequence == 40)
+        for task in (collecting, storing):
+            task.cancel()
+        await asyncio.gather(collecting, storing, return_exceptions=True)
+
+    assert sum(batches) > 40 * 2000
+    assert max(batches) < 5_000 + entry_bytes
+
+
 async def test_a_vanished_server_does_not_hold_up_the_end(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive_module, "CLOSE_SECONDS_MAX", 0.3)
     async with way_to(postgres) as (url, reachable), asyncio.timeout(20), open_archive(url) as archive:
@@ -359,6 +530,36 @@ async def test_a_start_leaves_the_grants_on_the_view_and_the_views_that_depend_o
             assert await ask(archive, "SELECT * FROM late") == []
         finally:
             await run(archive, "DROP VIEW late")
+
+
+async def test_a_start_waits_for_no_transaction_that_has_read_the_view_unless_it_is_another_now(postgres: str) -> None:
+    async with archive_at(postgres) as archive, archive.engine.connect() as reader:
+        await reader.execute(sa.text("SELECT count(*) FROM requests"))
+        await asyncio.wait_for(archive.prepare(), 20)
+        await reader.rollback()
+
+        await run(archive, "ALTER VIEW requests RENAME COLUMN ends TO endings")
+        await reader.execute(sa.text("SELECT endings FROM requests"))
+        with pytest.raises(UnusableDatabaseError, match="a transaction that has read it is open: end it"):
+            await archive.prepare()
+        assert await asyncio.wait_for(ask(archive, "SELECT endings FROM requests"), 20) == []
+        await reader.rollback()
+        await archive.prepare()
+
+        assert await ask(archive, "SELECT ends FROM requests") == []
+
+
+async def test_a_start_mends_a_view_whose_columns_are_the_same(postgres: str) -> None:
+    async with archive_at(postgres) as archive:
+        query = "SELECT pg_get_viewdef('requests')"
+        made = await ask(archive, query)
+        other = made[0][0].replace("IS NOT NULL", "IS NULL")
+        await run(archive, f"CREATE OR REPLACE VIEW requests AS {other}".replace(":", "\\:"))
+        assert await ask(archive, query) != made
+
+        await archive.prepare()
+
+        assert await ask(archive, query) == made
 
 
 async def test_a_view_with_other_columns_is_made_again_unless_others_depend_on_it(postgres: str) -> None:

@@ -3,6 +3,9 @@ nothing. Each step with the database is bounded."""
 
 import asyncio
 import contextlib
+import shutil
+import sqlite3
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,7 +16,7 @@ import click
 import sqlalchemy as sa
 import structlog
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from pointsman.adapters.owner_only import OWNER_ONLY, OWNER_ONLY_DIRECTORY, tighten
@@ -25,10 +28,17 @@ from pointsman_recorder.schema import ENTRY_TABLES, dead_letters, events, gaps, 
 log = structlog.get_logger()
 SQLITE_SUFFIXES = ("-wal", "-shm", "-journal")
 WAL_BYTES_KEPT = 64 * 1024**2
+WAL_BYTES_MAX = 1024**3
+"""And at most what is free on the volume, since its pages still have to go into the file. A reader holds it back as long as its
+statement runs; without a bound it would fill the volume, and then no statement can make room."""
 STEP_SECONDS_MAX = 60.0
 """A connection is used no longer than this at once. A batch of writes to a busy disk takes seconds; a server whose host
 vanished closes no connection and would be waited for without end."""
 CLOSE_SECONDS_MAX = 2.0
+LATE = "late"
+"""An event of each SQLite connection: what it runs ends early."""
+LATE_LOOK_STEPS = 1000
+"""Instructions of SQLite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +72,12 @@ class Archive:
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine
         self.prepared = asyncio.Event()
+        self.followed = ""
+        """The log that is recorded. Not always the one of the newest stream: a store may have been restored."""
 
     async def prepare(self) -> None:
         """Raises UnusableDatabaseError."""
+        await self._check_wal()
         view = requests_view(self.engine.dialect)
         async with self.writing() as connection:
             await prepare(connection, view)
@@ -72,11 +85,16 @@ class Archive:
 
     def reading(self) -> AbstractAsyncContextManager[AsyncConnection]:
         """A connection for STEP_SECONDS_MAX."""
-        return _bounded(self.engine.connect())
+        return self._bounded(self.engine.connect())
 
     def writing(self) -> AbstractAsyncContextManager[AsyncConnection]:
         """A transaction for STEP_SECONDS_MAX."""
-        return _bounded(self.engine.begin())
+        return self._bounded(self.engine.begin())
+
+    def _bounded(
+        self, connecting: AbstractAsyncContextManager[AsyncConnection]
+    ) -> AbstractAsyncContextManager[AsyncConnection]:
+        return (_bounded_sqlite if self.engine.dialect.name == "sqlite" else _bounded)(connecting)
 
     async def latest_branch(self, identity: str) -> Branch | None:
         newest = sa.select(sa.func.max(logs.c.branch)).where(logs.c.identity == identity)
@@ -88,12 +106,36 @@ class Archive:
 
     async def store(self, batch: Batch) -> None:
         """All or nothing. Raises RefusedError."""
+        await self._check_wal()
         try:
             await self._store(batch)
         except DBAPIError as error:
             if is_about_data(error):
                 raise RefusedError(str(error.orig)) from error
             raise
+
+    def wal_bytes(self) -> int:
+        """Of SQLite's write-ahead log. Raises OSError."""
+        file = Path(str(self.engine.url.database))
+        wal = file.with_name(file.name + "-wal")
+        return wal.stat().st_size if self.engine.dialect.name == "sqlite" and wal.exists() else 0
+
+    async def _check_wal(self) -> None:
+        """Raises OSError while a reader holds it back beyond WAL_BYTES_MAX."""
+        if not self._wal_is_beyond():
+            return
+        async with self.reading() as connection:
+            await connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+        if self._wal_is_beyond():
+            msg = f"a reader holds the write-ahead log back ({self.wal_bytes() / 1024**2:,.0f} MiB): end it, the log keeps the entries"
+            raise OSError(msg)
+
+    def _wal_is_beyond(self) -> bool:
+        size = self.wal_bytes()
+        if size == 0:
+            return False
+        free = shutil.disk_usage(Path(str(self.engine.url.database)).parent).free
+        return size > min(WAL_BYTES_MAX, free)
 
     async def _store(self, batch: Batch) -> None:
         async with self.writing() as connection:
@@ -104,6 +146,8 @@ class Archive:
                     sequences = [row["sequence"] for row in of_log]
                     same = (table.c.log == log) & table.c.sequence.between(min(sequences), max(sequences))
                     await _insert_missing(connection, table, of_log, same, "sequence")
+        for row in (batch.logs or batch.events or batch.dead_letters)[-1:]:
+            self.followed = row["log"]
 
 
 @asynccontextmanager
@@ -138,8 +182,29 @@ async def _bounded(connecting: AbstractAsyncContextManager[AsyncConnection]) -> 
     except TimeoutError as error:
         if not bound.expired():
             raise
-        msg = f"the database did not answer within {STEP_SECONDS_MAX:g} s"
-        raise TimeoutError(msg) from error
+        raise _too_late() from error
+
+
+@asynccontextmanager
+async def _bounded_sqlite(connecting: AbstractAsyncContextManager[AsyncConnection]) -> AsyncIterator[AsyncConnection]:
+    """Ends the statement, not the step: a cancelled step leaves a cursor behind, and with it the lock on the file. While the
+    disk hangs it waits. Raises TimeoutError."""
+    async with connecting as connection:
+        late: threading.Event = connection.info[LATE]
+        timer = asyncio.get_running_loop().call_later(STEP_SECONDS_MAX, late.set)
+        try:
+            yield connection
+        except (OperationalError, sqlite3.OperationalError) as error:
+            if not late.is_set():
+                raise
+            raise _too_late() from error
+        finally:
+            timer.cancel()
+            late.clear()
+
+
+def _too_late() -> TimeoutError:
+    return TimeoutError(f"the database did not answer within {STEP_SECONDS_MAX:g} s")
 
 
 def _keep_to_owner(file: Path) -> None:
@@ -151,7 +216,9 @@ def _keep_to_owner(file: Path) -> None:
             log.warning("archive_was_readable_by_others", file=str(part), note="its mode is 0600 now")
 
 
-def _share_sqlite(connection: Any, _record: object) -> None:
+def _share_sqlite(connection: Any, record: Any) -> None:
+    late = record.info[LATE] = threading.Event()
+    connection.run_async(lambda driver: driver.set_progress_handler(late.is_set, LATE_LOOK_STEPS))
     cursor = connection.cursor()
     cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")  # of a file without tables; others keep what they are
     cursor.execute("PRAGMA journal_mode=WAL")

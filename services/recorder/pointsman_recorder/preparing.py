@@ -16,6 +16,9 @@ VACUUM_EARLY = "autovacuum_vacuum_scale_factor=0.02"
 SQLSTATE_OTHER_COLUMNS = "42P16"
 """A view has columns that its new definition lacks, or in another order."""
 SQLSTATE_DEPENDENTS = "2BP01"
+SQLSTATE_LOCKED = "55P03"
+LOCK_SECONDS_MAX = 1
+"""Whoever waits to replace a view lets nobody begin to read it meanwhile."""
 
 
 async def prepare(connection: AsyncConnection, view: str) -> None:
@@ -25,7 +28,8 @@ async def prepare(connection: AsyncConnection, view: str) -> None:
         await _check_encoding(connection)
     await connection.run_sync(metadata.create_all)
     if is_postgresql:
-        await _replace_view(connection, view)
+        if await _differs(connection, view):
+            await _replace_soon(connection, view)
         await _vacuum_early(connection)
     else:
         await _create_view(connection, view)
@@ -34,6 +38,34 @@ async def prepare(connection: AsyncConnection, view: str) -> None:
 async def _create_view(connection: AsyncConnection, view: str) -> None:
     await connection.execute(sa.text("DROP VIEW IF EXISTS requests"))
     await connection.execute(sa.text(f"CREATE {view}"))
+
+
+async def _differs(connection: AsyncConnection, view: str) -> bool:
+    """Asks the server how it would write `view`: replacing one waits for all transactions that have read it."""
+    definition = sa.text("SELECT pg_get_viewdef(to_regclass('requests'))")
+    kept = (await connection.execute(definition)).scalar()
+    if kept is None:
+        return True
+    try:
+        async with connection.begin_nested() as undone:
+            await connection.execute(sa.text(f"CREATE TEMP {view}"))
+            wanted = (await connection.execute(definition)).scalar()  # a temporary one is found first
+            await undone.rollback()
+    except DBAPIError:  # such as no right to make temporary ones
+        return True
+    return bool(wanted != kept)
+
+
+async def _replace_soon(connection: AsyncConnection, view: str) -> None:
+    """Raises UnusableDatabaseError."""
+    await connection.execute(sa.text(f"SET LOCAL lock_timeout = '{LOCK_SECONDS_MAX}s'"))
+    try:
+        await _replace_view(connection, view)
+    except DBAPIError as error:
+        if sqlstate(error) != SQLSTATE_LOCKED:
+            raise
+        msg = "the view requests is another in this version, and a transaction that has read it is open: end it"
+        raise UnusableDatabaseError(msg) from error
 
 
 async def _replace_view(connection: AsyncConnection, view: str) -> None:

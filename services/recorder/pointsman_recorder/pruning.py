@@ -6,7 +6,7 @@ usable again, the files keep their size; the bytes in use are an estimate: numbe
 without its gaps; at most what sampled pages hold) times the size of a sampled row."""
 
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -63,14 +63,20 @@ class Pruning:
         self._archive = archive
         self._is_sqlite = archive.engine.dialect.name == "sqlite"
 
+    @property
+    def _by_age(self) -> tuple[sa.ColumnElement[Any], ...]:
+        return logs.c.log == self._archive.followed, logs.c.identity, logs.c.branch
+
     async def head(self, rows_max: int) -> Head | None:
-        """At most `rows_max` of each table. None: nothing may go now."""
+        """At most `rows_max` of each table. None: nothing may go now, or it is not known yet which log is recorded."""
+        if not self._archive.followed:
+            return None
         async with self._archive.reading() as connection:
-            known = list((await connection.execute(sa.select(logs.c.log).order_by(*_by_age))).scalars())
+            known = list((await connection.execute(sa.select(logs.c.log).order_by(*self._by_age))).scalars())
             for log in known:
                 found = await _head_of(connection, log, rows_max, keeps_newest=log == known[-1])
                 if found is not None:
-                    return None if await self._is_held_back(connection) else found
+                    return None if self._is_held_back() else found
         return None
 
     async def prune(self, head: Head) -> int:
@@ -91,7 +97,7 @@ class Pruning:
         async with self._archive.reading() as connection:
             free, pages = await _pragma(connection, "freelist_count"), await _pragma(connection, "page_count")
             shrinks = await _pragma(connection, "auto_vacuum") == INCREMENTAL
-            if not shrinks or free <= FREE_SHARE * pages or await self._is_held_back(connection):
+            if not shrinks or free <= FREE_SHARE * pages or self._is_held_back():
                 return False
             raw = await connection.get_raw_connection()
             driver = raw.driver_connection
@@ -104,13 +110,15 @@ class Pruning:
             if self._is_sqlite:
                 page = await _pragma(connection, "page_size")
                 pages, free = await _pragma(connection, "page_count"), await _pragma(connection, "freelist_count")
-                return Size((pages - free) * page, pages * page + await _wal_bytes(connection))
+                return Size((pages - free) * page, pages * page + self._archive.wal_bytes())
             return await _size_of_server(connection)
 
     async def begins(self) -> Beginning | None:
         """The first entry of the oldest log."""
         async with self._archive.reading() as connection:
-            for log, identity in await connection.execute(sa.select(logs.c.log, logs.c.identity).order_by(*_by_age)):
+            for log, identity in await connection.execute(
+                sa.select(logs.c.log, logs.c.identity).order_by(*self._by_age)
+            ):
                 first = sa.select(events.c.sequence, events.c.at).where(events.c.log == log)
                 found = (await connection.execute(first.order_by(events.c.sequence).limit(1))).first()
                 if found is not None:
@@ -121,18 +129,15 @@ class Pruning:
         """Of the newest events, the newest first."""
         times: list[EngineSeconds] = []
         async with self._archive.reading() as connection:
-            for log in (await connection.execute(sa.select(logs.c.log).order_by(*_by_age))).scalars().all()[::-1]:
+            for log in (await connection.execute(sa.select(logs.c.log).order_by(*self._by_age))).scalars().all()[::-1]:
                 last = sa.select(events.c.at).where(events.c.log == log).order_by(events.c.sequence.desc())
                 times += (await connection.execute(last.limit(rows_max - len(times)))).scalars()
                 if len(times) == rows_max:
                     break
         return times
 
-    async def _is_held_back(self, connection: AsyncConnection) -> bool:
-        return self._is_sqlite and await _wal_bytes(connection) > WAL_BYTES_MAX
-
-
-_by_age = (logs.c.identity, logs.c.branch)
+    def _is_held_back(self) -> bool:
+        return self._archive.wal_bytes() > WAL_BYTES_MAX
 
 
 async def _head_of(connection: AsyncConnection, log: str, rows_max: int, *, keeps_newest: bool) -> Head | None:
@@ -161,12 +166,6 @@ async def _head_of(connection: AsyncConnection, log: str, rows_max: int, *, keep
 
 async def _pragma(connection: AsyncConnection, name: str) -> int:
     return int((await connection.exec_driver_sql(f"PRAGMA {name}")).scalar() or 0)
-
-
-async def _wal_bytes(connection: AsyncConnection) -> int:
-    file = Path(str(connection.engine.url.database))
-    wal = file.with_name(file.name + "-wal")
-    return wal.stat().st_size if wal.exists() else 0
 
 
 async def _size_of_server(connection: AsyncConnection) -> Size:

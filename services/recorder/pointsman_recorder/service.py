@@ -17,19 +17,24 @@ from pointsman.primitives import PoolName, Sequence, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_metrics import measure_log
 from pointsman.runtime.telemetry import RECORDER_ARCHIVED_SEQUENCE
-from pointsman_recorder.archive import Archive, Batch, Branch
+from pointsman_recorder.archive import STEP_SECONDS_MAX, Archive, Batch, Branch
 from pointsman_recorder.database_errors import DATABASE_ERRORS, RefusedError, UnusableDatabaseError
 
 log = structlog.get_logger()
 T = TypeVar("T")
 ARCHIVE_PART = "archive"
 QUEUE_BATCHES_MAX = 4
+QUEUE_BYTES_MAX = 32 * 1024**2
+BATCH_BYTES_MAX = 16 * 1024**2
+"""Of payloads, and one more: an event in memory takes about twice as much, and the rows of a batch as much again."""
 RETRY_SECONDS_MIN: WallSeconds = WallSeconds(0.1)
 RETRY_SECONDS_MAX: WallSeconds = WallSeconds(5.0)
 FINISH_SECONDS_MAX = 2.0
 SUBJECT_LENGTH_MAX = 255
 NUL_ESCAPE = b"\\u0000"
 """PostgreSQL cannot parse JSON with NUL, so the view of all requests would fail."""
+ESCAPED_BACKSLASH = b"\\\\"
+"""Behind one, the same letters are text of six characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,9 @@ class Recorder:
         self._batch_events = batch_events
         self._batch_seconds = batch_seconds
         self._queue: asyncio.Queue[_Item | None] = asyncio.Queue(QUEUE_BATCHES_MAX * batch_events)
+        self._queued_bytes = 0
+        self._has_room = asyncio.Event()
+        self._has_room.set()
         self._finished = asyncio.Event()
         self._archived_sequence: Sequence = 0
         self._numbers: dict[str, int] = {}  # of the newest history of each stream
@@ -110,6 +118,7 @@ class Recorder:
         branch = await self._persistently(partial(self._archive.latest_branch, extent.identity))
         if branch is not None:
             self._numbers[extent.identity] = branch.number
+            self._archive.followed = branch.log
             self._archived(branch.last)
             return branch
         branch = await self._next_branch(extent.identity)
@@ -124,6 +133,8 @@ class Recorder:
                 branch = await self._after_reset(branch, last, found)
                 last = found.first_sequence - 1
             elif found.sequence > last:
+                await self._has_room.wait()
+                self._count_queued(len(found.payload))
                 await self._queue.put(_Read(branch, found))
                 last = found.sequence
             elif branch.tail not in (None, found.payload):
@@ -168,20 +179,31 @@ class Recorder:
         if first is not None and self._queue.qsize() + 1 < self._batch_events:
             await self._clock.sleep_wall(self._batch_seconds)
         items: list[_Item] = []
-        item = first
+        item, size = first, 0
         while item is not None:
             items.append(item)
-            if len(items) == self._batch_events or self._queue.empty():
+            if isinstance(item, _Read):
+                size += len(item.entry.payload)
+                self._count_queued(-len(item.entry.payload))
+            if len(items) == self._batch_events or size > BATCH_BYTES_MAX or self._queue.empty():
                 return items, False
             item = self._queue.get_nowait()
         return items, True
 
+    def _count_queued(self, more: int) -> None:
+        self._queued_bytes += more
+        if self._queued_bytes > QUEUE_BYTES_MAX:
+            self._has_room.clear()
+        else:
+            self._has_room.set()
+
     async def _store(self, items: list[_Item]) -> None:
-        """An entry that the database rejects becomes a dead letter."""
+        """In halves if that takes too long. An entry that the database rejects becomes a dead letter."""
+        middle = len(items) // 2
         try:
-            await self._persistently(partial(self._archive.store, _batch_of(items)))
-        except RefusedError as error:
-            middle = len(items) // 2
+            raised = (TimeoutError,) if middle else ()
+            await self._persistently(partial(self._archive.store, _batch_of(items)), raised)
+        except (RefusedError, TimeoutError) as error:
             for part in (items[:middle], items[middle:]) if middle else ():
                 await self._store(part)
             if not middle:
@@ -193,20 +215,31 @@ class Recorder:
         if isinstance(last, _Read):
             self._archived(last.entry.sequence)
 
-    async def _persistently(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Retry a database step until it succeeds; not ready meanwhile. Raises RefusedError."""
+    async def _persistently(self, step: Callable[[], Awaitable[T]], raised: tuple[type[Exception], ...] = ()) -> T:
+        """Retry a database step until it succeeds; not ready meanwhile. Raises RefusedError, and `raised`."""
         backoff = Backoff(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX)
         while True:
             try:
-                done = await step()
+                done = await self._watched(step)
             except (*DATABASE_ERRORS, UnusableDatabaseError) as error:
                 reason, wait = f"{type(error).__name__}: {error}", backoff.next_wait()
                 self._board.missing(ARCHIVE_PART, reason)
                 log.warning("archive_unavailable", reason=reason, retry_seconds=wait)
                 await self._clock.sleep_wall(wait)
+                if isinstance(error, raised):
+                    raise
             else:
                 self._board.restored(ARCHIVE_PART)
                 return done
+
+    async def _watched(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Not ready once it takes too long: a step on a hanging disk does not end."""
+        hangs = f"the database has not answered for {STEP_SECONDS_MAX:g} s"
+        late = asyncio.get_running_loop().call_later(STEP_SECONDS_MAX, self._board.missing, ARCHIVE_PART, hangs)
+        try:
+            return await step()
+        finally:
+            late.cancel()
 
 
 def _batch_of(items: list[_Item]) -> Batch:
@@ -216,7 +249,7 @@ def _batch_of(items: list[_Item]) -> Batch:
             _add_opened(batch, item)
         elif item.entry.event is None:
             _add_dead(batch, item, item.entry.problem)
-        elif NUL_ESCAPE in item.entry.payload:
+        elif NUL_ESCAPE in item.entry.payload.replace(ESCAPED_BACKSLASH, b""):
             _add_dead(batch, item, "it has a NUL character, which SQL keeps in no text")
         else:
             _add_event(batch, item)

@@ -98,6 +98,9 @@ def doctor_command(place: str | None, pool: str | None, as_json: bool) -> None:
 def examiners_of(history: History) -> list[Examiner]:
     settings = history.settings
     examiners = [examiner(settings) for examiner in EXAMINERS]
+    for examiner in examiners:
+        if isinstance(examiner, LogHealth):
+            examiner.recorded_holes = history.holes
     if history.extent is not None:
         examiners.append(LogSpace(settings, history.extent))
     return examiners

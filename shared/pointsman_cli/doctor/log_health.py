@@ -37,6 +37,8 @@ class LogHealth(Examiner):
 
     def __init__(self, settings: PoolSettings) -> None:
         super().__init__(settings)
+        self.recorded_holes: tuple[str, ...] = ()
+        """As its recorder told them, and why."""
         self._blind = False
         self._first: Sequence = 0
         self._last: Sequence = 0
@@ -133,8 +135,11 @@ class LogHealth(Examiner):
         if self._missing:
             yield self.serious(
                 f"{self._missing:,} entries are missing",
-                [f"entries {first:,} to {last:,}" for first, last in self._holes],
-                "A stream has no holes: this copy is damaged, or was cut together. Read the live log or the archive.",
+                [f"entries {first:,} to {last:,}" for first, last in self._holes]
+                + [f"recorded: {hole}" for hole in self.recorded_holes[:EVIDENCE_MAX]],
+                "The recorder found them gone: let the log keep more, and look at what kept the recorder from its database."
+                if self.recorded_holes
+                else "A stream has no holes: this copy is damaged, or was cut together. Read the live log or the archive.",
             )
 
     def _unreadable(self) -> Iterator[Finding]:

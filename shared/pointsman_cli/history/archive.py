@@ -13,15 +13,28 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import quote, unquote
 
-from sqlalchemy import Select, TableClause, column, create_engine, event, func, select, table, union_all
+from sqlalchemy import (
+    ColumnElement,
+    CursorResult,
+    Select,
+    TableClause,
+    column,
+    create_engine,
+    event,
+    func,
+    select,
+    table,
+    union_all,
+)
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 from typing_extensions import override
 
-from pointsman.contracts.codec import PAYLOAD_BYTES_MAX
+from pointsman.contracts.codec import PAYLOAD_BYTES_MAX, short_reason
 from pointsman.ports import LogEntry
 from pointsman.primitives import Sequence
+from pointsman_cli.formatting import plural
 from pointsman_cli.history.entries import Header, History, HistoryError
 
 BATCH_ENTRIES = 2000
@@ -42,9 +55,9 @@ WITHOUT_KEYS = "its tables have no keys, so it is not an archive of ours"
 
 _logs = table("logs", column("log"), column("identity"), column("branch"))
 _columns = ("log", "sequence", "subject", "payload")
-_events = table("events", *(column(name) for name in _columns))
+_events = table("events", *(column(name) for name in (*_columns, "at")))
 _dead_letters = table("dead_letters", *(column(name) for name in _columns))
-_gaps = table("gaps", column("log"), column("sequence"), column("after_log"), column("after_sequence"))
+_gaps = table("gaps", *(column(name) for name in ("log", "sequence", "after_log", "after_sequence", "reason")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +77,24 @@ class ArchiveHistory(History):
             found[name] = [tuple(row) for batch in self._rows(statement) for row in batch]
             if not all(_is_of_catalogue(row, kinds) for row in found[name]):
                 self._refuse(f"{name} that the recorder does not write")
-        by_age = sorted(found["logs"], key=itemgetter(1, 2))
+        by_age = sorted(found["logs"], key=itemgetter(3, 1, 2))
         chosen = self._chosen([row[0] for row in by_age], log)
         self.origin += f" (log {chosen})"
+        if log is None and len(by_age) > 1:
+            self.others = (
+                f"the archive has {plural(len(by_age) - 1, 'other log')}, the one before is {by_age[-2][0]} (--pool)"
+            )
         self._parts = _parts(chosen, found["gaps"], self._first_of)
         first, last, entries, subject = self._extent()
         self.header = Header(
             pool=subject.partition(".")[2].partition(".")[0], identity=chosen, first=first, last=last, entries=entries
         )
-        self._recorded_from_there = any(
-            log == part.log and sequence == first for log, sequence, _ in found["gaps"] for part in self._parts
+        self._recorded_from_there = any(gap[:2] == (part.log, first) for gap in found["gaps"] for part in self._parts)
+        within = {part.log: part.last for part in self._parts}
+        self.holes = tuple(
+            f"entries {before + 1:,} to {sequence - 1:,} are missing: {short_reason(reason)}"
+            for log, sequence, after, before, reason in sorted(found["gaps"], key=itemgetter(1))
+            if log == after and first <= before < sequence - 1 < within.get(log, 0)
         )
 
     @property
@@ -98,7 +119,7 @@ class ArchiveHistory(History):
             .where(columns.log == log, columns.sequence.between(start, last))
             .order_by(columns.sequence)
         )
-        for batch in self._rows(statement):
+        for batch in self._rows(statement, columns.sequence):
             for sequence, subject, payload in batch:
                 if type(sequence) is not int or type(subject) is not str or len(subject) > SUBJECT_LENGTH_MAX:
                     self._refuse("an entry without a number or subject")
@@ -140,11 +161,11 @@ class ArchiveHistory(History):
             self._refuse("an entry without a number")
         return min(firsts, default=0)
 
-    def _rows(self, statement: Select[Any]) -> Iterator[list[Any]]:
-        """Rows in batches. Raises HistoryError."""
+    def _rows(self, statement: Select[Any], key: ColumnElement[int] | None = None) -> Iterator[list[Any]]:
+        """Rows in batches. `key`: the first column, by which they are ordered. Raises HistoryError."""
         try:
             if _is_sqlite(self._url):
-                yield from _rows_of_sqlite(self._url, statement)
+                yield from _rows_of_sqlite(self._url, statement, key)
             else:
                 yield from _rows_of_server(self._url, statement)
         except (SQLAlchemyError, OSError) as error:
@@ -178,9 +199,10 @@ def _is_sqlite(url: URL) -> bool:
 
 def _catalogue() -> dict[str, tuple[Select[Any], tuple[type, ...]]]:
     """Statements, and the types of their columns."""
-    logs = select(_logs.c.log, _logs.c.identity, _logs.c.branch)
-    forks = select(_gaps.c.log, _gaps.c.sequence, _gaps.c.after_log)
-    return {"logs": (logs, (str, str, int)), "gaps": (forks, (str, int, str))}
+    newest = select(_events.c.at).where(_events.c.log == _logs.c.log).order_by(_events.c.sequence.desc()).limit(1)
+    logs = select(_logs.c.log, _logs.c.identity, _logs.c.branch, func.coalesce(newest.scalar_subquery(), 0.0))
+    forks = select(*_gaps.c)
+    return {"logs": (logs, (str, str, int, float)), "gaps": (forks, (str, int, str, int, str))}
 
 
 def _shown(url: URL) -> str:
@@ -189,11 +211,13 @@ def _shown(url: URL) -> str:
     return url.render_as_string(hide_password=True)
 
 
-def _parts(chosen: str, gaps: list[tuple[str, Sequence, str]], first_of: Callable[[str], Sequence]) -> list[_Part]:
+def _parts(
+    chosen: str, gaps: list[tuple[str, Sequence, str, Sequence, str]], first_of: Callable[[str], Sequence]
+) -> list[_Part]:
     """The log, preceded by those of the same stream that it continues."""
     parts = [_Part(chosen, SEQUENCE_MAX)]
     while (first := first_of(parts[0].log)) > 1:
-        before = next((after for log, _, after in gaps if log == parts[0].log and after != log), "")
+        before = next((after for log, _, after, *_ in gaps if log == parts[0].log and after != log), "")
         known = {part.log for part in parts}
         if not before or before in known or _stream(before) != _stream(chosen):
             break
@@ -223,7 +247,9 @@ def _extent_of(part: _Part) -> Select[Any]:
     return extent
 
 
-def _rows_of_sqlite(url: URL, statement: Select[Any]) -> Iterator[list[Any]]:
+def _rows_of_sqlite(url: URL, statement: Select[Any], key: ColumnElement[int] | None) -> Iterator[list[Any]]:
+    """With a key each batch is a statement of its own: one that stays open keeps SQLite from moving what its recorder writes
+    into the file."""
     engine: Engine = create_engine(url)
     left = _bytes_of(Path(_shown(url)))
     event.listen(engine, "connect", partial(_bound_sqlite, left))
@@ -232,19 +258,32 @@ def _rows_of_sqlite(url: URL, statement: Select[Any]) -> Iterator[list[Any]]:
         with engine.connect() as connection:
             _check_tables(connection)
             _check_keys(connection, statement)
-            batch, size = [], 0
-            for row in connection.execute(statement):
-                batch.append(tuple(row))
-                row_size = sum(len(value) for value in row if isinstance(value, str | bytes))
-                size, left = size + row_size, left - row_size
-                if left < 0:
-                    raise OSError(LARGER)
-                if len(batch) == BATCH_ENTRIES or size > BATCH_BYTES:
-                    yield batch
-                    batch, size = [], 0
-            yield batch
+            reading = connection.execute(statement)
+            while batch := _next_batch(reading, left):
+                left -= sum(map(_bytes_in, batch))
+                if key is not None:
+                    reading.close()
+                yield batch
+                if key is not None:
+                    reading = connection.execute(statement.where(key > batch[-1][0]))
     finally:
         engine.dispose()
+
+
+def _next_batch(reading: CursorResult[Any], bytes_max: int) -> list[Any]:
+    """Raises OSError."""
+    batch: list[Any] = []
+    size = 0
+    while len(batch) < BATCH_ENTRIES and size <= BATCH_BYTES and (row := reading.fetchone()) is not None:
+        batch.append(tuple(row))
+        size += _bytes_in(batch[-1])
+        if size > bytes_max:
+            raise OSError(LARGER)
+    return batch
+
+
+def _bytes_in(row: tuple[Any, ...]) -> int:
+    return sum(len(value) for value in row if isinstance(value, str | bytes))
 
 
 def _bytes_of(file: Path) -> int:

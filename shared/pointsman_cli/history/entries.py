@@ -49,6 +49,10 @@ class History(ABC):
     header: Header
     extent: LogExtent | None = None
     """Of a log that is still written."""
+    holes: tuple[str, ...] = ()
+    """Entries that its recorder did not get, and why."""
+    others: str = ""
+    """What else is where it was read from."""
 
     @property
     def begins(self) -> str:

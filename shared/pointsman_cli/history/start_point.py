@@ -1,12 +1,14 @@
 """Start of a fold: the log's first entry or, if retention dropped it, a checkpoint."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pointsman.primitives import Sequence
 from pointsman.simulation.replay import BaseState
 from pointsman.state.state import State
 from pointsman_cli.history.entries import History, HistoryError
 from pointsman_cli.history.time_options import Moment
+
+HOLES_SHOWN_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +17,7 @@ class StartPoint:
 
     known: BaseState | None
     note: str
-
-    @property
-    def is_blind(self) -> bool:
-        return self.known is None and bool(self.note)
+    is_blind: bool = False
 
     @property
     def state(self) -> State | None:
@@ -31,6 +30,14 @@ class StartPoint:
 
 def beginning_of(history: History, moment: Moment | None = None) -> StartPoint:
     """For a fold up to `moment`. Raises HistoryError."""
+    beginning = _beginning_of(history, moment)
+    holes = history.holes[:HOLES_SHOWN_MAX]
+    more = len(history.holes) - len(holes)
+    missing = (*holes, f"and {more:,} more such holes") if more else holes
+    return replace(beginning, note="; ".join(filter(None, (beginning.note, *missing, history.others))))
+
+
+def _beginning_of(history: History, moment: Moment | None) -> StartPoint:
     first = history.header.first
     if first <= 1:
         return StartPoint(None, "")
@@ -44,11 +51,14 @@ def beginning_of(history: History, moment: Moment | None = None) -> StartPoint:
             None,
             f"{gone}, and there is no checkpoint that this version can begin with: what was known before is missing"
             + _guess(history),
+            is_blind=True,
         )
     as_of = known.state.sequence
     if moment is not None and moment.is_behind(known.state, history):
         return StartPoint(
-            None, f"{gone}, and its oldest checkpoint is of entry {as_of:,}: what was known before is missing"
+            None,
+            f"{gone}, and its oldest checkpoint is of entry {as_of:,}: what was known before is missing",
+            is_blind=True,
         )
     return StartPoint(known, f"{gone}; this begins behind entry {as_of:,}, with a checkpoint of what was known then")
 

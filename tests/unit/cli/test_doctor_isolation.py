@@ -86,7 +86,7 @@ def log_of(events: list[LogEvent]) -> list[LogEntry]:
 
 
 def examined(events: list[LogEvent], *, blind: bool = False) -> Diagnosis:
-    beginning = StartPoint(None, "gone" if blind else "")
+    beginning = StartPoint(None, "gone" if blind else "", is_blind=blind)
     return examine(log_of(events), SETTINGS, [Isolation(SETTINGS), AdminActions(SETTINGS)], beginning)
 
 
