@@ -17,7 +17,7 @@ from prometheus_client import REGISTRY
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.shared_timers import SharedTimer
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.fleet import InstanceEjected, InstanceLeft, InstanceSuspected
+from pointsman.contracts.fleet import InstanceEjected, InstanceLeft, InstanceProbed, InstanceSuspected
 from pointsman.contracts.requests import PrefillFinished, RequestAttemptFailed, RequestFailed, RequestFinished
 from pointsman.primitives import Epoch, InstanceId, WallSeconds
 from pointsman_ingress import key_probe, metrics
@@ -42,6 +42,7 @@ from tests.support.ingress_world import (
     eventually_listed,
     world_with,
 )
+from tests.support.log_reading import events_in
 from tests.support.raw_engine import STREAM_HEAD, running_raw_engine, whole
 from tests.support.waiting import eventually
 
@@ -691,7 +692,7 @@ async def test_nothing_in_an_ingress_names_an_engine_that_left(monkeypatch: pyte
         now = ScaledClock().now()
         await world.log.append(joined(GONE, at=now, url=leaving.url, max_model_len=1000))
         await world.log.append(reported(GONE, 0, [], at=now))
-        await eventually(lambda: "KeyProber" in remembering(GONE))
+        await eventually(lambda: probed(world, GONE))  # a later probe would take what the script says to the requests
         world.scheduler.engines = {GONE: leaving.url, TWO: world.two.url}
         for behaviour in (Behaviour.ANSWERS, Behaviour.ERRS):
             leaving.script.append(behaviour)
@@ -702,6 +703,10 @@ async def test_nothing_in_an_ingress_names_an_engine_that_left(monkeypatch: pyte
         await eventually(lambda: not remembering(GONE))
 
     assert before == {"InFlightRequests", "KeyProber", "PromptTokenizer"}
+
+
+async def probed(world: World, engine: InstanceId) -> bool:
+    return any(isinstance(event, InstanceProbed) and event.instance == engine for event in await events_in(world.log))
 
 
 def remembering(engine: InstanceId) -> set[str]:

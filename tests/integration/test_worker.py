@@ -1080,10 +1080,11 @@ class ScriptedSource:
             yield await self.said.get()
 
 
-async def test_what_is_in_doubt_is_given_up_although_the_log_is_away() -> None:
-    clock, broker, source, cache = ScaledClock(), MemoryBroker(PoolName("default")), ScriptedSource(), ScriptedCache()
-    link, view = broker.client(clock, name="worker"), LogView(broker)
-    service = WorkerService(
+def soon_expiring(source: ScriptedSource, broker: MemoryBroker) -> WorkerService:
+    """A worker that gives blocks up after a tenth of a second."""
+    clock = ScaledClock()
+    link = broker.client(clock, name="worker")
+    return WorkerService(
         event_log=link.log,
         commands=link.commands,
         clock=clock,
@@ -1094,6 +1095,11 @@ async def test_what_is_in_doubt_is_given_up_although_the_log_is_away() -> None:
         events=source,
         unconfirmed_wall_seconds=WallSeconds(0.1),
     )
+
+
+async def test_what_is_in_doubt_is_given_up_although_the_log_is_away() -> None:
+    broker, source, cache = MemoryBroker(PoolName("default")), ScriptedSource(), ScriptedCache()
+    view, service = LogView(broker), soon_expiring(source, broker)
     before = expired()
     working = asyncio.create_task(service.run())
     source.said.put_nowait(EngineAttached(exact=False))
@@ -1306,19 +1312,8 @@ async def test_a_rejoin_above_an_epoch_that_none_can_follow_is_refused_and_the_w
 @pytest.mark.parametrize("ends", ["catches up", "pauses"])
 async def test_the_past_of_an_engine_is_not_told_and_nothing_of_it_expires(ends: str) -> None:
     source = ScriptedSource(certain=True, replays=True, catching_up=True)
-    cache, clock, broker = ScriptedCache(), ScaledClock(), MemoryBroker(PoolName("default"))
-    link, view = broker.client(clock, name="worker"), LogView(broker)
-    service = WorkerService(
-        event_log=link.log,
-        commands=link.commands,
-        clock=clock,
-        board=HealthBoard(),
-        settings=WorkerSettings(block_tokens=2 * BLOCK, flush_ms=2.0, report_seconds=WallSeconds(0.05)),
-        target=TARGET,
-        engine=FakeHttpEngine(),
-        events=source,
-        unconfirmed_wall_seconds=WallSeconds(0.1),
-    )
+    cache, broker = ScriptedCache(), MemoryBroker(PoolName("default"))
+    view, service = LogView(broker), soon_expiring(source, broker)
     worker = asyncio.create_task(service.run())
     source.said.put_nowait(EngineAttached(exact=True))
     for sequence, event in enumerate((cache.store(tokens(1, 2)), cache.evict(tokens(1, 2)), cache.store(tokens(1, 3)))):

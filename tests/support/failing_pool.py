@@ -8,7 +8,6 @@ from pointsman.contracts.fleet import InstanceEjected
 from pointsman.contracts.requests import AttemptFailure, RequestAttemptFailed, RequestFailed
 from pointsman.policies.policy_set import PolicySet, policy_set
 from pointsman.primitives import InstanceId, RequestId
-from pointsman.simulation.replay import verify
 from pointsman.state.fleet import Status
 from tests.support.events import finished, first_token, joined, route
 from tests.support.logged_leader import LoggedLeader
@@ -120,9 +119,3 @@ class FailingPool(LoggedLeader):
 
     def ejections(self) -> list[InstanceEjected]:
         return [entry.event for entry in self.log if isinstance(entry.event, InstanceEjected)]
-
-    @property
-    def proven(self) -> bool:
-        """Whether deciding everything again from the log gives the same."""
-        verdict = verify(self.log)
-        return verdict.ok and not verdict.unchecked and not verdict.problems

@@ -9,6 +9,7 @@ from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import PolicySet
 from pointsman.ports import LogEntry
 from pointsman.primitives import PoolName, Term
+from pointsman.simulation.replay import verify
 from pointsman.state.state import PoolSettings, State
 
 
@@ -34,6 +35,12 @@ class LoggedLeader:
         for event in events:
             self.state.skip(self._write(event))
         return events
+
+    @property
+    def proven(self) -> bool:
+        """Whether deciding everything again from the log gives the same."""
+        verdict = verify(self.log)
+        return verdict.ok and not verdict.unchecked and not verdict.problems
 
     def _write(self, event: LogEvent) -> int:
         payload = encode(event)

@@ -12,13 +12,11 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from pointsman.primitives import EngineSeconds, Sequence
-from pointsman_recorder.archive import Archive
+from pointsman_recorder.archive import WAL_BYTES_KEPT, Archive
 from pointsman_recorder.schema import ENTRY_TABLES, dead_letters, events, gaps, logs
 
 FREE_SHARE = 0.1
 VACUUM_PAGES = 1000
-WAL_BYTES_MAX = 64 * 1024**2
-"""Beyond it a reader holds the log of changes back: nothing is deleted until it is done, as that would add to it."""
 INCREMENTAL = 2
 SAMPLE_PAGES = 1000
 PAGE_BYTES = 8192
@@ -137,7 +135,8 @@ class Pruning:
         return times
 
     def _is_held_back(self) -> bool:
-        return self._archive.wal_bytes() > WAL_BYTES_MAX
+        """By a reader: nothing is deleted until it is done, as that would add to the write-ahead log."""
+        return self._archive.wal_bytes() > WAL_BYTES_KEPT
 
 
 async def _head_of(connection: AsyncConnection, log: str, rows_max: int, *, keeps_newest: bool) -> Head | None:

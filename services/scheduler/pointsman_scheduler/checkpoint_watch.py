@@ -16,6 +16,7 @@ from pointsman.ports import (
 from pointsman.primitives import Sequence, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.health import HealthBoard
+from pointsman_scheduler.checkpointing import newest_checkpoint
 
 log = structlog.get_logger()
 
@@ -61,7 +62,7 @@ class CheckpointWatch:
         except (LogUnavailableError, LogMissingError):
             return  # another part says so
         try:
-            newest = await self._newest_of(extent)
+            newest = await newest_checkpoint(self._checkpoints, self._form, extent.identity)
         except StoreUnavailableError:
             newest = self._newest
         if newest > self._newest:
@@ -70,15 +71,6 @@ class CheckpointWatch:
             self._looks += 1
         self._newest, self._last = newest, extent.last
         self._tell(extent)
-
-    async def _newest_of(self, extent: LogExtent) -> Sequence:
-        """Raises StoreUnavailableError."""
-        known = [
-            label.as_of
-            for label in await self._checkpoints.labels()
-            if (label.form, label.identity) == (self._form, extent.identity)
-        ]
-        return max(known, default=0)
 
     def _tell(self, extent: LogExtent) -> None:
         age = extent.last - max(self._newest, extent.first - 1)  # the log may have dropped its entry

@@ -178,9 +178,10 @@ class Checkpointer:
 
     async def _newest(self) -> Sequence:
         """Raises StoreUnavailableError."""
-        known = [
-            label.as_of
-            for label in await self._checkpoints.labels()
-            if (label.form, label.identity) == (self._following.form, self._extent.identity)
-        ]
-        return max(known, default=0)
+        return await newest_checkpoint(self._checkpoints, self._following.form, self._extent.identity)
+
+
+async def newest_checkpoint(checkpoints: Checkpoints, form: str, identity: str) -> Sequence:
+    """Of that form and log; 0 without one. Raises StoreUnavailableError."""
+    known = [label.as_of for label in await checkpoints.labels() if (label.form, label.identity) == (form, identity)]
+    return max(known, default=0)

@@ -7,7 +7,6 @@ from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.policies.policy_set import PolicySet
 from pointsman.ports import Clock, Link
 from pointsman.primitives import WallSeconds
-from pointsman.runtime.checkpoint_fingerprint import checkpoint_form
 from pointsman.runtime.environment_names import start_logs
 from pointsman.runtime.health import HealthBoard, health_server
 from pointsman.runtime.log_connection import name_of_run, open_link
@@ -16,7 +15,7 @@ from pointsman.runtime.supervision import Supervisor, run
 from pointsman.runtime.tracing import Tracer, open_tracer
 from pointsman_scheduler.checkpoint_watch import CheckpointWatch
 from pointsman_scheduler.checkpointer import running_beside
-from pointsman_scheduler.policy_config import chosen_policies, empty_state
+from pointsman_scheduler.policy_config import chosen_policies
 from pointsman_scheduler.service import SchedulerService
 from pointsman_scheduler.settings import SchedulerSettings
 
@@ -56,7 +55,7 @@ async def _serve(settings: SchedulerSettings, policies: PolicySet, supervisor: S
                 checkpoints=link.checkpoints,
                 clock=clock,
                 board=board,
-                form=checkpoint_form(empty_state(settings, policies)),
+                form=service.checkpoint_form,
                 every=settings.checkpoint_seconds,
             )
             supervisor.start(watch.run(), name="checkpoint-watch")

@@ -139,6 +139,11 @@ class SchedulerService:
         return self._replica.state
 
     @property
+    def checkpoint_form(self) -> str:
+        """Of checkpoints that it can begin with."""
+        return self._recovery.form
+
+    @property
     def leading(self) -> ActiveTerm | None:
         return self._leader.leading
 

@@ -266,12 +266,9 @@ class StateParts:
                 cached = reached
         return cached, loaded
 
-    def waits_for_kv(self, request: Request) -> bool:
-        """Whether it has to wait until its tenant has less in flight, or behind one of its tenant that goes before it and has to."""
-        return self.kv_waiters()(request)
-
     def kv_waiters(self) -> Callable[[Request], bool]:
-        """`waits_for_kv` for many requests: what is the same for all of a tenant and class is looked up once."""
+        """Tells of a request, as State is now, whether it has to wait until its tenant has less in flight, or behind one of its
+        tenant that goes before it and has to. What is the same for all of a tenant and class is looked up once."""
         tenants, capacity = self.tenants, self.fleet.kv_capacity_tokens
         known: dict[tuple[Tenant, QueueClass], bool | None] = {}
 
@@ -304,7 +301,7 @@ class StateParts:
     def best_effort_turn(self, now: EngineSeconds) -> tuple[Request, EngineSeconds] | None:
         """See `BestEffort.turn`."""
         skips = self.tenants.limits_kv and self.settings.fold_version >= fold_versions.KV_ORDER
-        return self.best_effort.turn(now, self.waits_for_kv if skips else None)
+        return self.best_effort.turn(now, self.kv_waiters() if skips else None)
 
     def ejection_reason(self, instance: Instance) -> str:
         record = self.outliers.record(instance.id)

@@ -12,7 +12,6 @@ from pointsman.policies.dispatch.migrations import RELOCATED_MAX
 from pointsman.policies.dispatch.placement import PLACED_MAX
 from pointsman.policies.policy_set import policy_set
 from pointsman.primitives import InstanceId
-from pointsman.simulation.replay import verify
 from pointsman.state.workload import Request, Stage
 from tests.support.events import joined, route
 from tests.support.logged_leader import LoggedLeader
@@ -50,11 +49,6 @@ class Pool(LoggedLeader):
     @property
     def charged(self) -> float:
         return sum(account.used for account in self.state.tenants.unnamed.values())
-
-    @property
-    def proven(self) -> bool:
-        verdict = verify(self.log)
-        return verdict.ok and not verdict.unchecked and not verdict.problems
 
 
 def test_who_is_ended_with_all_others_of_its_ingress_is_granted_no_more_and_pays_for_what_an_engine_got() -> None:
