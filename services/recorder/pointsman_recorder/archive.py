@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from pointsman.adapters.owner_only import OWNER_ONLY, OWNER_ONLY_DIRECTORY, tighten
 from pointsman.primitives import Sequence
-from pointsman_recorder.database_errors import RefusedError, is_about_data
+from pointsman_recorder.database_errors import RefusedError, SetBackError, is_about_data
 from pointsman_recorder.preparing import prepare
 from pointsman_recorder.schema import ENTRY_TABLES, dead_letters, events, gaps, logs, requests_view
 
@@ -104,11 +104,17 @@ class Archive:
                 return None
             return await _with_tail(connection, Branch(identity, number))
 
-    async def store(self, batch: Batch) -> None:
-        """All or nothing. Raises RefusedError."""
+    async def newest_numbers(self) -> dict[str, int]:
+        """Of the branches of each identity."""
+        newest = sa.select(logs.c.identity, sa.func.max(logs.c.branch).label("number")).group_by(logs.c.identity)
+        async with self.reading() as connection:
+            return {row.identity: row.number for row in await connection.execute(newest)}
+
+    async def store(self, batch: Batch, after: Branch | None = None) -> None:
+        """All or nothing. `after`: what was stored before. Raises RefusedError, and SetBackError if that is gone."""
         await self._check_wal()
         try:
-            await self._store(batch)
+            await self._store(batch, after)
         except DBAPIError as error:
             if is_about_data(error):
                 raise RefusedError(str(error.orig)) from error
@@ -137,8 +143,11 @@ class Archive:
         free = shutil.disk_usage(Path(str(self.engine.url.database)).parent).free
         return size > min(WAL_BYTES_MAX, free)
 
-    async def _store(self, batch: Batch) -> None:
+    async def _store(self, batch: Batch, after: Branch | None) -> None:
         async with self.writing() as connection:
+            if after is not None and not await _has(connection, after):
+                msg = f"the archive has lost entry {after.last} of {after.log}, which it had stored"
+                raise SetBackError(msg)
             for row in batch.logs:
                 await _insert_missing(connection, logs, [row], logs.c.log == row["log"], "log")
             for table, rows in ((events, batch.events), (dead_letters, batch.dead_letters), (gaps, batch.gaps)):
@@ -226,6 +235,14 @@ def _share_sqlite(connection: Any, record: Any) -> None:
     cursor.execute("PRAGMA synchronous=NORMAL")
     cursor.execute("PRAGMA busy_timeout=5000")
     cursor.close()
+
+
+async def _has(connection: AsyncConnection, branch: Branch) -> bool:
+    """Whether it is there up to its last entry."""
+    kept = [sa.exists().where(table.c.log == branch.log, table.c.sequence == branch.last) for table in ENTRY_TABLES]
+    if not branch.last:
+        kept = [sa.exists().where(logs.c.log == branch.log)]
+    return bool((await connection.execute(sa.select(sa.or_(*kept)))).scalar())
 
 
 async def _with_tail(connection: AsyncConnection, branch: Branch) -> Branch:

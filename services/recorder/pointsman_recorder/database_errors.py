@@ -18,6 +18,10 @@ class RefusedError(Exception):
     """The database answers, and refuses a value, now and always."""
 
 
+class SetBackError(Exception):
+    """The database lacks what it had confirmed: a replica that was behind took over, or a backup was restored."""
+
+
 def is_about_data(error: DBAPIError) -> bool:
     return isinstance(error, DataError) or sqlstate(error).startswith(SQLSTATE_OF_DATA)
 
