@@ -46,6 +46,7 @@ from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeco
 from pointsman.simulation.replay import verify
 from pointsman_lab.memory.log import Fault, MemoryBroker, MemoryLog
 from pointsman_scheduler import housekeeping
+from pointsman_scheduler.checkpoint_watch import CHECKPOINTS_PART
 from pointsman_scheduler.leader import ActiveTerm
 from pointsman_scheduler.service import SchedulerService
 from tests.support.events import finished, first_token, joined, reported, route, stored
@@ -495,6 +496,27 @@ async def test_the_fleet_is_described_to_who_asks() -> None:
         assert isinstance(described, FleetDescribed)
         (instance,) = described.instances
         assert (instance.instance, instance.status, instance.in_prefill, instance.cached_blocks) == ("a", "ready", 1, 2)
+
+
+@in_virtual_time
+async def test_the_fleet_is_described_with_why_checkpoints_are_overdue() -> None:
+    world = World()
+    await world.append(world.joined("a"))
+    told = []
+    async with world.scheduler() as service:
+        await eventually(lambda: service.leading)
+        for reason in ("none for long", ""):
+            if reason:
+                service._board.degraded(CHECKPOINTS_PART, reason)
+            else:
+                service._board.restored(CHECKPOINTS_PART)
+            described = await world.client.commands.request(
+                fleet_view_subject(POOL), DescribeFleet(), timeout=WallSeconds(WAIT_SECONDS)
+            )
+            assert isinstance(described, FleetDescribed)
+            told.append(described.checkpoints_overdue)
+
+    assert told == ["none for long", ""]
 
 
 @in_virtual_time

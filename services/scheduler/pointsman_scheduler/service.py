@@ -102,6 +102,7 @@ class SchedulerService:
             secret=settings.secret,
             log_liveness=log_liveness,
             overload=overload,
+            board=board,
         )
         self._housekeeping = Housekeeping(
             overload=overload,

@@ -548,6 +548,18 @@ def test_a_live_fleet_whose_log_takes_no_writes_is_serious_and_said_first(
     assert said == ([0] if stalled else [])
 
 
+@pytest.mark.parametrize("overdue", ["", "the log has gone on by 512 entries without a new one"])
+def test_a_live_fleet_that_takes_no_checkpoints_is_warned_of(
+    healthy: Entries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overdue: str
+) -> None:
+    monkeypatch.setattr(BundleHistory, "fleet", fleet_described(checkpoints_overdue=overdue))
+    code, findings = diagnosed(healthy, tmp_path)
+
+    assert code == 0
+    told = [(f["severity"], f["evidence"]) for f in findings if "checkpoints" in f["what"]]
+    assert told == ([("warning", [overdue])] if overdue else [])
+
+
 def test_a_live_fleet_without_an_instance_is_serious(
     healthy: Entries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
