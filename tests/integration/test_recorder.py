@@ -88,6 +88,10 @@ def remove_directory(file: Path) -> None:
     file.rmdir()
 
 
+def move(file: Path, to: Path | None = None) -> Path:
+    return file.rename(to or file.with_name("moved"))
+
+
 async def run(archive: Archive, statement: str) -> None:
     async with archive.engine.begin() as connection:
         await connection.execute(sa.text(statement))
@@ -460,6 +464,26 @@ async def slow_inserts(file: Path, wait: Callable[[], object]) -> AsyncIterator[
         )
         await run(archive, "CREATE TRIGGER slow AFTER INSERT ON events BEGIN SELECT wait(); END")
         yield archive
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_nothing_is_recorded_into_a_file_that_was_deleted_or_replaced(file: Path, *, is_replaced: bool) -> None:
+    log, board = MemoryBroker(POOL).client(ScaledClock(), name="test").log, HealthBoard()
+    async with archive_at(f"sqlite+aiosqlite:///{file.with_name('other')}"):
+        pass
+    async with recording(log, file, board) as recorder:
+        await log.append(joined("engine-1"))
+        await eventually(lambda: recorder._archived_sequence == 1)
+        moved = move(file)
+        if is_replaced:
+            move(file.with_name("other"), file)
+        await log.append(joined("engine-2"))
+        await eventually(lambda: "was deleted or replaced" in board.missing_parts.get("archive", ""))
+        move(moved, file)
+        await eventually(lambda: recorder._archived_sequence == 2)
+
+        assert board.whole
+    assert rows(file, "SELECT instance FROM events ORDER BY sequence") == [("engine-1",), ("engine-2",)]
 
 
 async def test_a_batch_that_takes_too_long_is_stored_in_parts_and_locks_nobody_out(

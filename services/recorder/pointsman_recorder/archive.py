@@ -74,6 +74,8 @@ class Archive:
         self.prepared = asyncio.Event()
         self.followed = ""
         """The log that is recorded. Not always the one of the newest stream: a store may have been restored."""
+        self._file: tuple[int, int] | None = None
+        """Which file of SQLite was prepared."""
 
     async def prepare(self) -> None:
         """Raises UnusableDatabaseError."""
@@ -81,6 +83,7 @@ class Archive:
         view = requests_view(self.engine.dialect)
         async with self.writing() as connection:
             await prepare(connection, view)
+        self._file = self._file or self._file_now()
         self.prepared.set()
 
     def reading(self) -> AbstractAsyncContextManager[AsyncConnection]:
@@ -94,7 +97,25 @@ class Archive:
     def _bounded(
         self, connecting: AbstractAsyncContextManager[AsyncConnection]
     ) -> AbstractAsyncContextManager[AsyncConnection]:
-        return (_bounded_sqlite if self.engine.dialect.name == "sqlite" else _bounded)(connecting)
+        if self.engine.dialect.name != "sqlite":
+            return _bounded(connecting)
+        self._check_file()
+        return _bounded_sqlite(connecting)
+
+    def _check_file(self) -> None:
+        """SQLite would go on with one that was deleted or replaced, and mix up both. Raises OSError."""
+        if self._file is not None and self._file != self._file_now():
+            file = self.engine.url.database
+            msg = f"{file} was deleted or replaced: stop the recorder, delete {file}-wal and {file}-shm, start it again"
+            raise OSError(msg)
+
+    def _file_now(self) -> tuple[int, int] | None:
+        """None: there is none, as for a database in memory."""
+        try:
+            found = Path(str(self.engine.url.database)).stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
     async def latest_branch(self, identity: str) -> Branch | None:
         newest = sa.select(sa.func.max(logs.c.branch)).where(logs.c.identity == identity)
