@@ -361,6 +361,26 @@ async def test_a_database_that_cannot_hold_every_character_is_refused_with_what_
         assert await ask(archive, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'") == []
 
 
+async def test_a_server_that_takes_no_writes_is_left_for_the_one_to_which_its_address_leads_next(postgres: str) -> None:
+    """As a connection to a replica does, one keeps what it began with."""
+    log, board = MemoryBroker(POOL).client(ScaledClock(), name="test").log, HealthBoard()
+    async with archive_at(postgres) as archive, recording_into(archive, log, board) as recorder:
+        await log.append(joined("engine-1"))
+        await eventually(lambda: recorder._archived_sequence == 1)
+        try:
+            await run(archive, "ALTER DATABASE postgres SET default_transaction_read_only = on")
+            await archive.engine.dispose()
+            await log.append(joined("engine-2"))
+            await eventually(lambda: "read-only transaction" in board.missing_parts.get("archive", ""))
+        finally:
+            async with open_archive(postgres) as other, other.engine.begin() as connection:
+                await connection.execute(sa.text("SET TRANSACTION READ WRITE"))
+                await connection.execute(sa.text("ALTER DATABASE postgres RESET default_transaction_read_only"))
+        await eventually(lambda: recorder._archived_sequence == 2)
+
+        assert board.whole
+
+
 async def test_a_server_that_vanishes_is_reported_and_loses_nothing(
     postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

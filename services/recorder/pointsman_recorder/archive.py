@@ -35,6 +35,7 @@ STEP_SECONDS_MAX = 60.0
 """A connection is used no longer than this at once. A batch of writes to a busy disk takes seconds; a server whose host
 vanished closes no connection and would be waited for without end."""
 CLOSE_SECONDS_MAX = 2.0
+SQLSTATE_READ_ONLY = "25006"
 LATE = "late"
 """An event of each SQLite connection: what it runs ends early."""
 LATE_LOOK_STEPS = 1000
@@ -194,6 +195,8 @@ async def open_archive(url: str) -> AsyncIterator[Archive]:
             _keep_to_owner(Path(str(parsed.database)))
     if engine.dialect.name == "sqlite":
         sa.event.listen(engine.sync_engine, "connect", _share_sqlite)
+    else:
+        sa.event.listen(engine.sync_engine, "handle_error", _leave_if_read_only)
     try:
         yield Archive(engine)
     finally:
@@ -256,6 +259,12 @@ def _share_sqlite(connection: Any, record: Any) -> None:
     cursor.execute("PRAGMA synchronous=NORMAL")
     cursor.execute("PRAGMA busy_timeout=5000")
     cursor.close()
+
+
+def _leave_if_read_only(context: sa.ExceptionContext) -> None:
+    """The address may lead to a primary by now, and the connection stays with the server that is none."""
+    if getattr(context.original_exception, "sqlstate", "") == SQLSTATE_READ_ONLY:
+        context.is_disconnect = True
 
 
 async def _has(connection: AsyncConnection, branch: Branch) -> bool:
