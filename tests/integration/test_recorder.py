@@ -372,6 +372,7 @@ async def test_a_server_that_takes_no_writes_is_left_for_the_one_to_which_its_ad
             await archive.engine.dispose()
             await log.append(joined("engine-2"))
             await eventually(lambda: "read-only transaction" in board.missing_parts.get("archive", ""))
+            assert "engine-2" not in board.missing_parts["archive"]
         finally:
             async with open_archive(postgres) as other, other.engine.begin() as connection:
                 await connection.execute(sa.text("SET TRANSACTION READ WRITE"))

@@ -15,7 +15,7 @@ from pointsman.primitives import EngineSeconds, Seconds, WallSeconds, engine_sec
 from pointsman.runtime import telemetry
 from pointsman.runtime.health import HealthBoard
 from pointsman_recorder.archive import Archive
-from pointsman_recorder.database_errors import DATABASE_ERRORS
+from pointsman_recorder.database_errors import DATABASE_ERRORS, reason_of
 from pointsman_recorder.pruning import Head, Pruning
 
 log = structlog.get_logger()
@@ -63,7 +63,7 @@ class Retention:
             try:
                 await self.look()
             except DATABASE_ERRORS as error:
-                reason = f"{type(error).__name__}: {error}"
+                reason = reason_of(error)
                 self._board.degraded(RETENTION_PART, f"nothing is removed: {reason}")
                 log.warning("archive_retention_failed", reason=reason)
             await self._clock.sleep_wall(LOOK_WALL_SECONDS)

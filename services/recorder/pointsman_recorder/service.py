@@ -18,7 +18,13 @@ from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_metrics import measure_log
 from pointsman.runtime.telemetry import RECORDER_ARCHIVED_SEQUENCE
 from pointsman_recorder.archive import STEP_SECONDS_MAX, Archive, Batch, Branch
-from pointsman_recorder.database_errors import DATABASE_ERRORS, RefusedError, SetBackError, UnusableDatabaseError
+from pointsman_recorder.database_errors import (
+    DATABASE_ERRORS,
+    RefusedError,
+    SetBackError,
+    UnusableDatabaseError,
+    reason_of,
+)
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -251,7 +257,7 @@ class Recorder:
             try:
                 done = await self._watched(step)
             except (*DATABASE_ERRORS, UnusableDatabaseError) as error:
-                reason, wait = f"{type(error).__name__}: {error}", backoff.next_wait()
+                reason, wait = reason_of(error), backoff.next_wait()
                 self._board.missing(ARCHIVE_PART, reason)
                 log.warning("archive_unavailable", reason=reason, retry_seconds=wait)
                 await self._clock.sleep_wall(wait)
