@@ -132,7 +132,8 @@ class Housekeeping:
             leave_after=engine_seconds(self._settings.leave_seconds, speed),
         )
         term.heard.forget_absent(self._replica.state)
-        events = dispatcher.check_liveness(timeouts, now, term.heard.silent_since(self._replica.state, now))
+        heard = term.heard.silent_since(self._replica.state, now, self._log_liveness.steady_since)
+        events = dispatcher.check_liveness(timeouts, now, heard)
         for event in events:
             if isinstance(event, FleetEvent):
                 log.warning("instance_silent", decision=type(event).__name__, instance=event.instance)
