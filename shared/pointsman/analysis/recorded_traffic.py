@@ -208,20 +208,19 @@ class TrafficReader:
         self._until_passed = self._until_passed or (self._until is not None and self._until(entry))
         fleet_known = entry.sequence >= self._fleet_from
         self._since_passed = self._since_passed or (fleet_known and (self._since is None or self._since(entry)))
+        if isinstance(event, RequestEvent) and event.stamp is None and (known := self._requests.get(event.request)):
+            event = structs.replace(event, at=event.at + known.arrival.clock_offset)
         if event is not None and not is_fenced(event.stamp, self._term):
             self._note(event)
         if not fleet_known or event is None:
             return
         self._note_fleet(event)
-        now = self._state.now
-        if self._requests and not self._until_passed and now >= self._due:
-            self._due = now + SAMPLE_SECONDS
-            self._sample(now)
+        is_due = isinstance(event, RequestEvent) and event.at >= self._due  # a worker's date may be wrong
+        if self._requests and not self._until_passed and is_due:
+            self._due = event.at + SAMPLE_SECONDS
+            self._sample(event.at)
 
     def _note(self, event: LogEvent) -> None:
-        known = self._requests.get(event.request) if isinstance(event, RequestEvent) else None
-        if known is not None and event.stamp is None:
-            event = structs.replace(event, at=event.at + known.arrival.clock_offset)
         if isinstance(event, RequestEnd) and event.request in self._open:
             self._requests[event.request].may_come_again = may_come_again(event)
         match event:

@@ -44,9 +44,9 @@ class Balance(Examiner):
             self._objective = event.slo_ttft
         elif isinstance(event, RequestPlaced):
             self._gathers_late = event.policy == "pointsman"
-        if state.now >= self._due and self._objective:
-            self._due = state.now + SAMPLE_SECONDS
-            self._sample(state.now, state)
+        if event.at >= self._due and self._objective:
+            self._due = event.at + SAMPLE_SECONDS
+            self._sample(event.at, state)
 
     def _sample(self, now: EngineSeconds, state: State) -> None:
         queues = {name: queue_seconds(state, name, now) for name in state.fleet.ready}
