@@ -57,8 +57,7 @@ class RequestArrived(RequestEvent, frozen=True, kw_only=True):
     followed: bool = False
     held_up: EngineSeconds = NO_SECONDS
     sent_at: Moment = NO_SECONDS
-    """When its ingress sent the command, by its clock (`ClockOffsets`): `at` less this turns its dates into the leader's.
-    0: not known."""
+    """When its ingress sent the command, by its clock (`ClockOffsets`). 0: not known."""
     cache_group: Name = ""
     """Tenants of one group share cached prefixes; empty: cache isolation is off."""
     priority: Priority = "standard"
@@ -71,6 +70,11 @@ class RequestArrived(RequestEvent, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_packed(self.keys)
+
+    @property
+    def clock_offset(self) -> EngineSeconds:
+        """Turns dates of its ingress, `arrived_at` included, into the leader's."""
+        return self.at - self.sent_at if self.sent_at else 0.0
 
 
 class PrefillFinished(RequestEvent, frozen=True, kw_only=True):
