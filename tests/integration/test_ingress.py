@@ -50,6 +50,7 @@ from tests.support.ingress_world import (
     world_with,
 )
 from tests.support.log_reading import events_in
+from tests.support.raw_engine import running_raw_engine, whole
 from tests.support.waiting import eventually
 
 
@@ -231,6 +232,33 @@ async def test_what_routing_needs_reaches_the_scheduler(world: World) -> None:
     assert asked.keys == pack_keys(chain.extend(chain.root(cache_salt="salt"), list(range(200))))
     assert (asked.tenant, asked.session, asked.slo_ttft, asked.slo_tpot) == ("team", "s-1", 0.75, 0.04)
     assert (asked.prompt_tokens, asked.max_output_tokens, asked.exact, asked.ingress) == (200, 3, True, "ingress-1")
+
+
+@pytest.mark.parametrize(("prompt", "output_max"), [([7] * 200, 800), ([[7] * 200, [7] * 150], 850)])
+async def test_a_bound_beyond_what_the_prompt_leaves_of_the_context_counts_as_what_it_leaves(
+    world: World, prompt: list[Any], output_max: int
+) -> None:
+    """Agents send one large bound with every prompt."""
+    async with world.post(COMPLETIONS, {**TOKENS, "prompt": prompt, "max_tokens": 900}) as answer:
+        await answer.read()
+
+    (asked,) = world.scheduler.asked
+    assert answer.status == 200
+    assert world.one.received[0].fields["max_tokens"] == 900
+    assert (asked.max_output_tokens, asked.context_tokens) == (output_max, 1000)
+
+
+async def test_an_older_engine_refuses_prompt_and_bound_beyond_its_context_itself(world: World) -> None:
+    words = b"This model's maximum context length is 1000 tokens. However, you requested 900 output tokens"
+    refusal = b'{"error": {"message": "%b", "type": "BadRequestError", "param": "input_tokens", "code": 400}}' % words
+    async with running_raw_engine() as engine:
+        engine.otherwise = [whole(refusal, head=b"HTTP/1.1 400 Bad Request\r\n")]
+        await world.grants({ONE: engine.url, TWO: engine.url})
+        async with world.post(COMPLETIONS, {**TOKENS, "max_tokens": 900}) as answer:
+            assert (answer.status, await answer.read()) == (400, refusal)
+
+        assert engine.posted == [COMPLETIONS]
+    assert [(type(event), getattr(event, "status", 0)) for event in await world.events()] == [(RequestFailed, 400)]
 
 
 @pytest.mark.parametrize(
@@ -491,8 +519,8 @@ async def test_json_may_have_parameters(world: World, sent: str) -> None:
         (CHAT, b"", 400),
         (COMPLETIONS, {**TOKENS, "max_tokens": -5}, 400),
         (COMPLETIONS, {**TOKENS, "prompt": list(range(1000))}, 400),
-        (COMPLETIONS, {**TOKENS, "max_tokens": 801}, 400),
-        (CHAT, {**HELLO, "max_tokens": 995}, 400),
+        (COMPLETIONS, {**TOKENS, "max_tokens": 1001}, 400),
+        (CHAT, {**HELLO, "max_tokens": 1001}, 400),
         (COMPLETIONS, {**TOKENS, "model": "other"}, 404),
         (COMPLETIONS, b" " * 10_000_000, 413),
     ],
