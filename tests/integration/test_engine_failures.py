@@ -191,6 +191,69 @@ async def test_an_engine_says_itself_when_it_may_be_asked_again(path: str, keys:
             assert "x-other" not in answer.headers
 
 
+FULL = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
+BUSY: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"error": {"message": FULL, "type": "Service Unavailable", "param": None, "code": 503}},
+    "/v1/messages": {"type": "error", "error": {"type": "Service Unavailable", "message": FULL}},
+}
+"""What vLLM 0.32 answers with --max-num-queued-reqs, before it begins a stream."""
+NOT_BUSY: dict[str, tuple[int, bytes]] = {
+    "dead": (500, b'{"error": {"message": "EngineCore failed", "type": "InternalServerError", "code": 500}}'),
+    "scaling": (503, b'{"error": "The model is currently scaling. Please try again later."}'),
+    "proxy": (503, b"<html><h1>503 Service Unavailable</h1></html>"),
+    "empty": (503, b""),
+    "large": (503, b'{"error": {"type": "Service Unavailable", "message": "%b"}}' % (b"x" * 100_000)),
+}
+
+
+def refusing(status: int, body: bytes) -> list[bytes]:
+    return [whole(body, head=b"HTTP/1.1 %d Refused\r\n" % status)]
+
+
+@pytest.mark.parametrize("path", BUSY)
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_busy_engine_has_not_failed_and_another_serves(path: str, streams: bool) -> None:
+    body = {**TOKENS, "messages": HELLO["messages"], "stream": streams}
+    async with world_with() as world, running_raw_engine() as busy:
+        busy.answers[path] = refusing(503, json.dumps(BUSY[path]).encode())
+        world.two.says["/v1/messages"] = {"content": []}
+        await world.grants({ONE: busy.url, TWO: world.two.url})
+        status, instance = await asked(world, body, path)
+
+        assert (status, instance, busy.posted[-1]) == (200, TWO, path)
+        assert await failures(world) == []
+
+
+@pytest.mark.parametrize("keys", [None, {"key": "alice"}], ids=["no keys", "keys"])
+@pytest.mark.parametrize("path", [*BUSY, "/tokenize"])
+async def test_where_all_engines_are_busy_the_client_is_told_to_come_again(
+    path: str, keys: dict[str, str] | None
+) -> None:
+    said = BUSY.get(path, BUSY[COMPLETIONS])
+    async with world_with(keys=keys) as world, running_raw_engine() as engine:
+        engine.answers[path] = refusing(503, json.dumps(said).encode())
+        await world.grants({ONE: engine.url, TWO: engine.url})
+        body = {**TOKENS, "messages": HELLO["messages"]}
+        async with world.post(path, body, authorization="Bearer key") as answer:
+            error = (await answer.json())["error"]
+
+        assert (answer.status, answer.headers["retry-after"], error["message"]) == (503, "1", FULL)
+        assert await failures(world) == []
+
+
+@pytest.mark.parametrize("why", NOT_BUSY)
+async def test_any_other_engine_that_is_unavailable_has_failed(why: str) -> None:
+    status, body = NOT_BUSY[why]
+    async with world_with() as world, running_raw_engine() as engine:
+        engine.answers[COMPLETIONS] = refusing(status, body)
+        await world.grants({ONE: engine.url, TWO: world.two.url})
+        answered = await asked(world)
+
+        (told,) = await failures(world)
+        assert (told.instance, told.failure, told.status) == (ONE, "http_5xx", status)
+        assert answered == (200, TWO)
+
+
 async def test_an_engine_that_cannot_be_reached_is_told_of_as_such(world_without_engine_one: World) -> None:
     status, instance = await asked(world_without_engine_one)
 
