@@ -561,6 +561,61 @@ async def test_an_engine_that_works_may_be_silent_within_an_answer() -> None:
         assert await failures(world) == []
 
 
+COMMENT = b": keep-alive\n\n"
+"""Of vLLM's server with --sse-keep-alive-interval, whatever its model does."""
+
+
+async def test_comments_are_no_first_output_of_an_engine_that_hangs() -> None:
+    async with world_with(**AT_ONCE, request_timeout_seconds=5.0) as world, running_raw_engine() as hangs:
+        hangs.answers[COMPLETIONS] = [STREAM_HEAD, *[COMMENT] * 100]
+        hangs.pause_seconds = 0.1
+        await world.grants({ONE: hangs.url, TWO: world.two.url})
+
+        assert await asked(world, STREAM) == (200, TWO)
+        assert [(told.instance, told.failure) for told in await failures(world)] == [(ONE, "first_byte_timeout")]
+        assert [event.instance for event in await world.events() if isinstance(event, PrefillFinished)] == [TWO]
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r"])
+async def test_an_error_after_comments_is_seen_by_another_engine_and_not_by_the_client(end: bytes) -> None:
+    error = b'data: {"error": {"message": "x", "type": "InternalServerError", "code": 500}}' + end
+    async with world_with() as world, running_raw_engine() as engine:
+        engine.answers[COMPLETIONS] = [STREAM_HEAD + b": keep", b"-alive" + end, error, b"data: [DONE]" + end]
+        engine.pause_seconds = 0.05
+        await world.grants({ONE: engine.url, TWO: world.two.url})
+        async with world.post(COMPLETIONS, STREAM) as answer:
+            text = await answer.text()
+
+        assert (answer.headers["x-pointsman-instance"], "error" in text) == (TWO, False)
+
+
+@pytest.mark.usefixtures("short_checks")
+async def test_comments_do_not_prolong_the_silence_within_an_answer() -> None:
+    async with (
+        world_with(chunk_timeout_seconds=0.3, request_timeout_seconds=5.0) as world,
+        running_raw_engine() as hangs,
+    ):
+        hangs.answers[COMPLETIONS] = [STREAM_HEAD + world.one.first_piece, *[COMMENT] * 100]
+        hangs.pause_seconds = 0.1
+        await world.grants({ONE: hangs.url, TWO: world.two.url})
+        await asked(world, STREAM)
+
+        assert [(told.instance, told.failure) for told in await failures(world)] == [(ONE, "chunk_timeout")]
+
+
+async def test_comments_between_events_of_a_slow_answer_reach_the_client() -> None:
+    async with world_with(chunk_timeout_seconds=1.0) as world, running_raw_engine() as slow:
+        event, end = world.one.first_piece, b"data: [DONE]\n\n"
+        slow.answers[COMPLETIONS] = [STREAM_HEAD, *[COMMENT, COMMENT, COMMENT + event] * 5, end]
+        slow.pause_seconds = 0.1
+        await world.grants({ONE: slow.url, TWO: world.two.url})
+        async with world.post(COMPLETIONS, STREAM) as answer:
+            text = await answer.read()
+
+        assert text == (COMMENT * 3 + event) * 5 + end
+        assert await failures(world) == []
+
+
 @pytest.mark.usefixtures("short_checks")
 @pytest.mark.parametrize("why", UNSOUND)
 @pytest.mark.parametrize("meanwhile", [False, True])

@@ -1,6 +1,7 @@
 """HTTP client for engines, at permitted URLs only. Forwards only the headers listed here. Closing an unfinished answer
 makes the engine abort it."""
 
+import asyncio
 import re
 import socket
 from collections.abc import Callable
@@ -217,6 +218,7 @@ class EngineAnswer:
         self._opened = False  # the chunk timeout applies after the opening
         self._ended = False
         self._done = False
+        self._comments_since: float | None = None  # loop time, while no event comes
         self._kept_open = False  # whether the engine keeps the connection open after the last event
 
     @property
@@ -257,9 +259,28 @@ class EngineAnswer:
         if not chunk:
             self._end()
         elif self.streams:
+            events = self.tail.events
             self.tail.feed(chunk)
             self._done = self.tail.is_over
+            if self.tail.events > events:
+                self._comments_since = None
+            elif chunk.startswith(b":"):
+                self._on_comment()
         return chunk
+
+    def _on_comment(self) -> None:
+        """The engine's server lives, its model may hang. Raises EngineFailedError."""
+        now = asyncio.get_running_loop().time()
+        if self._comments_since is None:
+            self._comments_since = now
+        elif self._opened:
+            self._check_chunk_timeout(WallSeconds(now - self._comments_since))
+
+    def _check_chunk_timeout(self, waited: WallSeconds) -> None:
+        """Hidden reasoning, and a tool call that is parsed whole, are silent for as long as they take."""
+        if waited >= self._chunk_timeout_seconds and not self._is_working():
+            msg = f"it sent nothing more for {waited:.3g} s"
+            raise EngineFailedError(msg, failure="chunk_timeout")
 
     async def whole(
         self, first: bytes = b"", *, bytes_max: int = ANSWER_BYTES_MAX, take: Callable[[int], None] = lambda _: None
@@ -320,10 +341,8 @@ class EngineAnswer:
                 msg = "what came is no HTTP"
                 raise ConnectionResetError(msg)
             waited += wait
-            # Hidden reasoning, and a tool call that is parsed whole, are silent for as long as they take.
-            if self._opened and waited >= self._chunk_timeout_seconds and not self._is_working():
-                msg = f"it sent nothing more for {waited:g} s"
-                raise EngineFailedError(msg, failure="chunk_timeout")
+            if self._opened:
+                self._check_chunk_timeout(waited)
 
     async def __aenter__(self) -> Self:
         return self
