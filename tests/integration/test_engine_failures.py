@@ -502,16 +502,31 @@ async def test_a_prefill_for_another_engine_has_its_own_deadline() -> None:
         assert status == 200
 
 
-@pytest.mark.parametrize(("shown", "told"), [(False, []), (True, ["first_byte_timeout"])])
-async def test_reasoning_that_a_response_hides_is_no_late_first_byte(shown: bool, told: list[str]) -> None:
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "late"),
+    [
+        ({"include_reasoning": True}, True),
+        ({"include_reasoning": False}, False),
+        ({"tools": [TOOL]}, False),
+        ({"tools": [TOOL], "tool_choice": "required"}, False),
+        ({"tools": [TOOL], "tool_choice": "none"}, True),
+        ({"tools": []}, True),
+    ],
+)
+async def test_a_response_that_hides_reasoning_or_begins_with_a_tool_call_is_no_late_first_byte(
+    fields: dict[str, Any], late: bool
+) -> None:
     created = b"event: response.created\ndata: {}\n\nevent: response.in_progress\ndata: {}\n\n"
-    body = {"model": "m", "input": "hello", "stream": True, "max_output_tokens": 500, "include_reasoning": shown}
-    async with world_with(**AT_ONCE, retries_max=1, request_timeout_seconds=3.0 if shown else 1.0) as world:
+    body = {"model": "m", "input": "hello", "stream": True, "max_output_tokens": 500, **fields}
+    async with world_with(**AT_ONCE, retries_max=1, request_timeout_seconds=3.0 if late else 1.0) as world:
         world.one.script.append(Behaviour.HANGS_AFTER_FIRST)
         world.one.first_piece = created
         await asked(world, body, "/v1/responses")
 
-        assert [failure.failure for failure in await failures(world)][:1] == told
+        assert [failure.failure for failure in await failures(world)][:1] == ["first_byte_timeout"] * late
 
 
 # Silence within an answer
