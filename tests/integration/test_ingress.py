@@ -7,6 +7,8 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from io import BytesIO
+from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import msgspec
@@ -16,6 +18,7 @@ from yarl import URL
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer
+from pointsman.adapters.tokenizer.tokenizer import BUILTIN_DIRECTORY
 from pointsman.contracts.block_keys import KEY_BYTES, KeyChain, pack_keys
 from pointsman.contracts.cache import BlocksStored, Run
 from pointsman.contracts.decisions import LeaderElected, RequestGranted
@@ -363,6 +366,29 @@ async def test_an_engine_that_wants_the_clients_key_is_shown_it_with_every_quest
     assert [asked.exact for asked in world.scheduler.asked] == [False, True]
     questions = [*world.one.questions, *world.two.questions]
     assert {asked.headers["authorization"]: asked.headers["x-request-id"] for asked in questions} == ours
+
+
+@pytest.mark.parametrize("objection", ["", "roles must alternate."])
+async def test_of_a_chat_that_the_local_template_refuses_the_engine_decides(tmp_path: Path, objection: str) -> None:
+    """Engines may have another one (--chat-template)."""
+    copytree(BUILTIN_DIRECTORY, tmp_path, dirs_exist_ok=True)
+    template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}{{ messages }}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    chat = {"model": "m", "messages": [{"role": "system", "content": "be nice"}, *HELLO["messages"]]}
+    async with world_with(tokenizer=str(tmp_path)) as world:
+        world.one.objection = world.two.objection = objection
+        async with world.post(CHAT, chat) as answer:
+            said = await answer.json()
+        async with world.post(CHAT, HELLO) as other:
+            await other.read()
+
+        assert (answer.status, other.status) == (400 if objection else 200, 200)
+        assert {asked.path for asked in (*world.one.questions, *world.two.questions)} >= {"/tokenize"}
+        if objection:
+            assert said["error"]["message"] == f"The prompt does not fit this model: {objection}"
+        else:
+            assert answer.headers["x-pointsman-prefix"] == "exact"
+            assert world.scheduler.asked[0].prompt_tokens == len("system:be niceuser:hello")
 
 
 async def test_a_prompt_that_the_engine_refuses_to_tokenise_is_refused_in_its_words(world: World) -> None:
