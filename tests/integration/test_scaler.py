@@ -398,6 +398,92 @@ async def test_a_step_that_fails_does_not_hold_up_the_others() -> None:
 
 
 @in_virtual_time
+async def test_decisions_go_on_while_a_provider_hangs_and_it_is_told_that_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pointsman_scaler.decision_log.LOG_CHECK_WALL_SECONDS", 0.1)
+    async with (
+        pool() as (world, provider),
+        running(scaler := scaler_of(world, provider, "s1")),
+        Supervisor() as reports,
+    ):
+        reports.start(scaler.report(), name="report")
+        await settled(world, 1)
+        answers, listed = asyncio.Event(), provider.running
+
+        async def hang() -> list[ProvidedInstance]:
+            await answers.wait()
+            return await listed()
+
+        provider.running = hang  # type: ignore[method-assign]
+        await asyncio.sleep(1.0)
+        before = scaler.state.scaling.number
+        world.broker.drop_before(world.broker.extent.last)
+        await eventually(lambda: scaler.state.scaling.number > before, seconds=5.0)
+        assert (await scale(world, 2)).refusal == ""
+
+        await asyncio.sleep(61.0)
+        told = "the provider 'engines-in-the-log' has not answered for 60 s"
+        assert (await scale(world, None)).trouble == told
+        assert scaler._board.degraded_parts["scaling"] == told
+        assert telemetry.DEGRADED.labels("", "scaling")._value.get() == 1
+
+        answers.set()
+        await settled(world, 2)
+        await eventually(lambda: "scaling" not in scaler._board.degraded_parts)
+
+
+@in_virtual_time
+async def test_an_engine_that_cannot_be_stopped_is_replaced_all_the_same() -> None:
+    """As one whose process waits for its accelerator, which no signal ends."""
+    async with pool() as (world, provider):
+        stop, tried = provider.stop, list[float]()
+
+        async def fail(instance: InstanceId) -> None:
+            if instance in provider.down:
+                tried.append(asyncio.get_running_loop().time())
+                await asyncio.sleep(52.0)
+                message = f"{instance} does not end"
+                raise ProviderError(message)
+            await stop(instance)
+
+        provider.stop = fail  # type: ignore[method-assign]
+        async with running(scaler_of(world, provider, "s1", start_seconds_max=60.0)):
+            await scale(world, 3)
+            await settled(world, 3)
+            provider.age, provider.down = 1000.0, {InstanceId("e1"), InstanceId("e2")}
+            await eventually(lambda: len(tried) == 2, seconds=180.0)
+            await eventually(lambda: len(provider.started) == 5, seconds=60.0)
+            answer = await scale(world, None)
+            await eventually(lambda: len(tried) == 8, seconds=1000.0)
+            provider.down = set()
+            await settled(world, 3)
+
+    assert answer.trouble in ("e1 does not end", "e2 does not end", "e1 does not end; e2 does not end")
+    assert len(provider.started) == 5
+
+
+@in_virtual_time
+async def test_what_the_leader_does_waits_for_no_stop() -> None:
+    async with pool() as (world, provider), running(scaler := scaler_of(world, provider, "s1")):
+        await scale(world, 2)
+        await settled(world, 2)
+        await world.route("r1", [1])
+        await world.route("r2", [2])
+        await scale(world, 1)
+        await eventually(lambda: any(i.leaving for i in scaler.state.fleet.instances))
+
+        async def hang(instance: InstanceId) -> None:
+            await asyncio.sleep(1e9)
+
+        provider.stop = hang  # type: ignore[method-assign]
+        provider.age, provider.kept[InstanceId("stuck")] = 1000.0, 1
+        scaler._runner._out_since[InstanceId("stuck")] = WallSeconds(-1000.0)
+        await scale(world, 2)
+        await eventually(lambda: not any(i.leaving for i in scaler.state.fleet.instances), seconds=5.0)
+
+
+@in_virtual_time
 async def test_a_pool_of_data_parallel_ranks_is_refused_and_left_alone() -> None:
     async with pool() as (world, provider), running(scaler_of(world, provider, "s1")):
         await settled(world, 1)

@@ -138,5 +138,7 @@ def _decode(timeline: RequestTimeline) -> Iterator[Reason]:
         if grant and grant.decoding
         else ""
     )
-    because = f"its tokens came from {end.instance} every {tpot * 1000:.0f} ms, {arrival.slo_tpot * 1000:g} ms were wanted"
+    because = (
+        f"its tokens came from {end.instance} every {tpot * 1000:.0f} ms, {arrival.slo_tpot * 1000:g} ms were wanted"
+    )
     yield Reason(Cause.SLOW_DECODE, 0.0, f"{because}{beside}", because)
