@@ -49,7 +49,7 @@ class WantedSize:
         total, status = self.total, self.runner.status
         if status is None or total is None:
             return self.state.scaling.is_applied
-        switches = status.switching or role_switches(self.state, self.roles)
+        switches = status.switching or role_switches(self.state, self.roles, status.overdue)
         return status.settled(total) and not switches
 
     @property
