@@ -668,6 +668,36 @@ async def test_what_an_automatic_policy_wants_of_a_static_provider_is_left_to_pe
 
 
 @in_virtual_time
+async def test_what_hangs_or_is_drained_under_a_static_provider_is_known_to_come_no_more() -> None:
+    """Three are to serve."""
+    world = World()
+    await world.append(*[event for name in "abc" for event in (world.joined(name), reported(name, 0, []))])
+    settings: dict[str, Any] = {"scaling": "schedule", "set": ("scaling.times=* * * * * = 3",)}
+    scaler = scaler_of(world, StaticProvider(), "s1", start_seconds_max=60.0, **settings)
+
+    async def down(name: str) -> None:
+        while True:
+            await world.append(reported(name, 0, [], serving=False, at=world.clock.now()))
+            await asyncio.sleep(1.0)
+
+    async with (
+        world.scheduler(suspect_seconds=60.0, leave_seconds=300.0), running(scaler), Supervisor() as supervisor
+    ):  # fmt: skip
+        await settled(world, 3)
+        supervisor.start(down("a"), name="down")
+        await asyncio.sleep(50.0)
+        before = scaler.state.scaling.wanted
+        await asyncio.sleep(20.0)
+        after = scaler.state.scaling.wanted
+        await drain(world, DrainInstance(instance=InstanceId("b"), reason="to be repaired"))
+        await eventually(lambda: scaler.state.scaling.wanted == 5)
+        await drain(world, UndrainInstance(instance=InstanceId("b")))
+        await eventually(lambda: scaler.state.scaling.wanted == 4)
+
+    assert (before, after) == (3, 4)
+
+
+@in_virtual_time
 async def test_an_autoscaler_may_read_the_scaler_that_only_follows() -> None:
     """As behind one Service, which leads its connection to either."""
     world = World()

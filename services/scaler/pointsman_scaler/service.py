@@ -159,7 +159,8 @@ class ScalerService:
         except ProviderError as error:
             self._deciding.note(str(error))
         else:
-            decision = self._decider.decide(self.state, self._now(), absent=absent)
+            unreplaced = self._runner.unreplaced(self.state)
+            decision = self._decider.decide(self.state, self._now(), absent=absent, unreplaced=unreplaced)
             if decision is None and await self._decisions.may_drop_newest():
                 decision = self._decider.repeated(self.state, self._now())
             if decision is not None:

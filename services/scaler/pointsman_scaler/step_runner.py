@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
+from math import inf
 from typing import Any, TypeVar
 
 import structlog
@@ -10,7 +12,7 @@ from pointsman.adapters.backoff import Backoff
 from pointsman.contracts.commands import DrainAnswered, DrainInstance, UndrainInstance
 from pointsman.contracts.subjects import SCALER_ACTOR, admin_subject
 from pointsman.policies.scaling.decider import in_service
-from pointsman.policies.scaling.roles import NOT_SIZED, RoleSizes, Switch
+from pointsman.policies.scaling.roles import NOT_SIZED, RoleSizes, Switch, drained_by_operators
 from pointsman.ports import (
     Clock,
     Commands,
@@ -123,6 +125,12 @@ class StepRunner:
         self._stops = {i: attempts for i, attempts in self._stops.items() if i in waiting | stopped}
         return taken
 
+    def unreplaced(self, state: State) -> int:
+        """Instances that hang or that operators drained, where nobody stops them or starts others."""
+        if self.provider.manages or self.status is None:
+            return 0
+        return len(self.status.overdue) + len(drained_by_operators(state.fleet))
+
     async def absent(self, state: State) -> int:
         """Instances that run and are not in the fleet. Raises ProviderError."""
         return len(absent(state, await self._answered(self.provider.running())))
@@ -205,7 +213,9 @@ class StepRunner:
             raise ProviderError(hung) from error
 
     def _pool_status(self, state: State, provided: list[ProvidedInstance]) -> PoolStatus:
-        wall = self._clock.wall()
+        wall, manages = self._clock.wall(), self.provider.manages
+        if not manages:
+            provided = [ProvidedInstance(instance.id, inf) for instance in state.fleet.instances]
         out = {p.instance for p in out_of_service(state, provided)}
         since = self._out_since = {instance: self._out_since.get(instance, wall) for instance in out}
         status = pool_status(
@@ -217,7 +227,7 @@ class StepRunner:
             served=self._served(state, provided, wall),
         )
         self._leaving_since = {i.id: self._leaving_since.get(i.id, wall) for i in status.leaving}
-        return status
+        return status if manages else replace(status, provided=())
 
     def _served(self, state: State, provided: list[ProvidedInstance], wall: WallSeconds) -> set[InstanceId]:
         """Since their start."""

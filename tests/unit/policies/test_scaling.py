@@ -330,6 +330,44 @@ def test_a_first_decision_keeps_those_that_run_and_have_not_joined_again() -> No
     assert [first.wanted for absent in (0, 3, 9) if (first := decider.decide(state, 0.0, absent=absent))] == [1, 4, 6]
 
 
+@pytest.mark.parametrize("policy", [SloAttainment(), TargetUtilisation(prefill=0.1)])
+def test_a_hung_instance_that_nobody_replaces_does_not_keep_a_pool_from_growing(policy: ScalingPolicy) -> None:
+    pool = Pool(policy, engines=4)
+    pool.state.apply(decided(1, wanted=4, at=-100.0, current=4))
+    pool.state.apply(reported("e4", 0, [], serving=False))
+    decider = Decider(policy=policy, limits=Limits(highest=20, step_up=20), scaler="s")
+    pool.serve(40, every=0.5, late=9.0)
+
+    assert decider.decide(pool.state, pool.now) is None, "it may come back"
+    grown = decider.decide(pool.state, pool.now, unreplaced=1)
+    assert grown is not None
+    assert grown.wanted > 4
+    assert grown.reason.endswith("; 1 more take no requests")
+
+    pool.state.apply(joined("e5"))
+    pool.state.apply(reported("e5", 0, []))
+    assert decider.decide(pool.state, pool.now, unreplaced=1) == decider.decide(pool.state, pool.now), "4 serve"
+
+
+@pytest.mark.parametrize("policy", [SloAttainment(calm_s=60.0), scaling_policy("manual")])
+def test_a_hung_instance_that_nobody_replaces_counts_beside_those_that_are_wanted(policy: ScalingPolicy) -> None:
+    pool = Pool(policy, engines=4)
+    pool.state.apply(decided(1, wanted=4, at=-100.0, current=4))
+    pool.state.apply(reported("e4", 0, [], serving=False))
+    decider = Decider(policy=policy, limits=Limits(highest=20, pause_down_s=0.0), scaler="s")
+    pool.serve(10, every=2.0)
+    soon = decider.decide(pool.state, pool.now, unreplaced=1)
+    pool.serve(70, every=2.0)
+    calm = decider.decide(pool.state, pool.now, unreplaced=1)
+    pool.state.apply(joined("e5"))
+    pool.state.apply(reported("e5", 0, []))
+    replaced = decider.decide(pool.state, pool.now, unreplaced=1)
+
+    fewer = [3, 3] if isinstance(policy, SloAttainment) else [None, None]
+    assert soon is None
+    assert [d and d.wanted for d in (calm, replaced)] == fewer, "as without it, and as if somebody had started another"
+
+
 # The steps
 
 
@@ -379,9 +417,7 @@ def steps(
         return names[-1:] if only_last else names
 
     return list(
-        next_steps(
-            state, count, wanted=wanted, stoppable=stoppable, may_stop=may_stop, highest=highest, roles=roles
-        )
+        next_steps(state, count, wanted=wanted, stoppable=stoppable, may_stop=may_stop, highest=highest, roles=roles)
     )
 
 

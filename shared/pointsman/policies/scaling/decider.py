@@ -39,14 +39,20 @@ class Decider:
     dropped: Callable[[], Sequence] = lambda: 0
     first_roles: RoleSizes = NOT_SIZED
 
-    def decide(self, state: State, now: EngineSeconds, *, absent: int = 0) -> ScaleDecided | None:
-        """`absent`: instances that run and have not joined, or not again after the log was lost."""
+    def decide(self, state: State, now: EngineSeconds, *, absent: int = 0, unreplaced: int = 0) -> ScaleDecided | None:
+        """`absent`: instances that run and have not joined, or not again after the log was lost. `unreplaced`: instances that
+        take no requests and stay; the pool has them beside what the policy wants, which would wait for them for ever."""
         wanted = state.scaling.wanted
         if wanted is None:
             return self._first_decision(state, now, absent)
         roles = wanted_roles(state)
-        size = PoolSize(ready=len(in_service(state)), wanted=wanted, roles=roles, fixed=fixed_sizes(state.fleet))
+        ready = len(in_service(state))
+        beside = min(unreplaced, max(0, wanted - ready))
+        size = PoolSize(ready=ready, wanted=wanted - beside, roles=roles, fixed=fixed_sizes(state.fleet))
         target = self.policy.scale_target(state, size, now)
+        if beside:
+            reason = f"{target.reason}; {beside} more take no requests"
+            target = replace(target, wanted=target.wanted + beside, reason=reason)
         found = limited(target, state.scaling, now, self.limits)
         proportion = self._proportion(state)
         if wanted and state.fleet.split and not proportion.total:
