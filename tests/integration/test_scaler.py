@@ -738,6 +738,22 @@ async def test_an_autoscaler_reads_the_decided_size_and_nothing_before_there_is_
     assert pages == [{"pool": POOL, "desired": 3, "ready": 1, "number": 2, "reason": "somebody asked for 3"}] * 2
 
 
+@in_virtual_time
+async def test_a_pool_that_sleeps_is_told_to_have_no_roles() -> None:
+    world = World()
+    asleep = ScaleDecided(
+        at=0.0, policy="manual", settings={}, current=4, wanted=0, reason="r", number=1, prefill=3, decode=1
+    )
+    await world.append(asleep)
+    scaler = scaler_of(world, StaticProvider(), "s1", min_instances=0)
+    async with world.scheduler(suspect_seconds=60.0), running(scaler):
+        await eventually(lambda: scaler.desired() is not None)
+        answer = await scale(world, None)
+
+    assert page_of(scaler) == {"pool": POOL, "desired": 0, "ready": 0, "number": 1, "reason": "r"}
+    assert (answer.wanted, answer.prefill, answer.decode) == (0, 0, 0)
+
+
 def page_of(scaler: ScalerService) -> dict[str, Any]:
     page: dict[str, Any] = json.loads(scaler.desired() or b'{"desired": null}')
     return page

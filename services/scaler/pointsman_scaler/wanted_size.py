@@ -40,7 +40,7 @@ class WantedSize:
     @property
     def roles(self) -> RoleSizes:
         decided = self.state.scaling.decided
-        return RoleSizes(decided.prefill, decided.decode) if decided else NOT_SIZED
+        return RoleSizes(decided.prefill, decided.decode) if decided and decided.wanted else NOT_SIZED
 
     @property
     def is_applied(self) -> bool:
