@@ -107,6 +107,23 @@ async def test_an_engine_of_the_release_before_is_found_and_stopped(tmp_path: Pa
     assert await names(provider) == []
 
 
+async def test_what_the_operating_system_refuses_is_the_providers_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as files of another user, or no more files."""
+    provider = processes(tmp_path)
+    (tmp_path / "scaled-1.lock").write_text("1")
+
+    def refused(_lock: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pointsman.adapters.providers.process.is_locked", refused)
+    with pytest.raises(ProviderError, match=r"the instances here cannot be read: .* Permission denied"):
+        await provider.running()
+    with pytest.raises(ProviderError, match=r"scaled-1 cannot be stopped: .* Permission denied"):
+        await provider.stop(InstanceId("scaled-1"))
+
+
 async def told_of_its_end(provider: ProcessProvider) -> str:
     await provider.grow(1)
     await _until_gone(provider)

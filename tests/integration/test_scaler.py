@@ -464,6 +464,35 @@ async def test_an_engine_that_cannot_be_stopped_is_replaced_all_the_same() -> No
 
 
 @in_virtual_time
+async def test_a_provider_that_says_it_starts_engines_and_lists_none_is_told_of() -> None:
+    """As a cluster whose quota allows no more pods."""
+    async with pool() as (world, provider), running(scaler := scaler_of(world, provider, "s1")):
+        await settled(world, 1)
+        grow, asked = provider.grow, list[int]()
+
+        async def accept(total: int) -> None:
+            asked.append(total)
+
+        provider.grow = accept  # type: ignore[method-assign]
+        await scale(world, 3)
+        await asyncio.sleep(55.0)
+        before = (await scale(world, None)).trouble
+        await eventually(lambda: scaler._runner.error, seconds=120.0)
+        told = (await scale(world, None)).trouble
+        await asyncio.sleep(10.0)
+        lasts = (await scale(world, None)).trouble
+        provider.grow = grow  # type: ignore[method-assign]
+        await eventually(lambda: len(provider.started) == 3, seconds=70.0)
+        await settled(world, 3)
+        await eventually(lambda: not scaler._runner.error)
+
+    assert before == ""
+    assert told == lasts
+    assert "says that it starts engines, and still lists 1 of 3:" in told
+    assert set(asked) == {3}
+
+
+@in_virtual_time
 async def test_what_the_leader_does_waits_for_no_stop() -> None:
     async with pool() as (world, provider), running(scaler := scaler_of(world, provider, "s1")):
         await scale(world, 2)

@@ -53,6 +53,8 @@ EARLIER_WALL_SECONDS: WallSeconds = WallSeconds(10.0)
 """For so long after a start, an earlier instance of its name may look as if it were in service."""
 PROVIDER_WALL_SECONDS: WallSeconds = WallSeconds(60.0)
 """For a call of the provider. To stop a process takes up to 52 s."""
+LISTED_WALL_SECONDS: WallSeconds = WallSeconds(60.0)
+"""Until the provider lists what it was asked to start, though nothing of it answers yet."""
 RETRY_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 RETRY_WALL_SECONDS_MAX: WallSeconds = WallSeconds(60.0)
 LEAVING_REASON = "the pool shrinks"
@@ -88,6 +90,8 @@ class StepRunner:
         self._served_at: dict[InstanceId, WallSeconds] = {}
         """When instances that run were last in service, as far as this scaler has seen."""
         self._growth = _Attempts()
+        self._missing_since: WallSeconds | None = None
+        """Since when each pass has had to start some."""
         self._stops: dict[InstanceId, _Attempts] = {}
         """That have failed and are still to be done."""
 
@@ -117,7 +121,7 @@ class StepRunner:
             highest=self._settings.max_instances,
         )
         if not any(isinstance(step, Grow) for step in steps):
-            self._growth.error = ""
+            self._growth.error, self._missing_since = "", None
         taken = [step for step in steps if self.provider.manages or not isinstance(step, Grow)]
         taken = sorted(taken, key=lambda step: isinstance(step, Grow | Stop)) + self._stops_again(status)
         waiting = {i for i in status.provided if self._waits_for_stop(i)}
@@ -187,12 +191,19 @@ class StepRunner:
         if wall < self._growth.next_at:
             return
         self._growth.note(wall)
+        since = self._missing_since = wall if self._missing_since is None else self._missing_since
         log.info("scale_up_started", missing=step.missing, provider=self.provider.name)
         try:
             await self._answered(self.provider.grow(step.total))
         except ProviderError as error:
             self._growth.error = str(error)
             raise
+        if wall - since > LISTED_WALL_SECONDS:
+            self._growth.error = (
+                f"the provider '{self.provider.name}' says that it starts engines, and still lists {step.total - step.missing} of "
+                f"{step.total}: look there for what keeps it from starting them, for instance a quota"
+            )
+            raise ProviderError(self._growth.error)
 
     async def _stop(self, step: Stop) -> None:
         log.info("instance_stopping", instance=step.instance, reason=step.reason)
