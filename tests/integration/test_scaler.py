@@ -493,6 +493,22 @@ async def test_a_provider_that_says_it_starts_engines_and_lists_none_is_told_of(
 
 
 @in_virtual_time
+async def test_as_many_as_may_be_are_started_beside_those_that_hang_and_the_rest_is_told() -> None:
+    async with pool() as (world, provider):
+        provider.stoppable = lambda running: []  # type: ignore[method-assign]
+        scaler = scaler_of(world, provider, "s1", start_seconds_max=0.1, max_instances=4)
+        async with running(scaler):
+            await settled(world, 1)
+            provider.age = 1000.0
+            for number in range(4):
+                provider.kept[InstanceId(f"stuck{number}")] = 1
+                scaler._runner._out_since[InstanceId(f"stuck{number}")] = WallSeconds(-1000.0)
+            await scale(world, 4)
+            await eventually(lambda: "e2" in provider.started)
+            await eventually(lambda: "4 engines run and have not joined" in scaler._runner.error)
+
+
+@in_virtual_time
 async def test_what_the_leader_does_waits_for_no_stop() -> None:
     async with pool() as (world, provider), running(scaler := scaler_of(world, provider, "s1")):
         await scale(world, 2)
