@@ -31,6 +31,7 @@ from pointsman.contracts.requests import (
     RequestFinished,
 )
 from pointsman.primitives import Epoch, Term
+from pointsman.runtime import telemetry
 from pointsman_ingress import key_probe, service
 from pointsman_ingress.endpoints import BY_PATH
 from pointsman_ingress.http import call
@@ -45,6 +46,7 @@ from tests.support.ingress_world import (
     COMPLETIONS,
     HELLO,
     ONE,
+    POOL,
     STREAM,
     TOKENS,
     TWO,
@@ -200,6 +202,18 @@ async def test_of_several_answers_or_prompts_nobody_can_say_whose_hit_the_engine
     end = (await world.events())[-1]
     assert isinstance(end, RequestFinished)
     assert end.predicted_cached_tokens == -1
+
+
+async def test_the_time_between_tokens_of_several_answers_is_that_of_each(world: World) -> None:
+    measured = telemetry.TIME_PER_OUTPUT_TOKEN_SECONDS.labels(POOL, "m")._sum
+    before = measured.get()
+    async with world.post(COMPLETIONS, {**TOKENS, "n": 2, "stream": True}) as answer:
+        await answer.read()
+
+    end = (await world.events())[-1]
+    assert isinstance(end, RequestFinished)
+    assert end.completion_tokens == 3, "two of one and one of the other"
+    assert measured.get() - before == pytest.approx(2 * end.tpot) != 0.0
 
 
 async def test_a_grant_for_one_rank_of_an_engine_names_the_rank(world: World) -> None:
