@@ -741,7 +741,9 @@ async def test_a_client_that_hangs_up_stops_the_engine(world: World, behaviour: 
 async def test_a_client_that_hangs_up_with_a_further_request_unanswered_stops_the_engine(world: World) -> None:
     world.one.script.append(Behaviour.HANGS)
     body = json.dumps(TOKENS).encode()
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    head = (
+        f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    )
     _, writer = await asyncio.open_connection("127.0.0.1", world.server.bound_port)
     writer.write(head.encode() + b"\r\n" + body)
     await eventually(lambda: world.one.received)
