@@ -806,6 +806,25 @@ async def test_a_client_that_hangs_up_stops_the_engine(world: World, behaviour: 
     assert world.scheduler.cancelled == []
 
 
+async def test_a_client_that_hangs_up_with_a_further_request_unanswered_stops_the_engine(world: World) -> None:
+    world.one.script.append(Behaviour.HANGS)
+    body = json.dumps(TOKENS).encode()
+    head = (
+        f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    )
+    _, writer = await asyncio.open_connection("127.0.0.1", world.server.bound_port)
+    writer.write(head.encode() + b"\r\n" + body)
+    await eventually(lambda: world.one.received)
+    writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+    await writer.drain()
+    await asyncio.sleep(0.05)
+    writer.close()
+
+    await eventually(lambda: world.one.given_up == 1)
+    (end,) = await _events_after(world, lambda event: isinstance(event, RequestCancelled))
+    assert end.instance == ONE
+
+
 @pytest.mark.parametrize(("counted", "expected"), [(None, 40), (70, 70), (9, 9), (5_000, 100)])
 async def test_the_log_has_what_a_client_got_before_it_hung_up(
     world: World, counted: int | None, expected: int

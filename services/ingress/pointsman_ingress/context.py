@@ -89,9 +89,10 @@ async def find_model(
 ) -> tuple[Pool, Model]:
     """Raises ApiError."""
     facts.model, facts.stream = cleaned(request.model) or None, request.stream
+    owner = facts.owner(call)  # not by the tenant that a client without a key names
     if facts.identity is None:
         facts.tenant = tenant_of(call.headers, request.user)
-    pool, model = await pools.await_model(request.model, facts.identity, owner=facts.owner(call))
+    pool, model = await pools.await_model(request.model, facts.identity, owner=owner)
     facts.model, facts.pool = model.name, pool.name
     return pool, model
 

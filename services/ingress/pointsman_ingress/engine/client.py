@@ -22,13 +22,13 @@ from pointsman.runtime import span_attributes
 from pointsman.runtime.engine_urls import EngineUrls
 from pointsman.runtime.telemetry import ENGINE_URLS_REFUSED
 from pointsman.runtime.tracing import NO_SPAN, Span, trace_headers
+from pointsman_ingress.engine.name_resolver import NameResolver
 from pointsman_ingress.engine.refusals import REFUSAL_BYTES_MAX, is_busy
 from pointsman_ingress.engine.session import FIELD_BYTES_MAX, Answer, DirectSession, EngineConnector
 from pointsman_ingress.engine.streams import CHUNKS, StreamShape, StreamTail
 from pointsman_ingress.http.errors import Header
 from pointsman_ingress.http.request_headers import Headers
 
-CONNECTIONS_MAX = 4096
 CONNECT_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 KEEP_ALIVE_WALL_SECONDS: WallSeconds = WallSeconds(4.0)  # less than uvicorn's five seconds
 CUT_CHECK_WALL_SECONDS: WallSeconds = WallSeconds(5.0)  # aiohttp 3.14 may not end an invalid answer
@@ -371,9 +371,10 @@ def open_session(*, traced: bool = False) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         trace_configs=[_connection_events()] if traced else None,
         connector=EngineConnector(
-            limit=CONNECTIONS_MAX,
+            limit=0,  # the server bounds clients (`open_files`), each of whom needs one
             keepalive_timeout=float(KEEP_ALIVE_WALL_SECONDS),
             ttl_dns_cache=60,
+            resolver=NameResolver(),
             socket_factory=_socket,
         ),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=float(CONNECT_WALL_SECONDS)),
