@@ -43,12 +43,11 @@ async def post(engine: EngineServer, body: dict[str, Any]) -> tuple[int, Any]:
 async def test_a_fetched_prompt_gives_the_same_answer_and_is_let_go_where_it_was_computed() -> None:
     async with pair() as (prefills, decodes), EventReader(decodes) as events:
         _, alone = await post(prefills, BODY)
-        await events.arrived()
         _, place = await post(prefills, PREFILL)
         held = prefills.model.cache.blocks_held
         status, answer = await post(decodes, {**BODY, "kv_transfer_params": place["kv_transfer_params"]})
         blocks = HeldBlocks()
-        blocks.apply(await events.arrived())
+        blocks.apply(await events.replay())
 
         assert (status, answer["choices"]) == (200, alone["choices"])
         assert place["kv_transfer_params"]["do_remote_prefill"] is True
