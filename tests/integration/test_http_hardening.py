@@ -397,8 +397,8 @@ async def test_who_does_not_read_an_answer_is_let_go() -> None:
 
 @pytest.mark.parametrize("head", [b"connection: close\r\n", b""])
 async def test_who_reads_slowly_gets_the_whole_answer(head: bytes) -> None:
-    """Then the connection is idle."""
-    async with serving(send_seconds=0.5, keep_alive_seconds=1) as server:
+    """For longer than `send_seconds`, which each part has. Then the connection is idle."""
+    async with serving(send_seconds=2.0, keep_alive_seconds=1) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 20)
         writer.write(b"GET /large HTTP/1.1\r\n" + head + HOST + b"\r\n")
         read = 0
