@@ -10,8 +10,6 @@ LOWEST = 20_000
 HIGHEST = 32_000
 LOOPBACK = "127.0.0.1"
 
-_reservations: list[socket.socket] = []
-
 
 def why_taken(port: int, host: str = LOOPBACK) -> str:
     """The system's reason why the port cannot be bound; empty if it can."""
@@ -48,7 +46,7 @@ def _reserve(port: int) -> bool:
     except OSError:
         reservation.close()
         return False
-    _reservations.append(reservation)
+    reservation.detach()  # stays open
     return True
 
 
