@@ -694,7 +694,7 @@ async def hits_teach_what_events_do_not(world: World) -> None:
         await asyncio.sleep(UNCONFIRMED_SECONDS / 5)
         asked_at, by_hits_alone = world.clock.wall(), not world.indexed
         assert await world.ask([*shared, *prompt(bit)], told=False) == len(shared)
-        if taught_at is not None and world.clock.wall() - taught_at < UNCONFIRMED_SECONDS:
+        if taught_at is not None and float(world.clock.wall() - taught_at) < UNCONFIRMED_SECONDS:
             assert world.predicted_tokens == len(shared), "a decision knows what hits taught"
         taught_at = asked_at if by_hits_alone else None
     assert not world.indexed
