@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ from tests.support.waiting import eventually
 pytestmark = NEEDS_CLIENT
 
 ROOT = Path(__file__).parents[2]
-QUICK = Pace(watch=2.0, grace=0.5, open=0.5, well=0.2, first_retry=WallSeconds(0.02), longest_retry=WallSeconds(0.1))
+QUICK = Pace(watch=2.0, well=0.2, first_retry=WallSeconds(0.02), longest_retry=WallSeconds(0.1))
+IMPATIENT = replace(QUICK, grace=0.5, open=0.5)
+"""With a server that hangs. Elsewhere a machine that stands still for so long would cost a list."""
 
 
 def following(selector: str = "app=engine", pace: Pace = QUICK) -> AbstractAsyncContextManager[Discovered]:
@@ -198,7 +201,7 @@ async def test_a_worker_without_its_role_is_told_what_it_may_not(
 async def test_a_request_that_hangs_is_given_up(admin: ClusterAdmin, api: KubeApi, verb: str) -> None:
     await admin.put(SLICES, endpoint_slice("a", endpoint("engine-0", "10.0.0.1")))
     api.faults.hanging = {verb}
-    async with following() as engines:
+    async with following(pace=IMPATIENT) as engines:
         await eventually(lambda: bool(engines.discovery.problem))
         api.faults.hanging = set()
         await engines.until("engine-0")
@@ -209,7 +212,7 @@ async def test_a_watch_that_says_nothing_is_not_trusted(admin: ClusterAdmin, api
     """A half-open connection: it neither ends nor speaks. Its changes come by a list."""
     await admin.put(SLICES, endpoint_slice("a", endpoint("engine-0", "10.0.0.1")))
     api.faults.mute = True
-    async with following() as engines:
+    async with following(pace=IMPATIENT) as engines:
         await engines.until("engine-0")
         await eventually(lambda: api.watching == 1)
         await admin.put(SLICES, endpoint_slice("a", endpoint("engine-1", "10.0.0.2")))

@@ -56,6 +56,7 @@ settles, here 0.2 s and 0.3 s."""
 PHANTOM_LOOKS_MAX = round(3.5 / LOOK_SECONDS)
 """How long anything may be believed that is not there: in the real thing a minute, of which 45 s are the decay."""
 BOUNDS: list[tuple[object, str, float]] = [
+    (holdings, "CONFIRMATION_WALL_SECONDS", 0.1),
     (holdings, "DELIVERED_WALL_SECONDS", UNCONFIRMED_SECONDS),
     (reported_hits, "SETTLING_WALL_SECONDS", 0.3),
     (sockets, "REPLAY_FRAME_SECONDS", 0.5),
@@ -103,6 +104,8 @@ class World:
         self.oldest_phantom = 0
         """Most looks at one key that was believed and not there."""
         self.most_believed = 0
+        self.predicted_tokens = 0
+        """As cached, of the last request."""
         self.failures: list[Exception] = []
         """Of the worker, the probe and the monitor."""
         self._requests = 0
@@ -226,6 +229,7 @@ class World:
         )
         granted = await self.client.commands.request(route_subject(POOL), command, timeout=WallSeconds(5))
         assert isinstance(granted, RouteGranted)
+        self.predicted_tokens = granted.hit_tokens
         cached = self.cached(tokens)
         event = self.cache.store(tokens[: len(tokens) // BLOCK * BLOCK])
         if told:
@@ -685,10 +689,14 @@ async def it_is_told_that_nothing_was_cached_though_it_was(world: World) -> None
 async def hits_teach_what_events_do_not(world: World) -> None:
     shared = prompt(1, 2, 3)
     await world.ask(shared)
-    for bit in range(10, 18):  # for longer than anything is believed that nothing confirms
-        assert await world.ask([*shared, *prompt(bit)], told=False) == len(shared)
+    taught_at = None
+    for bit in range(10, 20):  # for longer than anything is believed that nothing confirms
         await asyncio.sleep(UNCONFIRMED_SECONDS / 5)
-        assert set(CHAIN.extend(CHAIN.root(), shared)) <= world.believed
+        asked_at, by_hits_alone = world.clock.wall(), not world.indexed
+        assert await world.ask([*shared, *prompt(bit)], told=False) == len(shared)
+        if taught_at is not None and float(world.clock.wall() - taught_at) < UNCONFIRMED_SECONDS:
+            assert world.predicted_tokens == len(shared), "a decision knows what hits taught"
+        taught_at = asked_at if by_hits_alone else None
     assert not world.indexed
     await world.says("")
 

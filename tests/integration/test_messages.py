@@ -1,6 +1,7 @@
 """Anthropic's Messages API: placed by its prefix like the chat that it is, and answered as Anthropic's clients expect it, in
 streams and where something goes wrong."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -314,7 +315,11 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(world: World, p
 
 async def test_an_error_of_the_engines_own_ends_a_stream(world: World) -> None:
     failed = event("error", error={"type": "internal_error", "message": "no memory"})
-    assert await stream_of(world, START, BLOCK, DELTA, failed) == START + BLOCK + DELTA + failed
+    world.one.says[MESSAGES], world.one.goes_on = [START, BLOCK, DELTA, failed], asyncio.Event()
+    async with world.post(MESSAGES, {**ASK, "stream": True}) as answer:
+        assert await answer.content.readexactly(len(START)) == START
+        world.one.goes_on.set()
+        assert await answer.read() == BLOCK + DELTA + failed
 
 
 async def test_the_start_of_a_message_is_a_sign_of_life_before_hidden_reasoning() -> None:

@@ -1,6 +1,7 @@
 """What the ingress serves beside chats and completions: responses by their prefix, embeddings by load, and questions that
 any engine of the pool can answer."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -196,9 +197,11 @@ async def test_a_response_that_breaks_off_ends_with_an_error(world: World, begun
 async def test_a_response_whose_stream_says_that_it_failed_has_failed(
     world: World, last: bytes, end: tuple[str, int]
 ) -> None:
-    world.one.says[RESPONSES] = [CREATED, DELTA, last]
+    world.one.says[RESPONSES], world.one.goes_on = [CREATED + DELTA, last], asyncio.Event()
     async with world.post(RESPONSES, {"model": "m", "input": "hello", "stream": True}) as answer:
-        assert await answer.read() == CREATED + DELTA + last
+        assert await answer.content.readexactly(len(CREATED + DELTA)) == CREATED + DELTA
+        world.one.goes_on.set()
+        assert await answer.read() == last
 
     failed = (await world.events())[-1]
     assert isinstance(failed, RequestFailed)

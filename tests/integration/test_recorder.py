@@ -127,7 +127,7 @@ async def test_what_was_read_is_flushed_at_the_end(file: Path) -> None:
         tasks = [asyncio.create_task(recorder.collect()), asyncio.create_task(recorder.archive())]
         await until(file, "SELECT count(*) FROM logs", [(1,)])
         await log.append(joined("engine-1"))
-        await asyncio.sleep(0.01)
+        await eventually(lambda: recorder._queued_bytes or recorder._archived_sequence)
         await recorder.finish()
         tasks[0].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -385,10 +385,10 @@ async def test_a_server_that_takes_no_writes_is_left_for_the_one_to_which_its_ad
 async def test_a_server_that_vanishes_is_reported_and_loses_nothing(
     postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive_module, "STEP_SECONDS_MAX", 0.3)
     log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
     board = HealthBoard()
     async with way_to(postgres) as (url, reachable), archive_at(url) as archive:
+        monkeypatch.setattr(archive_module, "STEP_SECONDS_MAX", 0.3)
         async with recording_into(archive, log, board) as recorder:
             await log.append(joined("engine-1"))
             await eventually(lambda: recorder._archived_sequence == 1)
@@ -510,11 +510,11 @@ async def test_nothing_is_recorded_into_a_file_that_was_deleted_or_replaced(file
 async def test_a_batch_that_takes_too_long_is_stored_in_parts_and_locks_nobody_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive_module, "STEP_SECONDS_MAX", 0.5)
     log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
     for number in range(1, 101):
         await log.append(joined(f"engine-{number}"))
     async with slow_inserts(tmp_path / "archive.sqlite", lambda: time.sleep(0.02)) as archive:
+        monkeypatch.setattr(archive_module, "STEP_SECONDS_MAX", 0.5)
         with structlog.testing.capture_logs() as logs:
             async with recording_into(archive, log, HealthBoard()) as recorder:
                 await eventually(lambda: recorder._archived_sequence == 100)
@@ -528,11 +528,11 @@ async def test_a_batch_that_takes_too_long_is_stored_in_parts_and_locks_nobody_o
 async def test_a_disk_that_hangs_is_reported_meanwhile_and_recorded_to_as_soon_as_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (archive_module, service_module):
-        monkeypatch.setattr(module, "STEP_SECONDS_MAX", 0.3)
     log, board, answers = MemoryBroker(POOL).client(ScaledClock(), name="test").log, HealthBoard(), threading.Event()
     await log.append(joined("engine-1"))
     async with slow_inserts(tmp_path / "archive.sqlite", lambda: answers.wait(30)) as archive:
+        for module in (archive_module, service_module):
+            monkeypatch.setattr(module, "STEP_SECONDS_MAX", 0.3)
         with structlog.testing.capture_logs() as logs:
             async with recording_into(archive, log, board) as recorder:
                 await eventually(lambda: "has not answered for 0.3 s" in board.missing_parts.get("archive", ""))

@@ -25,7 +25,7 @@ KEEPER_SECONDS = 20.0
 PATIENT = {"x-slo-ttft-ms": "60000"}
 
 
-async def _ask(session: aiohttp.ClientSession, url: str, number: int) -> tuple[bool, str]:
+async def _ask(session: aiohttp.ClientSession, url: str, number: int, first_token: asyncio.Event) -> tuple[bool, str]:
     """Whether a first token came, and how it ended: `whole`, or what was said instead."""
     body = {
         "model": "pointsman-sim", "stream": True, "max_tokens": 200,
@@ -44,13 +44,15 @@ async def _ask(session: aiohttp.ClientSession, url: str, number: int) -> tuple[b
                 if "error" in content:
                     return begun, f"error: {content['error']['message']}"
                 begun = True
+                first_token.set()
     return begun, "cut off without a word"
 
 
 async def _burst(url: str, meanwhile: Any) -> list[tuple[bool, str]]:
     async with asyncio.timeout(SECONDS_MAX), aiohttp.ClientSession() as session:
-        asking = [asyncio.create_task(_ask(session, url, number)) for number in range(REQUESTS)]
-        await asyncio.sleep(1.0)
+        first_token = asyncio.Event()
+        asking = [asyncio.create_task(_ask(session, url, number, first_token)) for number in range(REQUESTS)]
+        await first_token.wait()
         await asyncio.to_thread(meanwhile)
         return await asyncio.gather(*asking)
 

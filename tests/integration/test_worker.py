@@ -738,11 +738,12 @@ async def test_a_log_that_lost_this_instance_is_told_again(loss: str, monkeypatc
 
 async def test_leaving_writes_what_is_pending_and_then_that_it_left() -> None:
     cache = ScriptedCache()
-    async with FakePublisher() as publisher, working(publisher) as bench:
+    async with FakePublisher() as publisher, working(publisher, flush_ms=1000.0) as bench:
         await publisher.publish(cache.store(tokens(1, 2)))
         await until(lambda: bench.log.held() == cache.keys(CHAIN))
+        _, translator = bench.service.state.followed_session()
         await publisher.publish(cache.store(tokens(3, 4)))
-        await asyncio.sleep(0.05)
+        await until(lambda: translator.changed or bench.log.held() == cache.keys(CHAIN))
         await bench.service.leave("test over")
 
         left = bench.log.events[-1]

@@ -91,6 +91,8 @@ class FakeEngine:
     """What came to /tokenize and /render."""
     pause: asyncio.Event | None = None
     """Answers nothing before this is set."""
+    goes_on: asyncio.Event | None = None
+    """Sends no second piece of what a test says before this is set."""
     first_piece: bytes = b'data: {"choices": [{"text": "first"}]}\n\n'
     """What it streams before it breaks off or hangs."""
     dies: bool = False
@@ -207,6 +209,8 @@ class FakeEngine:
         for piece in answer:
             await stream.write(piece)
             await asyncio.sleep(0)
+            if self.goes_on is not None:
+                await self.goes_on.wait()
         return stream
 
     async def _stream(self, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:

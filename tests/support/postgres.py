@@ -43,9 +43,9 @@ def running_postgres() -> Iterator[str]:
             timeout=START_SECONDS_MAX,
         )
 
-    (port,) = free_ports(1)
     try:
         run("initdb", "--auth=trust", "--username=test", "--no-sync", "--encoding=UTF8")
+        (port,) = free_ports(1)  # so late that nobody else takes it meanwhile
         options = f"-h 127.0.0.1 -p {port} -k {directory} -c fsync=off -c shared_buffers=16MB"
         run("pg_ctl", "-w", "-l", str(directory / "log"), "-o", options, "start")
         try:

@@ -84,7 +84,9 @@ def pointsman_up(directory: Path, *arguments: str) -> Iterator[RunningUp]:
     console only with `--console`."""
     data, output = directory / "data", directory / "output.txt"
     port = free_ports(1)[0]
-    command = [POINTSMAN, "up", "--data", str(data), "--port", str(port), "--no-console", *arguments]
+    usual = ["--data", str(data), "--port", str(port), "--no-console"]
+    usual += ["--start-seconds-max", "900"]  # the bound is that of `wait_for`
+    command = [POINTSMAN, "up", *usual, *arguments]
     with tempfile.TemporaryDirectory(prefix="pm-") as sockets, output.open("wb") as sink:
         environment = os.environ | {"XDG_STATE_HOME": str(directory / "state"), "TMPDIR": sockets, "COLUMNS": "200"}
         process = subprocess.Popen(command, stdout=sink, stderr=sink, stdin=subprocess.DEVNULL, env=environment)

@@ -1,8 +1,10 @@
-"""Free TCP ports below the ephemeral range, so that a restarted process finds its port free. Not reserved."""
+"""Free TCP ports below the ephemeral range, so that a restarted process finds its port free. On Linux they are reserved,
+for as long as this process lives, against others that ask here: two fleets that start together need different ones."""
 
 import ipaddress
 import random
 import socket
+import sys
 
 LOWEST = 20_000
 HIGHEST = 32_000
@@ -28,10 +30,24 @@ def free_ports(count: int) -> list[int]:
         if len(found) == count:
             return found
         port = LOWEST + (offset + step) % size
-        if not why_taken(port):
+        if not why_taken(port) and _reserve(port):
             found.append(port)
     message = f"there are no {count} free ports from {LOWEST} to {HIGHEST}"
     raise RuntimeError(message)
+
+
+def _reserve(port: int) -> bool:
+    """By a name that is gone with this process, whatever ends it."""
+    if sys.platform != "linux":
+        return True
+    reservation = socket.socket(socket.AF_UNIX)
+    try:
+        reservation.bind(f"\0pointsman-port-{port}")
+    except OSError:
+        reservation.close()
+        return False
+    reservation.detach()  # stays open
+    return True
 
 
 def is_loopback(host: str) -> bool:

@@ -213,12 +213,16 @@ async def _checkpoints(pool: Pool) -> int:
 
 
 async def _take_over(pool: Pool) -> float | None:
-    """From the death of the leader until the next one has granted a request. None: it did not lead any more."""
-    if not await pool.services.running["leader"].leads():
-        return None
+    """From the death of the leader until the next one has granted a request. None: nobody led."""
+    running = pool.services.running
+    if await running["standby"].leads():  # on a busy machine the leader may have lost its lease
+        running["leader"], running["standby"] = running["standby"], running["leader"]
+    led = await running["leader"].leads()
     known = set(pool.load.answers.first_of_term)
     killed = pool.clock.wall()
     pool.services.kill("leader")
+    if not led:
+        return None
     async with asyncio.timeout(TAKE_OVER_SECONDS_MAX):
         while not (new := pool.load.answers.first_of_term.keys() - known):  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.01)
