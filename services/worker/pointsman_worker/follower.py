@@ -69,6 +69,7 @@ class Follower:
             case EngineReplayed():
                 telemetry.KV_EVENT_GAPS.labels(*self.state.labels, "replayed").inc()
                 log.debug("engine_events_replayed", batches=item.recovered)
+                self.state.wake.set()  # what was gathered meanwhile is the present now
             case EngineNoise():
                 self._on_undecodable(1, item.reason)
             case _:
