@@ -2,6 +2,8 @@
 
 import asyncio
 import errno
+import itertools
+import math
 import os
 import socket
 import time
@@ -1333,6 +1335,40 @@ async def test_the_past_of_an_engine_is_not_told_and_nothing_of_it_expires(ends:
         assert view.held() == cache.keys(CHAIN)
         assert view.of(InstanceReported)[-1].blocks == len(view.held())
         assert [(event.cache, event.cache_detail) for event in view.of(InstanceJoined)] == [("empty", "")]
+    await service.pause()
+    await worker
+
+
+async def test_the_lag_of_events_is_that_of_the_newest_live_batch_and_never_negative() -> None:
+    source, cache, broker = (
+        ScriptedSource(certain=True, replays=True),
+        ScriptedCache(),
+        MemoryBroker(PoolName("default")),
+    )
+    service = soon_expiring(source, broker)
+    worker = asyncio.create_task(service.run())
+    source.said.put_nowait(EngineAttached(exact=True))
+    sequences = itertools.count()
+
+    async def lag_after(date: float) -> float | None:
+        sequence = next(sequences)
+        payload = msgspec.msgpack.encode([date, [cache.store(tokens(sequence, 2))], 0])
+        source.said.put_nowait(decode_batch(sequence, payload))
+        held = 2 * (sequence + 1)
+        await until(lambda: service.state.session and service.state.followed_session()[1].device.held_blocks == held)
+        return REGISTRY.get_sample_value("pointsman_kv_events_lag_seconds", {"pool": "default", "engine": INSTANCE})
+
+    began = time.time()
+    late = await lag_after(began - 100.0)
+    assert late is not None
+    assert 100.0 <= late <= 100.0 + time.time() - began
+    for impossible in (math.nan, -math.inf, 0.0, -5.0):
+        assert await lag_after(impossible) == late
+    source.catching_up = True
+    assert await lag_after(time.time() - 5_000.0) == late, "the age of what is replayed is no lag"
+    source.catching_up = False
+    assert await lag_after(time.time() + 3_600.0) == 0.0
+    assert await lag_after(math.inf) == 0.0
     await service.pause()
     await worker
 

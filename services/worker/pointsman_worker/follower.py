@@ -78,6 +78,9 @@ class Follower:
     def _on_batch(self, batch: EngineBatch) -> None:
         state = self.state
         state.expire()
+        if batch.timestamp > 0 and not state.catching_up:
+            lag = max(0.0, state.unix_time() - batch.timestamp)
+            telemetry.KV_EVENTS_LAG_SECONDS.labels(*state.labels).set(lag)
         _, translator = state.followed_session()
         counters, now = translator.device.counters, float(state.clock.wall())
         parked_before, mismatches_before = counters.parked_dropped, counters.mismatches

@@ -148,7 +148,6 @@ def test_the_past_is_being_read_until_an_answer_from_the_last_batch_on_had_no_ho
     assert not catches_up(continuity)
 
 
-
 def test_what_was_missed_on_the_way_is_the_past_until_all_of_it_was_read() -> None:
     continuity = attached(0, 1)
     continuity.received(frames_of(8))

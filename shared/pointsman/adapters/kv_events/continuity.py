@@ -74,9 +74,7 @@ class Continuity:
     @property
     def catching_up(self) -> bool:
         """The engine's past is being read: batches tell of a cache as it was."""
-        return any(
-            isinstance(task, Verify | Begin) or (isinstance(task, Resume) and task.past) for task in self._tasks
-        )
+        return any(isinstance(task, Verify | Begin) or (isinstance(task, Resume) and task.past) for task in self._tasks)
 
     def next_item(self) -> Item | None:
         if not self._items:
