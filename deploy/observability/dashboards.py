@@ -345,6 +345,12 @@ CACHE = Board(
                     "stacked",
                 ),
                 Panel(
+                    "Lag of KV events",
+                    "From the engine's date of its newest batch until its worker read it; differences of their clocks included.",
+                    [(highest("pointsman_kv_events_lag_seconds", "pool, engine"), "{{engine}}")],
+                    "s",
+                ),
+                Panel(
                     "Gaps in KV events",
                     "replayed: filled. lost: the cache is unknown until blocks are confirmed.",
                     [(rate("pointsman_kv_event_gaps_total", by="engine, outcome"), "{{engine}} {{outcome}}")],

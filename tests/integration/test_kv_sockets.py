@@ -1,11 +1,13 @@
-"""What the sockets of KV events bear: names that resolve slowly or to another address, messages of many frames, long replays."""
+"""What the sockets of KV events bear: names that resolve slowly or to another address, messages of many frames or without an end,
+long replays."""
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 import zmq.asyncio
@@ -27,6 +29,7 @@ from tests.support.fake_publisher import FakePublisher, ScriptedCache
 from tests.support.waiting import eventually
 
 WAIT_SECONDS_MAX = 20.0
+BATCH = msgspec.msgpack.encode([0.0, []])
 
 
 class Names:
@@ -179,6 +182,85 @@ async def test_a_message_of_many_frames_is_not_read_to_its_end_and_reading_goes_
         lost = EngineGap(0, "the connection was lost, and there is no replay socket")
         assert {type(item) for item in items} == {EngineAttached, EngineGap, EngineBatch}
         assert lost in items
+
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+READY = b"\x05READY\x0bSocket-Type\x00\x00\x00"
+"""Then the length of the type, and the type."""
+MORE_FOLLOWS, LAST = b"\x03", b"\x02"
+
+Speech = Callable[[asyncio.StreamWriter], Awaitable[None]]
+
+
+def frame(flags: bytes, content: bytes) -> bytes:
+    return flags + len(content).to_bytes(8, "big") + content
+
+
+async def for_ever(peer: asyncio.StreamWriter) -> None:
+    while True:
+        peer.write(frame(MORE_FOLLOWS, bytes(65_536)))
+        await peer.drain()
+
+
+@asynccontextmanager
+async def speaking(kind: bytes, *speeches: Speech) -> AsyncIterator[str]:
+    """ZMTP byte for byte, since libzmq sends no part of a message before its end: to each connection the next speech."""
+    left = list(speeches)
+
+    async def serve(asked: asyncio.StreamReader, peer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            peer.write(GREETING)
+            await asked.readexactly(len(GREETING))
+            ready = READY + bytes([len(kind)]) + kind
+            peer.write(bytes([4, len(ready)]) + ready)
+            _, length = await asked.readexactly(2)
+            await asked.readexactly(length)
+            await left.pop(0)(peer)
+            await asked.read()
+        peer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1") as server:
+        yield f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@pytest.fixture
+def megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "UNFINISHED_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(sockets, "UNFINISHED_CHECK_SECONDS", 0.05)
+
+
+@pytest.mark.usefixtures("megabytes")
+async def test_a_message_without_an_end_is_cut_and_reading_goes_on() -> None:
+    async def properly(peer: asyncio.StreamWriter) -> None:
+        peer.write(frame(MORE_FOLLOWS, b"kv") + frame(MORE_FOLLOWS, bytes(8)) + frame(LAST, BATCH))
+
+    async with speaking(b"PUB", for_ever, properly) as endpoint, reading(KvEndpoint(endpoint)) as items:
+        await eventually(lambda: sequences(items) == [0])
+
+    assert EngineGap(0, "the connection was lost, and there is no replay socket") in items
+
+
+@pytest.mark.usefixtures("megabytes")
+async def test_messages_of_a_size_that_is_allowed_are_read_however_slowly_they_come() -> None:
+    async def slowly(peer: asyncio.StreamWriter) -> None:
+        for number in range(3):
+            peer.write(frame(MORE_FOLLOWS, bytes(900_000)) + frame(MORE_FOLLOWS, number.to_bytes(8, "big")))
+            await asyncio.sleep(0.2)
+            peer.write(frame(LAST, BATCH))
+
+    async with speaking(b"PUB", slowly) as endpoint, reading(KvEndpoint(endpoint)) as items:
+        await eventually(lambda: sequences(items) == [0, 1, 2])
+
+    assert not [item for item in items if isinstance(item, EngineGap)]
+
+
+@pytest.mark.usefixtures("megabytes")
+async def test_an_answer_without_an_end_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "REPLAY_FRAME_SECONDS", WAIT_SECONDS_MAX)
+    async with speaking(b"ROUTER", for_ever) as endpoint:
+        with zmq.asyncio.Context() as context, pytest.raises(ReplayError, match="without an end"):
+            async for _ in ZmqReplaySocket(context, endpoint, Addresses()).batches(0):
+                pass
 
 
 Answer = Callable[[bytes], AsyncIterator[list[bytes]]]

@@ -2,6 +2,8 @@
 
 import asyncio
 import errno
+import itertools
+import math
 import os
 import socket
 import time
@@ -62,7 +64,7 @@ from pointsman_worker.settings import SettingsError, WorkerSettings
 from pointsman_worker.targets import listed_targets
 from pointsman_worker.translator import BlockTranslator
 from tests.support.events import joined
-from tests.support.fake_publisher import BLOCK, FakePublisher, ScriptedCache
+from tests.support.fake_publisher import BLOCK, Event, FakePublisher, ScriptedCache
 
 INSTANCE = InstanceId("engine-1")
 TARGET = EngineTarget(instance=INSTANCE, url="http://e:1")
@@ -1081,7 +1083,9 @@ class ScriptedSource:
             yield await self.said.get()
 
 
-def soon_expiring(source: ScriptedSource, broker: MemoryBroker) -> WorkerService:
+def soon_expiring(
+    source: ScriptedSource, broker: MemoryBroker, *, report_seconds: WallSeconds = WallSeconds(0.05)
+) -> WorkerService:
     """A worker that gives blocks up after a tenth of a second."""
     clock = ScaledClock()
     link = broker.client(clock, name="worker")
@@ -1090,7 +1094,7 @@ def soon_expiring(source: ScriptedSource, broker: MemoryBroker) -> WorkerService
         commands=link.commands,
         clock=clock,
         board=HealthBoard(),
-        settings=WorkerSettings(block_tokens=2 * BLOCK, flush_ms=2.0, report_seconds=WallSeconds(0.05)),
+        settings=WorkerSettings(block_tokens=2 * BLOCK, flush_ms=2.0, report_seconds=report_seconds),
         target=TARGET,
         engine=FakeHttpEngine(),
         events=source,
@@ -1332,5 +1336,67 @@ async def test_the_past_of_an_engine_is_not_told_and_nothing_of_it_expires(ends:
         assert view.held() == cache.keys(CHAIN)
         assert view.of(InstanceReported)[-1].blocks == len(view.held())
         assert [(event.cache, event.cache_detail) for event in view.of(InstanceJoined)] == [("empty", "")]
+    await service.pause()
+    await worker
+
+
+async def test_the_lag_of_events_is_that_of_the_newest_live_batch_and_never_negative() -> None:
+    source, cache, broker = (
+        ScriptedSource(certain=True, replays=True),
+        ScriptedCache(),
+        MemoryBroker(PoolName("default")),
+    )
+    service = soon_expiring(source, broker)
+    worker = asyncio.create_task(service.run())
+    source.said.put_nowait(EngineAttached(exact=True))
+    sequences = itertools.count()
+
+    async def lag_after(date: float) -> float | None:
+        sequence = next(sequences)
+        payload = msgspec.msgpack.encode([date, [cache.store(tokens(sequence, 2))], 0])
+        source.said.put_nowait(decode_batch(sequence, payload))
+        held = 2 * (sequence + 1)
+        await until(lambda: service.state.session and service.state.followed_session()[1].device.held_blocks == held)
+        return REGISTRY.get_sample_value("pointsman_kv_events_lag_seconds", {"pool": "default", "engine": INSTANCE})
+
+    began = time.time()
+    late = await lag_after(began - 100.0)
+    assert late is not None
+    assert 100.0 <= late <= 100.0 + time.time() - began
+    for impossible in (math.nan, -math.inf, 0.0, -5.0):
+        assert await lag_after(impossible) == late
+    source.catching_up = True
+    assert await lag_after(time.time() - 5_000.0) == late, "the age of what is replayed is no lag"
+    source.catching_up = False
+    assert await lag_after(time.time() + 3_600.0) == 0.0
+    assert await lag_after(math.inf) == 0.0
+    await service.pause()
+    await worker
+
+
+async def test_missed_batches_are_told_at_once_when_the_last_was_read_and_as_one_change() -> None:
+    source = ScriptedSource(certain=True, replays=True)
+    cache, broker = ScriptedCache(), MemoryBroker(PoolName("default"))
+    view, service = LogView(broker), soon_expiring(source, broker, report_seconds=WallSeconds(3600.0))
+    worker = asyncio.create_task(service.run())
+    source.said.put_nowait(EngineAttached(exact=True))
+
+    def say(sequence: int, event: Event | None) -> None:
+        source.said.put_nowait(decode_batch(sequence, msgspec.msgpack.encode([0.0, [event], 0])))
+
+    say(0, cache.store(tokens(1, 2)))
+    await until(lambda: view.held() == cache.keys(CHAIN))
+    source.catching_up = True
+    for number in range(3, 8):
+        say(number, cache.store(tokens(number, number)))
+        say(number, cache.evict(tokens(number, number)))
+    say(8, cache.store(tokens(1, 3)))
+    await until(source.said.empty)
+    source.catching_up = False
+    source.said.put_nowait(EngineReplayed(11))
+    await until(lambda: view.held() == cache.keys(CHAIN))
+
+    assert view.held() == cache.keys(CHAIN)
+    assert len(view.of(BlocksStored)) == 2
     await service.pause()
     await worker

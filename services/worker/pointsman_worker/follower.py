@@ -69,6 +69,7 @@ class Follower:
             case EngineReplayed():
                 telemetry.KV_EVENT_GAPS.labels(*self.state.labels, "replayed").inc()
                 log.debug("engine_events_replayed", batches=item.recovered)
+                self.state.wake.set()  # what was gathered meanwhile is the present now
             case EngineNoise():
                 self._on_undecodable(1, item.reason)
             case _:
@@ -77,6 +78,9 @@ class Follower:
     def _on_batch(self, batch: EngineBatch) -> None:
         state = self.state
         state.expire()
+        if batch.timestamp > 0 and not state.catching_up:
+            lag = max(0.0, state.unix_time() - batch.timestamp)
+            telemetry.KV_EVENTS_LAG_SECONDS.labels(*state.labels).set(lag)
         _, translator = state.followed_session()
         counters, now = translator.device.counters, float(state.clock.wall())
         parked_before, mismatches_before = counters.parked_dropped, counters.mismatches

@@ -212,6 +212,7 @@ class SessionState:
             self.on_events_lost(0, "blocks were stored that follow one which never was")
         expired = translator.expire(now - float(self.unconfirmed_wall_seconds))
         if expired:
+            self.wake.set()
             telemetry.KV_BLOCKS_EXPIRED.labels(*self.labels).inc(expired)
             if session.cache == "empty":
                 self._contents_unknown(session, 0, "blocks could not be confirmed in time")

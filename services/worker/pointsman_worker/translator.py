@@ -95,11 +95,13 @@ class BlockTranslator:
                 self._on_cleared()
 
     def expire(self, until: Seconds) -> int:
-        """Returns the number of blocks dropped."""
+        """Returns the number of blocks dropped. What is too much work is left to the next time."""
         dropped = 0
         for node in self.verification.expired(until):
             self._give_up(node)
             dropped += 1
+            if self.keys.work.over:
+                break
         return dropped
 
     def trim(self, blocks: int | None = None) -> bool:

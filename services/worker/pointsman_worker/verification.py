@@ -17,7 +17,7 @@ class Verification:
         self._nodes = nodes
         self.unverifiable = False
         self.given_up: OrderedDict[EngineHash, Block] = OrderedDict()
-        self._expiring: deque[tuple[Seconds, list[Block]]] = deque()  # by time; stale entries are skipped
+        self._expiring: deque[tuple[Seconds, deque[Block]]] = deque()  # by time; stale entries are skipped
         self._oldest: list[tuple[Seconds, Block]] = []  # by confirmation, oldest last
 
     @property
@@ -50,16 +50,21 @@ class Verification:
         for node in marked:
             node.unverified = now
         if marked:
-            self._expiring.append((now, marked))
+            self._expiring.append((now, deque(marked)))
 
     def confirm(self, blocks: list[Block], now: Seconds) -> None:
         if self.unverifiable:
-            self._expiring.append((now, blocks))
+            self._expiring.append((now, deque(blocks)))
 
     def expired(self, until: Seconds) -> Iterator[Block]:
+        """Each once, also if the rest is asked for later."""
         while self._expiring and self._expiring[0][0] <= until:
-            since, nodes = self._expiring.popleft()
-            yield from (node for node in nodes if node.copies and node.unverified == since)
+            since, nodes = self._expiring[0]
+            while nodes:
+                node = nodes.popleft()
+                if node.copies and node.unverified == since:
+                    yield node
+            self._expiring.popleft()
 
     def longest_unconfirmed(self) -> Block:
         """Among equals the end of a prompt first."""

@@ -310,6 +310,12 @@ WORKER_ENGINES = Gauge(
 KV_EVENTS = Counter(
     "pointsman_kv_events_total", "KV cache events read from the engine, by type.", ["pool", "engine", "type"]
 )
+KV_EVENTS_LAG_SECONDS = Gauge(
+    "pointsman_kv_events_lag_seconds",
+    "Wall time from the date that the engine gave its newest batch of KV cache events until the worker read it; not of replayed "
+    "ones. Dates are of the engine's clock: a difference from the worker's is in it, and below 0 it is 0.",
+    ["pool", "engine"],
+)
 KV_EVENTS_UNDECODABLE = Counter(
     "pointsman_kv_events_undecodable_total", "KV cache events of the engine not understood.", ["pool", "engine"]
 )

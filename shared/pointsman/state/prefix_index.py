@@ -18,7 +18,7 @@ from pointsman.state.packed_index import (
     pack_runs,
     unpack_runs,
 )
-from pointsman.state.runs import LOW, PIECE, SHARED, SWEEP_RUNS, Runs
+from pointsman.state.runs import LOW, PIECE, SHARED, SWEPT, Runs
 
 ROOT = BlockKey(0)
 
@@ -169,7 +169,7 @@ class PrefixIndex:
         """`keys`: consecutive blocks after `parent`; some may be held already."""
         holding = self._holdings[instance]
         runs = self._runs
-        runs.sweep(SWEEP_RUNS + 2 * len(keys))
+        runs.sweep(SWEPT * len(keys))
         stored = 0
         if not (holding.detached or self._doubles(keys) or parent in runs.doubled or ROOT in keys):
             place = self._place(holding, parent) if parent != ROOT else NOWHERE
@@ -182,7 +182,7 @@ class PrefixIndex:
 
     def remove(self, instance: InstanceId, keys: list[BlockKey]) -> None:
         holding = self._holdings[instance]
-        self._runs.sweep(SWEEP_RUNS + 2 * len(keys))
+        self._runs.sweep(SWEPT * len(keys))
         if holding.detached or self._doubles(keys) or not self._remove_tail(holding, keys):
             self._remove_each(holding, keys)
 

@@ -18,8 +18,8 @@ HIGH = LOW << 32
 SHARED = 2**32 - 1
 NOBODY = 2**32 - 2
 
-SWEEP_RUNS = 16
-"""Looked at in each step, beyond two for each key of the event."""
+SWEPT = 3
+"""Runs looked at, and keys taken out, for each key that is stored or removed: more than come in, and no more than that costs."""
 PIECE = 1024
 """Keys taken out at once."""
 
@@ -215,7 +215,7 @@ class Runs:
                 tip = self.held[run] & LOW
                 left = max(0, tip - PIECE)
                 self.cut(run, owner, left)
-                steps -= 1 + (tip - left) // 4
+                steps -= 1 + tip - left
                 if left:
                     continue
             else:

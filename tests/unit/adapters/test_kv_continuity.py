@@ -147,9 +147,36 @@ def test_the_past_is_being_read_until_an_answer_from_the_last_batch_on_had_no_ho
     assert continuity.replay_request(now=0.0) is None
     assert not catches_up(continuity)
 
+
+def test_what_was_missed_on_the_way_is_the_past_until_all_of_it_was_read() -> None:
+    continuity = attached(0, 1)
     continuity.received(frames_of(8))
-    assert continuity.replay_request(now=0.0) == 5
-    assert not catches_up(continuity), "what is missed on the way is recent"
+    assert continuity.replay_request(now=0.0) == 1
+    assert not catches_up(continuity), "what was read so far was the present"
+    assert continuity.replayed(1, payload_of(1))
+    assert not catches_up(continuity)
+    assert continuity.replayed(2, payload_of(2))
+    assert catches_up(continuity)
+    assert not continuity.replayed(4, payload_of(4)), "3 may be missing because it was lost on its way"
+    continuity.answer_ended()
+    assert catches_up(continuity)
+    assert continuity.replay_request(now=0.0) == 2
+    assert catches_up(continuity)
+    for sequence in range(2, 8):
+        continuity.replayed(sequence, payload_of(sequence))
+    assert catches_up(continuity)
+    continuity.answer_ended()
+    assert continuity.replay_request(now=0.0) is None
+    assert not catches_up(continuity)
+    assert ready(continuity) == [2, EngineReplayed(1), *range(3, 8), EngineReplayed(5), 8]
+
+
+def test_a_look_whether_something_was_missed_finds_no_past_if_nothing_was() -> None:
+    continuity = attached(0, 1)
+    continuity.check(silent=True, now=0.0)
+    assert continuity.replay_request(now=0.0) == 1
+    assert continuity.replayed(1, payload_of(1))
+    assert not catches_up(continuity)
 
 
 def test_the_past_since_a_cursor_is_being_read_until_the_answer_ends() -> None:

@@ -1,5 +1,6 @@
 """The prefix index against a slow twin: the same answers after any history."""
 
+import itertools
 from functools import reduce
 from operator import xor
 
@@ -180,6 +181,18 @@ def test_nothing_is_left_behind_when_all_is_removed() -> None:
     assert [index.blocks(instance) for instance in INSTANCES] == [0, 0, 0, 0]
     assert runs_left(index) == 0
     assert len(index._runs.table) == 0
+
+
+@pytest.mark.parametrize("length", [1, 100])
+def test_what_cleared_instances_held_does_not_pile_up(length: int) -> None:
+    index, keys = PrefixIndex(), itertools.count(1)
+    index.add(INSTANCES[0])
+    for _ in range(20):
+        for _ in range(1_000 // length):
+            index.store(INSTANCES[0], ROOT, [BlockKey(next(keys)) for _ in range(length)])
+        index.clear(INSTANCES[0])
+
+        assert len(index._runs.table) <= 3_000
 
 
 def runs_left(index: PrefixIndex) -> int:

@@ -1,5 +1,6 @@
 """The block translator against a slow reference model, and its rules one by one."""
 
+import sys
 from array import array
 from collections import Counter
 from collections.abc import Iterable
@@ -505,6 +506,25 @@ def test_unconfirmed_blocks_expire_separately_from_removed_ones() -> None:
     assert set(changes.expired) == keys_of(prompt(2)) | keys_of(prompt(1, start=90))
     assert set(translator.keys.parents) == keys_of(prompt(2, start=50))
     assert (translator.expire(1000.0), set(translator.keys.parents)) == (0, keys_of(prompt(2, start=50)))
+
+
+def test_more_blocks_than_may_expire_at_once_expire_one_portion_after_the_other() -> None:
+    translator = BlockTranslator(chain_of(1), WIDTH)
+    for start in (1, 50, 90):
+        translator.apply(stored(prompt(8, start=start)), now=0.0)
+    translator.keys.take_changes()
+    translator.verification.mark_counts_unverified(10.0)
+    portions = list[int]()
+    while not portions or portions[-1]:
+        translator.keys.work.most = translator.keys.work.done + 20
+        portions.append(translator.expire(10.0))
+        translator.keys.work.most = sys.maxsize
+        translator.keys.finish()
+
+    assert max(portions) < 8
+    assert sum(portions) == 24
+    assert not translator.keys.parents
+    assert len(translator.keys.take_changes().expired) == 24
 
 
 @pytest.mark.parametrize("marked_at", [1.0, 10.0])

@@ -74,9 +74,7 @@ class Continuity:
     @property
     def catching_up(self) -> bool:
         """The engine's past is being read: batches tell of a cache as it was."""
-        return any(
-            isinstance(task, Verify | Begin) or (isinstance(task, Resume) and task.first) for task in self._tasks
-        )
+        return any(isinstance(task, Verify | Begin) or (isinstance(task, Resume) and task.past) for task in self._tasks)
 
     def next_item(self) -> Item | None:
         if not self._items:
@@ -203,7 +201,7 @@ class Continuity:
                     self._expected, self._fingerprint = task.cursor.sequence + 1, task.cursor.fingerprint
                     self.cursor = task.cursor
                     self._items.append(EngineResumed())
-                    self._resume(first=True)
+                    self._resume(past=True)
                 else:
                     self._begin(EngineAttached)
             case Begin():
@@ -212,7 +210,7 @@ class Continuity:
                     self._expected, self._replay.answers = 0, True
                     self._items.append(task.announcement(exact=True))
                 else:
-                    self._resume(first=True)  # the answer may have had a hole
+                    self._resume(past=True)  # the answer may have had a hole
             case Resume():
                 self._end_answer(task)
             case Deliver():
@@ -229,15 +227,15 @@ class Continuity:
             self._end_answer(task)
         elif self._expected is not None:
             self._tasks.pop()
-            self._resume(first=True)
+            self._resume(past=True)
 
     def _begin(self, announcement: type[EngineAttached | EngineRestarted]) -> None:
         self._expected, self._fingerprint, self.cursor = None, b"", None
         self._unproven = False
         self._tasks.append(Begin(announcement))
 
-    def _resume(self, *, ahead: bool = False, first: bool = False, failures: int = 0) -> None:
-        self._tasks.append(Resume(ahead, first, failures))
+    def _resume(self, *, ahead: bool = False, past: bool = False, failures: int = 0) -> None:
+        self._tasks.append(Resume(ahead, past, failures))
         if self._expected is None and self._unproven:  # nothing was ever seen of the engine before
             self._begin(EngineRestarted)
 
@@ -256,6 +254,7 @@ class Continuity:
         if sequence == self._expected:
             self._take(sequence, payload)
             task.recovered += 1
+            task.past = True
         return True
 
     def _end_answer(self, task: Resume) -> None:

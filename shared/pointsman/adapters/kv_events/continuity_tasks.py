@@ -29,11 +29,11 @@ class Begin:
 @dataclass(slots=True)
 class Resume:
     """Request all from the last batch on. `ahead`: a later batch was received, so an empty answer does not mean a new
-    engine. `first`: of an engine of which the reading begins. `hole`: the previous answer's gap; if it repeats, it is the
-    engine's. Other fields describe one answer."""
+    engine. `past`: the reading of the engine begins, or an answer had batches that were missed. `hole`: the previous answer's
+    gap; if it repeats, it is the engine's. Other fields describe one answer."""
 
     ahead: bool = False
-    first: bool = False
+    past: bool = False
     failures: int = 0
     hole: Sequence | None = None
     expected: Sequence = 0

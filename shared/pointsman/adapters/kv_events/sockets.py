@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import socket as tcp
+import struct
+import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from sys import getsizeof
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import zmq
 import zmq.asyncio
@@ -24,6 +27,11 @@ RECEIVE_QUEUE_MAX = 64
 drops then is a gap."""
 FRAMES_MAX = 8
 """Of a message; vLLM's have at most four. RCVHWM and MAXMSGSIZE bound messages and frames, nothing the frames of a message."""
+UNFINISHED_BYTES_MAX = PAYLOAD_BYTES_MAX
+"""Of a message that has not ended. libzmq keeps its frames and shows none of them; 0.6 GB if they are empty."""
+UNFINISHED_CHECK_SECONDS: Seconds = 0.5
+BYTES_RECEIVED_AT = 128
+"""Offset of `tcpi_bytes_received` in Linux's `tcp_info`."""
 READ_AHEAD_BYTES_MAX = 64 * 1024 * 1024
 """Of a replay. vLLM's replay socket queues 1,000 batches and drops the rest, so what arrives is taken at once."""
 REPLAY_FRAME_SECONDS = 2.0
@@ -37,6 +45,8 @@ REDIAL_SECONDS = 0.2
 HEARTBEAT_MS = 2_000
 HEARTBEAT_TIMEOUT_MS = 10_000
 END_OF_REPLAY = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
+
+_Ready = TypeVar("_Ready")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +79,8 @@ class ReplayError(Exception):
     pass
 
 
-class TooManyFramesError(Exception):
-    pass
+class TooLongMessageError(Exception):
+    """Its rest is not read: close the socket."""
 
 
 class LiveSocket(Protocol):
@@ -155,9 +165,12 @@ class ZmqLiveSocket(LiveSocket):
         interrupted, self._given_up = self._given_up, False
         with contextlib.suppress(zmq.Again):
             while True:
-                event = parse_monitor_message(self._connections.recv_multipart(zmq.NOBLOCK))["event"]
+                told = parse_monitor_message(self._connections.recv_multipart(zmq.NOBLOCK))
+                if told["event"] == zmq.EVENT_CONNECTED:
+                    self._unfinished.descriptor = told["value"]
+                    continue
                 interrupted = True
-                if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                if told["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                     self._connected = True
                 elif self._connected:
                     self._hang_up()
@@ -168,18 +181,23 @@ class ZmqLiveSocket(LiveSocket):
         """Returns early when the connection changes."""
         if not self._connected:
             await self._dial()
-        return self._socket in dict(await self._poller.poll(int(seconds * 1000)))
+        try:
+            return self._socket in dict(await self._unfinished.polled(self._poller.poll, seconds))
+        except TooLongMessageError:
+            self._give_up()
+            return False
 
     @override
     def receive(self) -> list[bytes] | None:
         try:
-            return _message(self._queue)
+            message = _message(self._queue)
         except zmq.Again:
             return None
-        except TooManyFramesError:
-            self._hang_up()
-            self._given_up = True
+        except TooLongMessageError:
+            self._give_up()
             return None
+        self._unfinished.begin()
+        return message
 
     @override
     def discard(self) -> None:
@@ -203,7 +221,7 @@ class ZmqLiveSocket(LiveSocket):
         ):
             self._socket.setsockopt(option, value)
         self._socket.subscribe(b"")
-        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        events = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         self._monitor: zmq.asyncio.Socket = self._socket.get_monitor_socket(events)
         self._queue: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)
         self._connections: zmq.Socket[bytes] = zmq.Socket.shadow(self._monitor)
@@ -212,6 +230,7 @@ class ZmqLiveSocket(LiveSocket):
         self._poller.register(self._monitor, zmq.POLLIN)
         self._address = ""
         self._connected = False
+        self._unfinished: _UnfinishedMessage = _UnfinishedMessage()
 
     async def _dial(self) -> None:
         await asyncio.sleep(max(0.0, self._redial_at - loop_seconds()))
@@ -223,6 +242,10 @@ class ZmqLiveSocket(LiveSocket):
             self._hang_up()
         self._socket.connect(address)
         self._address = address
+
+    def _give_up(self) -> None:
+        self._hang_up()
+        self._given_up = True
 
     def _hang_up(self) -> None:
         self.close()
@@ -247,10 +270,15 @@ class ZmqReplaySocket(ReplaySocket):
             raise ReplayError(msg)
         deadline, newest, ended = loop_seconds() + REPLAY_SECONDS_MAX, -1, False
         socket = self._context.socket(zmq.DEALER)
+        connections: zmq.asyncio.Socket = socket.get_monitor_socket(zmq.EVENT_CONNECTED)
         try:
             _set_options(socket)
             socket.connect(address)
-            answer = _Answer(socket)
+            if not await connections.poll(int(REPLAY_FRAME_SECONDS * 1000)):
+                msg = "no connection in time"
+                raise ReplayError(msg)
+            connected = parse_monitor_message(await connections.recv_multipart())
+            answer = _Answer(socket, _UnfinishedMessage(connected["value"]))
             await socket.send_multipart([b"", start.to_bytes(SEQUENCE_BYTES, "big")])
             for _ in range(REPLAY_BATCHES_MAX):
                 number, payload = await answer.next_batch(deadline)
@@ -264,6 +292,8 @@ class ZmqReplaySocket(ReplaySocket):
             msg = f"more than {REPLAY_BATCHES_MAX} batches"
             raise ReplayError(msg)
         finally:
+            socket.disable_monitor()
+            connections.close(linger=0)
             socket.close(linger=0)
             if not ended:
                 self._addresses.expire()
@@ -272,8 +302,9 @@ class ZmqReplaySocket(ReplaySocket):
 class _Answer:
     """Of a replay socket, read ahead of its use within READ_AHEAD_BYTES_MAX."""
 
-    def __init__(self, socket: zmq.asyncio.Socket) -> None:
+    def __init__(self, socket: zmq.asyncio.Socket, unfinished: "_UnfinishedMessage") -> None:
         self._socket = socket
+        self._unfinished = unfinished
         self._queue: zmq.Socket[bytes] = zmq.Socket.shadow(socket)
         self._ahead: deque[list[bytes]] = deque()
         self._bytes = 0
@@ -281,12 +312,17 @@ class _Answer:
     async def next_batch(self, deadline: Seconds) -> tuple[bytes, bytes]:
         """Sequence and payload are the last frames; those before (delimiter, topic) differ between versions."""
         seconds = min(REPLAY_FRAME_SECONDS, deadline - loop_seconds())
-        self._read_ahead()
-        if seconds <= 0 or not (self._ahead or await self._socket.poll(int(seconds * 1000))):
+        try:
+            self._read_ahead()
+            if not self._ahead and seconds > 0:
+                self._unfinished.begin()
+                await self._unfinished.polled(self._socket.poll, seconds)
+                self._read_ahead()
+        except TooLongMessageError as error:
+            raise ReplayError(str(error)) from error
+        if not self._ahead or seconds <= 0:
             msg = "no answer in time"
             raise ReplayError(msg)
-        if not self._ahead:
-            self._read_ahead()
         frames = self._ahead.popleft()
         self._bytes -= sum(map(getsizeof, frames))
         if len(frames) < 2 or len(frames[-2]) != SEQUENCE_BYTES:
@@ -295,26 +331,61 @@ class _Answer:
         return frames[-2], frames[-1]
 
     def _read_ahead(self) -> None:
-        try:
+        with contextlib.suppress(zmq.Again):
             for _ in range(RECEIVE_QUEUE_MAX):
                 if self._bytes >= READ_AHEAD_BYTES_MAX:
                     return
                 frames = _message(self._queue)
                 self._ahead.append(frames)
                 self._bytes += sum(map(getsizeof, frames))
-        except zmq.Again:
-            pass
-        except TooManyFramesError as error:
-            msg = f"more than {FRAMES_MAX} frames"
-            raise ReplayError(msg) from error
+
+
+class _UnfinishedMessage:
+    """What libzmq has received of the next message and does not show. `descriptor`: of the connection; -1 if there is none."""
+
+    def __init__(self, descriptor: int = -1) -> None:
+        self.descriptor = descriptor
+        self._begins_at = 0
+
+    def begin(self) -> None:
+        """The message before was read."""
+        self._begins_at = _received_bytes(self.descriptor)
+
+    async def polled(self, poll: Callable[[int], Awaitable[_Ready]], seconds: Seconds) -> _Ready:
+        """As `poll` of so many seconds. Raises TooLongMessageError."""
+        deadline = loop_seconds() + seconds
+        while True:
+            wait = max(0.0, min(deadline - loop_seconds(), UNFINISHED_CHECK_SECONDS))
+            ready = await poll(int(wait * 1000))
+            if ready or wait < UNFINISHED_CHECK_SECONDS:
+                return ready
+            if _received_bytes(self.descriptor) - self._begins_at > UNFINISHED_BYTES_MAX:
+                msg = f"more than {UNFINISHED_BYTES_MAX} bytes without an end"
+                raise TooLongMessageError(msg)
+
+
+def _received_bytes(descriptor: int) -> int:
+    """Of a TCP connection; 0 for others, for one that libzmq has closed, and where the system does not count."""
+    if sys.platform != "linux" or descriptor < 0:
+        return 0
+    try:
+        connection = tcp.socket(fileno=descriptor)
+        try:
+            counts = connection.getsockopt(tcp.IPPROTO_TCP, tcp.TCP_INFO, BYTES_RECEIVED_AT + 8)
+        finally:
+            connection.detach()
+        return int(struct.unpack_from("=Q", counts, BYTES_RECEIVED_AT)[0])
+    except (OSError, struct.error):
+        return 0
 
 
 def _message(queue: zmq.Socket[bytes]) -> list[bytes]:
-    """Raises zmq.Again. After TooManyFramesError the rest is not read: close the socket."""
+    """Raises zmq.Again and TooLongMessageError."""
     frames = [queue.recv(zmq.NOBLOCK)]
     while queue.getsockopt(zmq.RCVMORE):
         if len(frames) == FRAMES_MAX:
-            raise TooManyFramesError
+            msg = f"more than {FRAMES_MAX} frames"
+            raise TooLongMessageError(msg)
         frames.append(queue.recv(zmq.NOBLOCK))
     return frames
 
