@@ -491,6 +491,7 @@ def _transfer_in(
     request.stage = Stage.HANDED_OVER
     request.attempt = event.attempt
     request.instance, request.prefilled_by = to, event.source
+    request.handed_over_at = event.at
     request.epoch = parts.newest_epoch(to)
     _expect_nowhere(parts, request)
     parts.workload.queue(to).transfer_in(request)

@@ -122,6 +122,8 @@ class Request:
     decode: InstanceId = NO_INSTANCE
     """Expected decode instance; NO_INSTANCE: `instance` decodes too."""
     prefilled_by: InstanceId = NO_INSTANCE
+    handed_over_at: EngineSeconds = 0.0
+    """To `instance`, if `prefilled_by` another; `granted_at` is the prefill's."""
     rebind: bool = False
     """Its ingress polls for a re-binding until the engine answers."""
     rebound_from: InstanceId = NO_INSTANCE
