@@ -22,6 +22,7 @@ from pointsman.runtime.telemetry import ENGINE_FAILURES
 from pointsman.runtime.tracing import NO_SPAN, Span
 from pointsman_ingress import metrics
 from pointsman_ingress.context import RequestContext
+from pointsman_ingress.engine.disaggregation import PrefillResult
 from pointsman_ingress.engine.prefix_fetch import FetchOutcome
 from pointsman_ingress.engine.streams import StreamTail
 from pointsman_ingress.engine.usage import Usage, capped
@@ -53,6 +54,7 @@ class RequestLifecycle:
         self._part_at: EngineSeconds = 0.0
         self._gaps: list[EngineSeconds] = []
         self._prefill_cached: Tokens | None = None
+        self.transfer_from = InstanceId("")  # the prefill engine whose KV cache the present engine fetches
         self._failure_logged = False
         self._fetch_failed = False
 
@@ -71,6 +73,7 @@ class RequestLifecycle:
     def granted(self, grant: RouteGranted) -> None:
         self.grant = grant
         self.sent_at = self._clock.now()
+        self.transfer_from = InstanceId("")
         self._failure_logged = self._fetch_failed = False
 
     def fetched(self, fetch: PrefixFetch, outcome: FetchOutcome) -> None:
@@ -93,10 +96,11 @@ class RequestLifecycle:
         )
         self._log(event)
 
-    def handed_over(self, grant: RouteGranted, cached_tokens: Tokens | None) -> None:
-        """`cached_tokens`: of the prefill engine; -1 if unknown, None without a prefill."""
+    def handed_over(self, grant: RouteGranted, prefill: PrefillResult) -> None:
         self.granted(grant)
-        self._prefill_cached = cached_tokens
+        self._prefill_cached = prefill.cached_tokens
+        if prefill.transfer:
+            self.transfer_from = grant.prefilled_by
 
     def requeued(self, *, refused: bool) -> None:
         """`refused`: the engine refused the connection."""
@@ -122,6 +126,7 @@ class RequestLifecycle:
             failure=failure,
             status=status,
             detail=detail[:DETAIL_CHARACTERS_MAX],
+            prefilled_by=self.transfer_from,
         )
         self._log(event)
 

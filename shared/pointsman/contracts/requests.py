@@ -145,6 +145,8 @@ class RequestAttemptFailed(RequestEvent, frozen=True, kw_only=True):
     failure: AttemptFailure
     status: Count = 0
     detail: Text = ""
+    prefilled_by: InstanceId = InstanceId("")
+    """Whose KV cache `instance` was to fetch: it may be to blame instead."""
 
     @property
     def what(self) -> str:

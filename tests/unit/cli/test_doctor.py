@@ -661,6 +661,16 @@ def _attempts_at_three_engines(*between: LogEvent) -> list[LogEvent]:
     return [*engines, *(asked(n, 10) for n in numbers), *grants, *between, *(_timed_out(n) for n in numbers)]
 
 
+def test_of_failures_where_no_kv_cache_came_the_engines_that_prefilled_are_named() -> None:
+    sources = ("p1", "p1", "p2", "")
+    failures = [_timed_out(1, prefilled_by=InstanceId(source)) for source in sources]
+    (found,) = examined([joined("engine-1"), asked(1, 10), *failures], EngineFailures).findings
+
+    assert found.evidence[1] == (
+        "of those it was to fetch KV caches: 2 of p1, 1 of p2; the engine that prefilled may be to blame instead"
+    )
+
+
 def _blamed(events: list[LogEvent]) -> list[str]:
     """The engines that are to be drained."""
     found = examined(events, EngineFailures).findings
