@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestHandedOver
@@ -22,7 +24,7 @@ from pointsman_ingress.engine.disaggregation import SplitBody
 from pointsman_ingress.http.json_form import LIGHT_BYTES_MAX
 from tests.support.events import joined
 from tests.support.fake_engine import Behaviour, running_engine
-from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, world_with
+from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, POOL, STREAM, TOKENS, TWO, World, world_with
 from tests.support.waiting import eventually
 
 PLACE = {"do_remote_prefill": True, "remote_request_id": "there-1", "remote_host": "h", "remote_port": 1}
@@ -82,6 +84,26 @@ async def test_without_parameters_the_body_reaches_who_decodes_byte_for_byte(wor
         await answer.read()
 
     assert world.two.received[0].body == body
+    end = (await world.events())[-1]
+    assert isinstance(end, RequestFinished)
+    assert end.without_transfer
+
+
+async def test_prefills_that_name_no_cache_are_counted_and_told_at_a_bounded_rate(world: World) -> None:
+    name, labels = "pointsman_handovers_without_transfer_total", {"pool": POOL, "engine": ONE}
+    before = REGISTRY.get_sample_value(name, labels) or 0.0
+    with capture_logs() as logs:
+        for place in (PLACE, None, None):
+            world.one.transfer_params = place
+            async with world.post(COMPLETIONS, TOKENS) as answer:
+                await answer.read()
+        async with world.post(COMPLETIONS, {**TOKENS, "n": 2}) as answer:
+            await answer.read()
+
+    assert REGISTRY.get_sample_value(name, labels) == before + 2
+    assert [line["instance"] for line in logs if line["event"] == "handover_without_transfer"] == [ONE, ONE]
+    ends = [event for event in await world.events() if isinstance(event, RequestFinished)]
+    assert [end.without_transfer for end in ends] == [False, True, True, False]
 
 
 @pytest.mark.parametrize("several", [{"n": 2}, {"prompt": [[1, 2], [3, 4]]}, {"prompt": ["a", "b"]}])
