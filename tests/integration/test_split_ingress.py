@@ -89,7 +89,7 @@ async def test_without_parameters_the_body_reaches_who_decodes_byte_for_byte(wor
     assert end.without_transfer
 
 
-async def test_prefills_that_name_no_cache_are_counted_and_told_at_a_bounded_rate(world: World) -> None:
+async def test_prefills_that_name_no_cache_are_counted_and_told(world: World) -> None:
     name, labels = "pointsman_handovers_without_transfer_total", {"pool": POOL, "engine": ONE}
     before = REGISTRY.get_sample_value(name, labels) or 0.0
     with capture_logs() as logs:
