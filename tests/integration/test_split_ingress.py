@@ -7,14 +7,24 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
 
+from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestHandedOver
-from pointsman.contracts.requests import PrefillFinished, RequestCancelled, RequestFailed, RequestFinished
-from pointsman.primitives import Term
+from pointsman.contracts.requests import (
+    PrefillFinished,
+    RequestAttemptFailed,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+)
+from pointsman.primitives import InstanceId, Term
 from pointsman_ingress.engine.disaggregation import SplitBody
 from pointsman_ingress.http.json_form import LIGHT_BYTES_MAX
+from tests.support.events import joined
 from tests.support.fake_engine import Behaviour, running_engine
-from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, world_with
+from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, POOL, STREAM, TOKENS, TWO, World, world_with
 from tests.support.waiting import eventually
 
 PLACE = {"do_remote_prefill": True, "remote_request_id": "there-1", "remote_host": "h", "remote_port": 1}
@@ -74,6 +84,26 @@ async def test_without_parameters_the_body_reaches_who_decodes_byte_for_byte(wor
         await answer.read()
 
     assert world.two.received[0].body == body
+    end = (await world.events())[-1]
+    assert isinstance(end, RequestFinished)
+    assert end.without_transfer
+
+
+async def test_prefills_that_name_no_cache_are_counted_and_told(world: World) -> None:
+    name, labels = "pointsman_handovers_without_transfer_total", {"pool": POOL, "engine": ONE}
+    before = REGISTRY.get_sample_value(name, labels) or 0.0
+    with capture_logs() as logs:
+        for place in (PLACE, None, None):
+            world.one.transfer_params = place
+            async with world.post(COMPLETIONS, TOKENS) as answer:
+                await answer.read()
+        async with world.post(COMPLETIONS, {**TOKENS, "n": 2}) as answer:
+            await answer.read()
+
+    assert REGISTRY.get_sample_value(name, labels) == before + 2
+    assert [line["instance"] for line in logs if line["event"] == "handover_without_transfer"] == [ONE, ONE]
+    ends = [event for event in await world.events() if isinstance(event, RequestFinished)]
+    assert [end.without_transfer for end in ends] == [False, True, True, False]
 
 
 @pytest.mark.parametrize("several", [{"n": 2}, {"prompt": [[1, 2], [3, 4]]}, {"prompt": ["a", "b"]}])
@@ -133,6 +163,62 @@ async def test_who_fails_to_decode_before_the_first_token_is_left_out(world: Wor
     assert content.count("data: [DONE]") == 1
     assert [command.excluded for command in world.scheduler.asked] == [[], [TWO]]
     assert len(world.one.received) == 2
+
+
+@pytest.mark.parametrize(
+    ("told", "behaviour", "place", "excluded"),
+    [
+        ({"role": "prefill"}, Behaviour.ERRS, PLACE, [ONE, TWO]),
+        ({"role": "decode"}, Behaviour.ERRS, PLACE, [TWO]),
+        ({"role": "prefill", "max_model_len": 10}, Behaviour.ERRS, PLACE, [TWO]),
+        ({"role": "prefill"}, Behaviour.ERRS, None, [TWO]),
+        ({"role": "prefill"}, Behaviour.KNOWS_NO_MODEL, PLACE, [TWO]),
+    ],
+)
+async def test_who_prefilled_is_left_out_too_where_no_cache_came_and_another_engine_can_prefill(
+    world: World, told: dict[str, Any], behaviour: Behaviour, place: Any, excluded: list[str]
+) -> None:
+    """Not if the decode engine computed all, nor for what it says of the request."""
+    world.two.script.append(behaviour)
+    world.one.transfer_params = place
+    async with running_engine() as three:
+        third: dict[str, Any] = {"url": three.url, "aliases": ["seen"], "max_model_len": 10_000} | told
+        await world.log.append(joined("engine-3", at=ScaledClock().now(), **third))
+        async with asyncio.timeout(5.0):
+            while "seen" not in await _models(world):  # noqa: ASYNC110 - the ingress can only be asked
+                await asyncio.sleep(0.02)
+        world.scheduler.engines = {ONE: world.one.url, InstanceId("engine-3"): three.url}
+        world.scheduler.decoders = {TWO: world.two.url, InstanceId("engine-4"): three.url}
+        async with world.post(COMPLETIONS, STREAM) as answer:
+            await answer.read()
+
+    assert answer.status == 200
+    assert [command.excluded for command in world.scheduler.asked] == [[], excluded]
+    failures = [event for event in await world.events() if isinstance(event, RequestAttemptFailed)]
+    blamed = [ONE if place else ""] if behaviour is Behaviour.ERRS else []
+    assert [(event.instance, event.prefilled_by) for event in failures] == [(TWO, name) for name in blamed]
+
+
+async def test_an_engine_that_refuses_the_connection_leaves_who_prefilled_in(world: World) -> None:
+    """Its cache is still good."""
+    async with running_engine() as three:
+        await world.log.append(
+            joined("engine-3", at=ScaledClock().now(), url=three.url, role="prefill", aliases=["seen"])
+        )
+        async with asyncio.timeout(5.0):
+            while "seen" not in await _models(world):  # noqa: ASYNC110 - the ingress can only be asked
+                await asyncio.sleep(0.02)
+        world.scheduler.decoders = {InstanceId("gone"): "http://127.0.0.1:9", TWO: world.two.url}
+        async with world.post(COMPLETIONS, STREAM) as answer:
+            await answer.read()
+
+    assert answer.status == 200
+    assert [command.excluded for command in world.scheduler.asked] == [[], ["gone"]]
+
+
+async def _models(world: World) -> str:
+    async with world.client.get(world.url + "/v1/models") as answer:
+        return await answer.text()
 
 
 async def test_failures_of_either_engine_are_bounded_together(world: World) -> None:

@@ -1,5 +1,6 @@
 """The attempts of one request. In: answers of the scheduler, failures of engines. Out: the next grant, or what the client is
-told. A request whose engine fails before the client received anything is placed again, without that engine."""
+told. A request whose engine fails before the client received anything is placed again, without that engine; and without the
+one that prefilled it, if another can: either may be why no KV cache came."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,7 +12,7 @@ from pointsman.contracts.commands import RouteGranted, RouteRejected, RouteReque
 from pointsman.contracts.reasons import TENANT_LIMITS, FailReason, RejectReason
 from pointsman.contracts.tenants import RateLimits
 from pointsman.ports import CommandTooLargeError
-from pointsman.primitives import WallSeconds, engine_seconds
+from pointsman.primitives import InstanceId, WallSeconds, engine_seconds
 from pointsman.runtime.telemetry import REQUEST_RETRIES
 from pointsman_ingress.context import RequestContext
 from pointsman_ingress.engine.client import EngineFailedError
@@ -87,9 +88,17 @@ class Attempts:
             lifecycle.failed(FailReason.RETRY_BUDGET_SPENT, 503)
             raise retry_budget_spent(error.public_reason) from error
         REQUEST_RETRIES.labels(self._pool.name).inc()
-        lifecycle.requeued(refused=refused)
         excluded = [*command.excluded, failed]
+        prefilled_by = lifecycle.transfer_from
+        if prefilled_by and error.failure is not None and not refused and self._others_prefill(prefilled_by, excluded):
+            excluded.insert(-1, prefilled_by)
+        lifecycle.requeued(refused=refused)
         self._command = msgspec.structs.replace(command, attempt=command.attempt + 1, excluded=excluded)
+
+    def _others_prefill(self, prefilled_by: InstanceId, excluded: list[InstanceId]) -> bool:
+        tried = (*excluded, prefilled_by)
+        others = (i for i in self._pool.fleet.ready if i.id not in tried and not i.half_open)
+        return any(i.can_serve(self._command) for i in others)
 
     def may_retry_elsewhere(self) -> bool:
         command, grant = self._command, self.lifecycle.grant

@@ -139,7 +139,7 @@ class Delivery:
         if isinstance(next_grant, RouteRejected):
             lifecycle.failed(next_grant.reason, next_grant.status)
             raise self._attempts.rejected(next_grant)
-        lifecycle.handed_over(next_grant, prefill.cached_tokens)
+        lifecycle.handed_over(next_grant, prefill)
         return next_grant, await self._between_engines(next_grant, split.for_decode, prefill)
 
     async def _between_engines(

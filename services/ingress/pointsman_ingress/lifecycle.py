@@ -19,10 +19,12 @@ from pointsman.contracts.requests import (
 )
 from pointsman.ports import Clock
 from pointsman.primitives import EngineSeconds, InstanceId, Term, Tokens
-from pointsman.runtime.telemetry import ENGINE_FAILURES
+from pointsman.runtime.containment import RateLimit
+from pointsman.runtime.telemetry import ENGINE_FAILURES, HANDOVERS_WITHOUT_TRANSFER
 from pointsman.runtime.tracing import NO_SPAN, Span
 from pointsman_ingress import metrics
 from pointsman_ingress.context import RequestContext
+from pointsman_ingress.engine.disaggregation import PrefillResult
 from pointsman_ingress.engine.prefix_fetch import FetchOutcome
 from pointsman_ingress.engine.streams import StreamTail
 from pointsman_ingress.engine.usage import Usage, capped
@@ -32,6 +34,9 @@ log = structlog.get_logger()
 
 DETAIL_CHARACTERS_MAX = 500
 GAPS_MAX = 100_000
+NO_TRANSFER = "it gave no kv_transfer_params that can be used: has it a connector?"
+
+_transfer_warnings = RateLimit()  # of all requests of this process
 
 EQUAL, FEWER, MORE, UNKNOWN = "equal", "fewer", "more", "unknown"
 
@@ -54,6 +59,8 @@ class RequestLifecycle:
         self._part_at: EngineSeconds = 0.0
         self._gaps: list[EngineSeconds] = []
         self._prefill_cached: Tokens | None = None
+        self.transfer_from = InstanceId("")  # the prefill engine whose KV cache the present engine fetches
+        self._without_transfer = False
         self._failure_logged = False
         self._fetch_failed = False
 
@@ -72,7 +79,8 @@ class RequestLifecycle:
     def granted(self, grant: RouteGranted) -> None:
         self.grant = grant
         self.sent_at = self._clock.now()
-        self._failure_logged = self._fetch_failed = False
+        self.transfer_from = InstanceId("")
+        self._without_transfer = self._failure_logged = self._fetch_failed = False
 
     def fetched(self, fetch: PrefixFetch, outcome: FetchOutcome) -> None:
         grant = self.grant
@@ -94,10 +102,18 @@ class RequestLifecycle:
         )
         self._log(event)
 
-    def handed_over(self, grant: RouteGranted, cached_tokens: Tokens | None) -> None:
-        """`cached_tokens`: of the prefill engine; -1 if unknown, None without a prefill."""
+    def handed_over(self, grant: RouteGranted, prefill: PrefillResult) -> None:
         self.granted(grant)
-        self._prefill_cached = cached_tokens
+        self._prefill_cached = prefill.cached_tokens
+        if prefill.transfer:
+            self.transfer_from = grant.prefilled_by
+        elif prefill.cached_tokens is not None:
+            self._without_transfer = True
+            HANDOVERS_WITHOUT_TRANSFER.labels(self.pool.name, grant.prefilled_by).inc()
+            if _transfer_warnings.allows():
+                log.warning(
+                    "handover_without_transfer", request=self.request, instance=grant.prefilled_by, reason=NO_TRANSFER
+                )
 
     def requeued(self, *, refused: bool) -> None:
         """`refused`: the engine refused the connection."""
@@ -123,6 +139,7 @@ class RequestLifecycle:
             failure=failure,
             status=status,
             detail=detail[:DETAIL_CHARACTERS_MAX],
+            prefilled_by=self.transfer_from,
         )
         self._log(event)
 
@@ -162,6 +179,7 @@ class RequestLifecycle:
             tpot=(now - first_token_at) / (output_tokens - 1) if output_tokens > 1 else 0.0,
             predicted_cached_tokens=self._predicted_cached_tokens,
             tbt_p90=tbt_p90(self._gaps),
+            without_transfer=self._without_transfer,
         )
         self._log(event)
         self._measure(event, output_tokens)

@@ -126,6 +126,8 @@ class RequestFinished(RequestEvent, frozen=True, kw_only=True):
     """`cached_tokens` as predicted at the grant; -1 if not comparable."""
     tbt_p90: EngineSeconds = 0.0
     """90th percentile of the gaps between parts of a stream (Mooncake's TBT); 0: not streamed, or fewer than two gaps."""
+    without_transfer: bool = False
+    """Its prefill engine gave no `kv_transfer_params`: as far as is known, `instance` computed the prompt again."""
 
 
 def cached_of_keys(event: RequestFinished, answers: Answers) -> Tokens:
@@ -156,6 +158,8 @@ class RequestAttemptFailed(RequestEvent, frozen=True, kw_only=True):
     failure: AttemptFailure
     status: Count = 0
     detail: Text = ""
+    prefilled_by: InstanceId = InstanceId("")
+    """Whose KV cache `instance` was to fetch: it may be to blame instead."""
 
     @property
     def what(self) -> str:

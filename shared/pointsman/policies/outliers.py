@@ -227,12 +227,15 @@ class _Evaluation:
     def _unsettled(self) -> dict[InstanceId, list[Failure]]:
         """Open failures of requests that run well elsewhere."""
         found: dict[InstanceId, list[Failure]] = {}
-        for request_id, failures in self._state.outliers.open_failures():
+        outliers = self._state.outliers
+        for request_id, failures in outliers.open_failures():
             request, last = self._state.workload.requests.get(request_id), failures[-1]
             alone = all(failure.instance == last.instance for failure in failures)
-            counts = last.at >= self._since and self._state.outliers.is_present(last)
-            if request is not None and alone and counts and self._runs_elsewhere(request, last):
-                found.setdefault(last.instance, []).append(last)
+            if request is None or not alone or last.at < self._since:
+                continue
+            accused = outliers.accused(last, server=request.instance, prefiller=request.prefilled_by)
+            if accused is not None and outliers.is_present(accused) and self._runs_elsewhere(request, accused):
+                found.setdefault(accused.instance, []).append(accused)
         return found
 
     def _runs_elsewhere(self, request: Request, failure: Failure) -> bool:

@@ -1,7 +1,7 @@
 """Finds granted requests that their engine has lost: it keeps reporting that it is idle, after it reported load in this
-epoch. A request in its first step gets twice its predicted prefill, since vLLM updates its counters after each step. The
-leader's clock alone measures: what workers and ingresses date counts by when the leader saw it change. Limit: forgotten with
-the term."""
+epoch. A request in its first step gets twice its predicted prefill, since vLLM updates its counters after each step; one that
+was prefilled elsewhere gets as much from its hand-over on. The leader's clock alone measures: what workers and ingresses date
+counts by when the leader saw it change. Limit: forgotten with the term."""
 
 from collections.abc import Iterator
 
@@ -36,7 +36,8 @@ class LostRequests:
             if heard.was_heard(name, now, within=idle_after):
                 unbroken = seconds_since(idle_since, now, steady_since=steady_since)
                 for request in _sent(state, name):
-                    waited = min(unbroken, seconds_since(request.granted_at, now, steady_since=steady_since))
+                    sent_at = request.handed_over_at if request.prefilled_by else request.granted_at
+                    waited = min(unbroken, seconds_since(sent_at, now, steady_since=steady_since))
                     if waited > idle_after + _prefill_due(state, request):
                         lost.append(request)
         return lost
@@ -75,7 +76,7 @@ def _sent(state: State, instance: InstanceId) -> Iterator[Request]:
 def _prefill_due(state: State, request: Request) -> EngineSeconds:
     if _has_first_token(request):
         return 0.0
-    predicted = request.engine_seconds * state.latency.correction(request.instance)
+    predicted = request.engine_seconds * state.latency.correction(request.prefilled_by or request.instance)
     return min(PREFILLS_WAITED * predicted, PREFILL_SECONDS_MAX)
 
 

@@ -16,7 +16,9 @@ REPEAT_SECONDS = 5.0
 LOG_BURST_MAX = 20
 
 
-class _RateLimit:
+class RateLimit:
+    """Of log lines: LOG_BURST_MAX at once, then one in REPEAT_SECONDS."""
+
     def __init__(self) -> None:
         self._logged = 0
         self._logged_at = 0.0
@@ -30,7 +32,7 @@ class _RateLimit:
         return True
 
 
-_rate_limits: dict[str, _RateLimit] = {}
+_rate_limits: dict[str, RateLimit] = {}
 
 
 @contextmanager
@@ -44,7 +46,7 @@ def contained(step: Step) -> Iterator[None]:
 
 def note_failure(step: Step, error: Exception, **fields: str) -> None:
     telemetry.UNEXPECTED_ERRORS.labels(step).inc()
-    if _rate_limits.setdefault(step, _RateLimit()).allows():
+    if _rate_limits.setdefault(step, RateLimit()).allows():
         log.error("unexpected_error", step=step, exc_info=error, **fields)
 
 
@@ -56,7 +58,7 @@ class DeadLetterWatch:
         self._letters: DeadLetters | None = None
         self._undecodable = 0
         self._unapplied = 0
-        self._pace = _RateLimit()
+        self._pace = RateLimit()
 
     def look(self, letters: DeadLetters) -> None:
         """Call after each entry. A new object is a new fold; its dead letters from a checkpoint are not reported."""

@@ -134,6 +134,11 @@ ENGINE_FAILURES = Counter(
     ["pool", "engine", "failure"],
     values={"failure": get_args(AttemptFailure)},
 )
+HANDOVERS_WITHOUT_TRANSFER = Counter(
+    "pointsman_handovers_without_transfer_total",
+    "Prefills after which the engine named no KV cache that the decode engine could fetch.",
+    ["pool", "engine"],
+)
 REQUEST_RETRIES = Counter(
     "pointsman_request_retries_total", "Requests sent to another engine because one had failed.", ["pool"]
 )

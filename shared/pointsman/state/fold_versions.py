@@ -72,3 +72,6 @@ SHORT_TURNS = 11
 for is granted behind them), and requests that leave an instance."""
 FAILURE_SHARE_BACK = 11
 """The failure share is that of the newest requests, of a minute where an interval has too few."""
+PREFILLERS_BLAMED = 11
+"""A request that fails where a KV cache should have come may be the fault of the engine that prefilled it. One that finishes
+was served by both."""

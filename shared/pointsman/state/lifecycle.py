@@ -2,6 +2,7 @@
 detection. `TRANSITIONS` has every legal move; other events change nothing, since a log may have repeats and entries
 that crossed each other. Functions over `StateParts`."""
 
+from dataclasses import replace
 from enum import StrEnum
 from math import ceil
 
@@ -37,7 +38,7 @@ from pointsman.state.parts import StateParts
 from pointsman.state.prefix_copies import COPY_WALL_SECONDS
 from pointsman.state.promises import Promises
 from pointsman.state.transfers import REST_WALL_SECONDS, FetchUnderWay
-from pointsman.state.workload import NO_INSTANCE, AttemptBefore, Rejection, Request, Stage
+from pointsman.state.workload import NO_EPOCH, NO_INSTANCE, AttemptBefore, Rejection, Request, Stage
 
 
 class Trigger(StrEnum):
@@ -130,7 +131,12 @@ def place(parts: StateParts, event: RequestPlaced) -> None:
         return  # forged: nobody would ever take it from there
     if trigger is Trigger.RETRIED and request.instance:
         request.attempt_before = AttemptBefore(
-            request.attempt, request.instance, request.epoch, request.granted_at, request.grant
+            request.attempt,
+            request.instance,
+            request.epoch,
+            request.granted_at,
+            request.grant,
+            request.prefill_epoch,
         )
     _unplace(parts, request, event.at)
     request.attempt = event.attempt
@@ -490,6 +496,8 @@ def _transfer_in(
     request.stage = Stage.HANDED_OVER
     request.attempt = event.attempt
     request.instance, request.prefilled_by = to, event.source
+    request.handed_over_at = event.at
+    request.prefill_epoch = parts.newest_epoch(event.source) if event.prefill > 0 else NO_EPOCH
     request.epoch = parts.newest_epoch(to)
     _expect_nowhere(parts, request)
     parts.workload.queue(to).transfer_in(request)
@@ -507,6 +515,8 @@ def fail_attempt(parts: StateParts, event: RequestAttemptFailed) -> None:
     if instance is None:
         return
     since, grant = event.at, parts.next_grant_place(event.at)
+    prefiller = parts.fleet.get(event.prefilled_by)
+    prefill_epoch = prefiller.epoch if prefiller is not None else NO_EPOCH
     counted = parts.settings.fold_version >= fold_versions.ATTEMPTS_COUNTED
     before = request.attempt_before if request is not None and counted else None
     if before is not None and (before.attempt, before.instance) == (event.attempt, event.instance):
@@ -514,16 +524,22 @@ def fail_attempt(parts: StateParts, event: RequestAttemptFailed) -> None:
             return
         if before.granted_at:
             since, grant = before.granted_at, before.grant
+        prefill_epoch = before.prefill_epoch
     elif request is not None and event.instance in (request.instance, request.prefilled_by):
         if event.instance == request.instance and request.epoch != instance.epoch:
             return  # an earlier epoch failed it
         if request.granted_at:
             since, grant = request.granted_at, parts.grant_place(request)
+        prefill_epoch = request.prefill_epoch
     given_up = parts.outliers.pop_given_up(event.request, event.instance)
     if given_up is not None:
         since, grant = given_up
     proven = event.failure == "connect_failure" or given_up is not None
     failure = Failure(event.instance, event.at, since, grant, event.what)
+    blamed = parts.settings.fold_version >= fold_versions.PREFILLERS_BLAMED
+    if blamed and prefiller is not None and prefiller.epoch == prefill_epoch:
+        what = f"{event.instance} got no KV cache of it: {event.what}"
+        failure = replace(failure, prefiller=replace(failure, instance=prefiller.id, what=what))
     parts.outliers.failed(event.request, failure, proven=proven)
     if counted and parts.workload.end_of(event.request) in UNSERVED:
         parts.outliers.ended(event.request, cancelled=False)  # the command of its next attempt came before this
@@ -561,6 +577,7 @@ def _note_end(parts: StateParts, request: Request, event: RequestEnd) -> None:
         parts.output_lengths.learn(request.tenant, of_each, request.max_output_tokens)
         if finished.instance == request.instance:
             parts.outliers.served(finished.instance, finished.at, grant=parts.grant_place(request))
+            _note_served_prefill(parts, request, finished.at)
         if parts.learns_from_deliveries:
             learn_delivered(parts, request, finished)
     if isinstance(event, RequestRejected):
@@ -582,6 +599,12 @@ def _note_end(parts: StateParts, request: Request, event: RequestEnd) -> None:
         if isinstance(event, RequestRejected):
             tracker.refused(request, event.at, event.reason)
         tracker.ended(request, event.at, finished)
+
+
+def _note_served_prefill(parts: StateParts, request: Request, at: EngineSeconds) -> None:
+    blamed = parts.settings.fold_version >= fold_versions.PREFILLERS_BLAMED
+    if blamed and parts.current(request.prefilled_by, request.prefill_epoch) is not None:
+        parts.outliers.served(request.prefilled_by, at, grant=parts.grant_place(request))
 
 
 def _note_end_for_outliers(parts: StateParts, event: RequestEnd) -> None:

@@ -2,7 +2,9 @@
 attempt, or one that was redispatched long after its first token was due, is *open* until attributed. The engine is to
 blame if another one gives the request its first token, or if the request ends with a single engine failing it; the
 request, if two or more failed it and none served it. Refused connections, and requests that the leader gave up because
-the engine reported no work, are always the engine's fault. Client cancellations prove nothing. Engine seconds; history covers HISTORY_WALL_SECONDS."""
+the engine reported no work, are always the engine's fault. Client cancellations prove nothing. Where a KV cache should have
+come from another engine, either may be to blame: of those two, the one that has failed more requests since it last served one.
+Engine seconds; history covers HISTORY_WALL_SECONDS."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -11,6 +13,7 @@ from itertools import chain
 
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, WallSeconds
 from pointsman.state.fold_versions import ATTEMPTS_COUNTED, FOLD_VERSION, LEFT_FORGOTTEN
+from pointsman.state.workload import NO_INSTANCE
 
 HISTORY_WALL_SECONDS: WallSeconds = WallSeconds(60.0)
 PREFILLS_MAX = 64
@@ -33,6 +36,8 @@ class Failure:
     grant: float
     what: str
     phase: int = 0
+    prefiller: "Failure | None" = None
+    """The same as a failure of the engine whose KV cache it was to fetch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,8 @@ class Record:
     tallies: dict[int, Tally] = field(default_factory=dict)
     in_a_row: int = 0
     """Consecutive failed attempts begun after the newest served one."""
+    suspected: int = 0
+    """As many attempts that another engine may have failed instead."""
     last_failure: str = ""
     last_failure_at: EngineSeconds = 0.0
     prefills: deque[Prefill] = field(default_factory=deque)
@@ -91,7 +98,7 @@ class Record:
     def clear(self) -> None:
         self.tallies = {}
         self.prefills = deque()
-        self.in_a_row, self.last_failure = 0, ""
+        self.in_a_row, self.suspected, self.last_failure = 0, 0, ""
         self.until = self.half_open_since = self.trials_from = 0.0
         self.trial, self.trial_served, self.trials_served, self.trial_failure = None, False, 0, ""
 
@@ -116,7 +123,9 @@ class Outliers:
     def is_open(self, instance: InstanceId, *, first: float, since: EngineSeconds) -> bool:
         """Whether an attempt there, of the grant `first` or a later one and begun since then, failed or was given up and is
         not attributed yet."""
-        attempts: Iterable[Failure | _GivenUp] = chain(self._given_up.values(), *self._open.values())
+        failures = list(chain(*self._open.values()))
+        prefillers = (failure.prefiller for failure in failures if failure.prefiller is not None)
+        attempts: Iterable[Failure | _GivenUp] = chain(self._given_up.values(), failures, prefillers)
         return any(a.instance == instance and a.grant >= first and a.since >= since for a in attempts)
 
     def served_and_failed(
@@ -132,16 +141,34 @@ class Outliers:
 
     def failed(self, request: RequestId, failure: Failure, *, proven: bool) -> None:
         """`proven`: certainly the engine's fault."""
-        failure = replace(failure, phase=self.record(failure.instance).phase)
+        failure, prefiller = self._begun(failure), failure.prefiller
         if proven:
             self._convict(failure)
             return
+        if prefiller is not None:
+            failure = replace(failure, prefiller=self._begun(prefiller))
+            for suspect in (failure, prefiller):
+                record = self._of(suspect.instance)
+                record.suspected += suspect.grant > record.newest_served
         failures = self._open.setdefault(request, [])
         failures.append(failure)
         if len(failures) > OPEN_FAILURES_MAX:
             del failures[0]
         if len(self._open) > OPEN_MAX:
             del self._open[next(iter(self._open))]
+
+    def _begun(self, failure: Failure) -> Failure:
+        return replace(failure, phase=self.record(failure.instance).phase)
+
+    def accused(
+        self, failure: Failure, *, server: InstanceId = NO_INSTANCE, prefiller: InstanceId = NO_INSTANCE
+    ) -> Failure | None:
+        """Of the engines of this attempt, whom those do not clear that serve the request now (`server`, and the one that
+        prefilled it for that). At a tie the one that said that it failed."""
+        suspects = [failure] if failure.instance != server else []
+        if failure.prefiller is not None and failure.prefiller.instance != prefiller:
+            suspects.append(failure.prefiller)
+        return max(suspects, key=lambda suspect: self.record(suspect.instance).suspected, default=None)
 
     def gave_up(
         self, request: RequestId, instance: InstanceId, *, since: EngineSeconds, grant: float, idle: bool
@@ -163,17 +190,18 @@ class Outliers:
         del self._given_up[request]
         return gone.since, gone.grant
 
-    def answered(self, request: RequestId, instance: InstanceId) -> None:
+    def answered(self, request: RequestId, instance: InstanceId, *, prefiller: InstanceId = NO_INSTANCE) -> None:
         """A first token: engines that failed the request before are to blame."""
         for failure in self._open.pop(request, ()):
-            if failure.instance != instance:
-                self._convict(failure)
+            accused = self.accused(failure, server=instance, prefiller=prefiller)
+            if accused is not None:
+                self._convict(accused)
 
     def ended(self, request: RequestId, *, cancelled: bool) -> None:
         """The request ended unserved. `cancelled`: by its client or the leader, so not for what the engine did."""
         failures = self._open.pop(request, [])
         if not cancelled and len({failure.instance for failure in failures}) == 1:
-            self._convict(failures[-1])
+            self._convict(self.accused(failures[-1]) or failures[-1])
 
     def prefilled(self, instance: InstanceId, prefill: Prefill, *, grant: float) -> None:
         record = self._of(instance)
@@ -188,7 +216,7 @@ class Outliers:
         self._tally(record, at).served += 1
         if grant >= record.newest_served:
             record.newest_served = grant
-            record.in_a_row = 0
+            record.in_a_row = record.suspected = 0
         if record.trials_from and grant >= record.trials_from:
             record.trial, record.trial_served = record.trial or Prefill(at, 0.0, 0.0), True
             record.trials_served += 1

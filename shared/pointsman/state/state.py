@@ -57,6 +57,7 @@ from pointsman.state.fleet import Instance
 from pointsman.state.fold_versions import FOLD_VERSION
 from pointsman.state.parts import PoolSettings, StateParts, check_step
 from pointsman.state.recent_decisions import RecentDecisions
+from pointsman.state.workload import NO_INSTANCE
 
 __all__ = ["FOLD_VERSION", "PoolSettings", "State"]
 
@@ -117,7 +118,10 @@ class State(StateParts):
         event = self._dated(event)
         if stamp is None and isinstance(event, _FROM_ENGINES):
             self.fleet.note_activity(event.instance, event.at)
-            self.outliers.answered(event.request, event.instance)
+            request = self.workload.requests.get(event.request)
+            is_there = request is not None and request.instance == event.instance
+            prefiller = request.prefilled_by if request is not None and is_there else NO_INSTANCE
+            self.outliers.answered(event.request, event.instance, prefiller=prefiller)
         match event:  # families first: a check of a type costs more than most of what follows
             case RequestEvent():
                 self._apply_to_request(event)

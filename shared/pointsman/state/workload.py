@@ -70,6 +70,7 @@ class AttemptBefore:
     epoch: Epoch
     granted_at: EngineSeconds
     grant: int
+    prefill_epoch: Epoch = NO_EPOCH
 
 
 @dataclass(slots=True, eq=False)
@@ -122,6 +123,10 @@ class Request:
     decode: InstanceId = NO_INSTANCE
     """Expected decode instance; NO_INSTANCE: `instance` decodes too."""
     prefilled_by: InstanceId = NO_INSTANCE
+    handed_over_at: EngineSeconds = 0.0
+    """To `instance`, if `prefilled_by` another; `granted_at` is the prefill's."""
+    prefill_epoch: Epoch = NO_EPOCH
+    """Of `prefilled_by`, then; NO_EPOCH: it is not known to have prefilled anything."""
     rebind: bool = False
     """Its ingress polls for a re-binding until the engine answers."""
     rebound_from: InstanceId = NO_INSTANCE

@@ -23,6 +23,7 @@ from pointsman_cli.doctor.lateness import Lateness
 from pointsman_cli.doctor.live_fleet import LiveFleet
 from pointsman_cli.doctor.log_health import LogHealth
 from pointsman_cli.doctor.log_limits import LogDelay, LogSpace
+from pointsman_cli.doctor.missing_transfers import MissingTransfers
 from pointsman_cli.doctor.predictions import Predictions
 from pointsman_cli.doctor.requests import Requests
 from pointsman_cli.doctor.service import Service
@@ -48,6 +49,7 @@ EXAMINERS: tuple[type[Examiner], ...] = (
     EngineFailures,
     Caches,
     EmptiedCaches,
+    MissingTransfers,
     SlowEngines,
     Predictions,
     Balance,

@@ -30,6 +30,8 @@ BY_FAILURES: frozenset[EjectionCause] = frozenset({"consecutive_failures", "fail
 class _Engine:
     granted: int = 0
     failed: Counter[str] = field(default_factory=Counter)
+    without_cache_of: Counter[InstanceId] = field(default_factory=Counter)
+    """Failed requests by the engine that had prefilled them."""
     first_at: EngineSeconds = 0.0
     last_at: EngineSeconds = 0.0
     example: str = ""
@@ -85,6 +87,8 @@ class EngineFailures(Examiner):
         engine = self._engine(event.instance)
         how = f"{event.failure} {event.status}" if event.status else event.failure
         engine.failed[how] += 1
+        if event.prefilled_by:
+            engine.without_cache_of[event.prefilled_by] += 1
         engine.first_at, engine.last_at = engine.first_at or event.at, event.at
         engine.example = f"{event.request}: {event.detail}" if event.detail else event.request
         failures = self._failed_at.get(event.request, [])
@@ -159,6 +163,11 @@ class EngineFailures(Examiner):
             begun, ended = (wall_time(at, self.settings.speed) for at in (engine.first_at, engine.last_at))
             own = f"{failed:,} of {max(failed, engine.granted):,} requests sent there"
             yield f"{kinds}; {own}, {begun:%H:%M:%S} to {ended:%H:%M:%S}; the last {engine.example}"
+        if failed and engine.without_cache_of:
+            sources = ", ".join(
+                f"{count:,} of {name}" for name, count in engine.without_cache_of.most_common(SHOWN_MAX)
+            )
+            yield f"of those it was to fetch KV caches: {sources}; the engine that prefilled may be to blame instead"
 
     def _ejections_of(self, engine: _Engine) -> Iterator[str]:
         if engine.ejected:

@@ -71,8 +71,8 @@ def _out(timeline: RequestTimeline) -> Iterator[str]:
 def _retries(timeline: RequestTimeline) -> Iterator[str]:
     for decision in timeline.decisions:
         if decision.excluded:
-            failed = ", ".join(decision.excluded)
-            yield f"{failed} failed it: placed again after {seconds(decision.after_seconds)} (attempt {decision.attempt})"
+            without = ", ".join(decision.excluded)
+            yield f"placed again without {without} after {seconds(decision.after_seconds)} (attempt {decision.attempt})"
         if decision.kind == "moved":
             yield f"moved from {decision.source} after {seconds(decision.after_seconds)}: {decision.reason}"
 

@@ -14,7 +14,14 @@ from msgspec.structs import replace
 from pointsman.contracts.block_keys import pack_keys
 from pointsman.contracts.cache import CacheCleared, CacheEvent, CacheGap, CacheSnapshot
 from pointsman.contracts.codec import LogEvent, encode
-from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestPlaced, ScaleDecided, WritesLost
+from pointsman.contracts.decisions import (
+    LeaderElected,
+    RequestGranted,
+    RequestHandedOver,
+    RequestPlaced,
+    ScaleDecided,
+    WritesLost,
+)
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import (
     FleetEvent,
@@ -44,6 +51,7 @@ from pointsman_cli.doctor.engine_failures import EngineFailures
 from pointsman_cli.doctor.examination import Diagnosis, Examiner, examine
 from pointsman_cli.doctor.fleet_health import FleetHealth
 from pointsman_cli.doctor.lateness import Lateness
+from pointsman_cli.doctor.missing_transfers import MissingTransfers
 from pointsman_cli.doctor.requests import Requests
 from pointsman_cli.doctor.samples import Heavy, Sample, Timeline
 from pointsman_cli.doctor.service import Service
@@ -54,6 +62,7 @@ from pointsman_cli.main import main
 from pointsman_cli.options import as_given
 from pointsman_cli.terminal import wall_time
 from tests.support.events import (
+    finished,
     fleet_described,
     given_up,
     given_up_before_each_end,
@@ -683,6 +692,30 @@ def _attempts_at_three_engines(*between: LogEvent) -> list[LogEvent]:
         for number in numbers
     ]
     return [*engines, *(asked(n, 10) for n in numbers), *grants, *between, *(_timed_out(n) for n in numbers)]
+
+
+def test_a_prefill_engine_that_names_no_kv_cache_is_told() -> None:
+    def log(**fields: Any) -> list[LogEvent]:
+        granted = RequestGranted(at=1.0, request=RequestId("r-1"), instance=InstanceId("p1"), decode=InstanceId("d1"))
+        handed = RequestHandedOver(at=2.0, request=RequestId("r-1"), source=InstanceId("p1"), instance=InstanceId("d1"))
+        end = replace(finished("r-1", "d1", at=3.0), **fields)
+        return [joined("p1", role="prefill"), joined("d1", role="decode"), asked(1, 10), granted, handed, end]
+
+    (found,) = examined(log(without_transfer=True), MissingTransfers).findings
+
+    assert found.what.startswith("p1 named no KV cache after the prefills of 1 request:")
+    assert found.evidence == ["for example r-1"]
+    assert not examined(log(), MissingTransfers).findings
+
+
+def test_of_failures_where_no_kv_cache_came_the_engines_that_prefilled_are_named() -> None:
+    sources = ("p1", "p1", "p2", "")
+    failures = [_timed_out(1, prefilled_by=InstanceId(source)) for source in sources]
+    (found,) = examined([joined("engine-1"), asked(1, 10), *failures], EngineFailures).findings
+
+    assert found.evidence[1] == (
+        "of those it was to fetch KV caches: 2 of p1, 1 of p2; the engine that prefilled may be to blame instead"
+    )
 
 
 def _blamed(events: list[LogEvent]) -> list[str]:

@@ -7,7 +7,8 @@ import pytest
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import AnyCommand
-from pointsman.contracts.fleet import InstanceReported
+from pointsman.contracts.commands import HandOverRequest
+from pointsman.contracts.fleet import DecodeCost, InstanceReported
 from pointsman.contracts.requests import RequestArrived
 from pointsman.contracts.subjects import follow_subject
 from pointsman.policies.dispatch import Dispatcher
@@ -23,7 +24,7 @@ from pointsman_ingress.placement.fleet_view import FleetView
 from pointsman_ingress.placement.in_flight import HEARTBEAT_WALL_SECONDS, InFlightRequests, send_heartbeats
 from pointsman_lab.memory.log import MemoryBroker
 from tests.support.engine_urls import ANY_URL
-from tests.support.events import first_token, route
+from tests.support.events import finished, first_token, joined, route
 from tests.support.leading import leader_of
 from tests.support.virtual_time import in_virtual_time
 
@@ -36,9 +37,9 @@ def leader() -> Dispatcher:
     return leader_of(("a",), policy_set(routing="min_ttft", admission="none", ordering="fcfs"))
 
 
-def report(at: float, running: int = 0, **fields: Any) -> InstanceReported:
+def report(at: float, running: int = 0, *, instance: str = "a", **fields: Any) -> InstanceReported:
     return InstanceReported(
-        at=at, instance=InstanceId("a"), epoch=Epoch(1), serving=True, waiting=0, running=running, kv_usage=0.0,
+        at=at, instance=InstanceId(instance), epoch=Epoch(1), serving=True, waiting=0, running=running, kv_usage=0.0,
         sequence=0, blocks=0, digest=0, **fields,
     )  # fmt: skip
 
@@ -153,6 +154,54 @@ def test_a_report_from_long_ago_does_not_make_an_engine_idle_since_then() -> Non
     watch.hears(9.2, at=1.0)
 
     assert watch.lost(9.5) == []
+
+
+def handed_over_watch(*, took: float, told: bool = True) -> tuple[Watch, float]:
+    """`d` has been idle for long, and gets a request whose prefill at `p` took so many times what the cost model says, as
+    those before if the leader was `told`. And when it did."""
+    decode = DecodeCost(step_s=0.02, per_request_s=0.02)
+    policies = policy_set(routing="min_ttft", admission="none", ordering="fcfs")
+    state = State(PoolSettings(), policies.trackers())
+    for name, role in (("p", "prefill"), ("d", "decode")):
+        state.apply(joined(name, role=role, decode=decode, transfer_tokens_per_s=1e6))
+    watch = Watch(Dispatcher(state, policies, term=Term(1)))
+    for number in range(10):  # what `p` is known for
+        _hand_over(watch, f"w{number}", [number], float(number), PREFILL * took, told=told)
+        state.apply(first_token(f"w{number}", "d", at=number + 0.9))
+        state.apply(finished(f"w{number}", "d", at=number + 0.95))
+    watch.reads(report(11.0, 1, instance="d"), 11.0)
+    at, took = 20.0, 6.4 * took
+    for second in range(12, int(at + took) + 1):
+        watch.reads(report(float(second), instance="d"), float(second))
+        watch.lost(float(second))
+    _hand_over(watch, "r", list(range(100, 200)), at, took, told=told)
+    watch.reads(report(at + took, instance="d"), at + took)
+    return watch, at + took
+
+
+def _hand_over(watch: Watch, request: str, keys: list[int], at: float, took: float, *, told: bool) -> None:
+    watch.dispatcher.route(route(request, keys, arrived_at=at), at)
+    command = HandOverRequest(
+        request=RequestId(request), attempt=1, instance=InstanceId("p"), prefill=took if told else 0.0
+    )
+    watch.dispatcher.hand_over(command, at + took)
+
+
+def test_what_an_idle_decode_engine_got_just_now_it_has_not_lost_however_long_the_prefill_took() -> None:
+    watch, at = handed_over_watch(took=4.0, told=False)
+
+    assert watch.lost(at + 0.1) == []
+
+
+def test_a_decode_engine_is_given_what_its_prefill_engine_taught() -> None:
+    watch, at = handed_over_watch(took=4.0)
+    for second in range(1, 40):
+        watch.reads(report(at + second, instance="d"), at + second)
+        assert watch.lost(at + second) == []
+    for second in range(40, 60):
+        watch.reads(report(at + second, instance="d"), at + second)
+
+    assert watch.lost(at + 60.0) == ["r"]
 
 
 def test_a_prompt_that_nobody_could_prefill_is_not_waited_for_for_ever() -> None:

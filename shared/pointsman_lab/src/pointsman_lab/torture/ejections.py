@@ -2,7 +2,7 @@
 recomputes each sum. Where the leader may wait for more evidence, the rules are wider. EngineSeconds are engine seconds."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
 from pointsman.contracts.decisions import Settings
@@ -26,6 +26,8 @@ class Attempt:
     grant: int
     to_blame: bool | None
     phase: int
+    prefilled: bool = False
+    """The same attempt as one of the engine that prefilled it: either may be to blame."""
 
 
 @dataclass(frozen=True)
@@ -97,21 +99,35 @@ class HealthRecords:
     def left(self, instance: InstanceId) -> None:
         self._of.pop(instance, None)
 
-    def failed(self, request: RequestId, instance: InstanceId, at: EngineSeconds, grant: int, *, proven: bool) -> None:
+    def failed(
+        self,
+        request: RequestId,
+        instance: InstanceId,
+        at: EngineSeconds,
+        grant: int,
+        *,
+        proven: bool,
+        prefilled_by: InstanceId | None = None,
+    ) -> None:
         record = self.of(instance)
         attempt = Attempt(request, instance, at, grant, True if proven else None, record.phase)
         record.failures.append(attempt)
-        if not proven:
-            self._open.setdefault(request, []).append(attempt)
-            self._compare(request)
+        if proven:
+            return
+        self._open.setdefault(request, []).append(attempt)
+        if prefilled_by is not None:
+            other = self.of(prefilled_by)
+            other.failures.append(replace(attempt, instance=prefilled_by, phase=other.phase, prefilled=True))
+            self._open[request].append(other.failures[-1])
+        self._compare(request)
 
-    def answers(self, request: RequestId, instance: InstanceId) -> None:
+    def answers(self, request: RequestId, instance: InstanceId, prefilled_by: InstanceId) -> None:
         for attempt in self._open.pop(request, ()):
-            attempt.to_blame = attempt.instance != instance
+            attempt.to_blame = attempt.instance != (prefilled_by if attempt.prefilled else instance)
 
     def ended(self, request: RequestId, *, given_up: bool) -> None:
         attempts = self._open.pop(request, [])
-        alone = len({attempt.instance for attempt in attempts}) == 1
+        alone = _are_of_one(attempts)
         for attempt in attempts:
             attempt.to_blame = alone and not given_up
 
@@ -125,9 +141,13 @@ class HealthRecords:
 
     def _compare(self, request: RequestId) -> None:
         attempts = self._open[request]
-        if len({attempt.instance for attempt in attempts}) > 1:
+        if not _are_of_one(attempts):
             for attempt in attempts:
                 attempt.to_blame = False
+
+
+def _are_of_one(attempts: list[Attempt]) -> bool:
+    return len({attempt.instance for attempt in attempts if not attempt.prefilled}) == 1
 
 
 @dataclass(frozen=True)

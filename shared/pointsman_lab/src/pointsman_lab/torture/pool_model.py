@@ -37,7 +37,7 @@ from pointsman.contracts.requests import (
     RequestFinished,
 )
 from pointsman.primitives import EngineSeconds, Epoch, InstanceId, Sequence
-from pointsman_lab.torture.pool_records import ModelledInstance
+from pointsman_lab.torture.pool_records import NO_INSTANCE, ModelledInstance
 from pointsman_lab.torture.pool_requests import PoolRequests
 
 CLOCK_SET_SECONDS: EngineSeconds = 60.0
@@ -61,7 +61,10 @@ class PoolModel(PoolRequests):
             self._decided.add(decision)
         event = self._dated(event)
         if event.stamp is None and isinstance(event, PrefillFinished | RequestFinished):
-            self.health.answers(event.request, event.instance)
+            request = self.requests.get(event.request)
+            there = request is not None and request.instance == event.instance
+            prefilled_by = request.prefilled_by if request is not None and there else NO_INSTANCE
+            self.health.answers(event.request, event.instance, prefilled_by)
         match event:
             case InstanceJoined():
                 self._join(event)
@@ -246,6 +249,13 @@ class PoolModel(PoolRequests):
             if event.instance == request.instance and request.epoch != known.epoch:
                 return
             grant = request.grant or grant
-        self.health.failed(event.request, event.instance, event.at, grant, proven=event.failure == "connect_failure")
+        self.health.failed(
+            event.request,
+            event.instance,
+            event.at,
+            grant,
+            proven=event.failure == "connect_failure",
+            prefilled_by=event.prefilled_by if event.prefilled_by in self.instances else None,
+        )
         if event.request in self.unserved:
             self.health.ended(event.request, given_up=False)

@@ -66,6 +66,7 @@ class BookedRequest:
     engine_tokens: Tokens = 0
     decode: InstanceId = NO_INSTANCE
     prefilled_by: InstanceId = NO_INSTANCE
+    prefill_epoch: Epoch = NO_EPOCH
     rebind: bool = False
     rebound_from: InstanceId = NO_INSTANCE
     turn: int = 0

@@ -26,6 +26,7 @@ from pointsman_lab.torture.pool_records import (
     ARRIVED,
     DECODING,
     HANDED_OVER,
+    NO_EPOCH,
     NO_INSTANCE,
     OVERDUE_SECONDS,
     PENDING,
@@ -245,6 +246,7 @@ class PoolRequests(PoolFigures):
             self._withdraw(request)
         request.stage, request.attempt, request.decode = HANDED_OVER, event.attempt, NO_INSTANCE
         request.instance, request.prefilled_by = to, event.source
+        request.prefill_epoch = self.newest_epoch(event.source) if event.prefill > 0 else NO_EPOCH
         request.epoch = self.newest_epoch(to)
         self._next_turn(request)
         self._promise(request)
@@ -265,6 +267,9 @@ class PoolRequests(PoolFigures):
             self._deliver(request, event)
             if event.instance == request.instance:
                 self.health.of(event.instance).served.append(Served(event.at, request.grant))
+                prefiller = self.instances.get(request.prefilled_by)
+                if prefiller is not None and prefiller.epoch == request.prefill_epoch:
+                    self.health.of(request.prefilled_by).served.append(Served(event.at, request.grant))
         computed = isinstance(event, RequestFinished) and event.instance != (request.rebound_from or None)
         if computed and request.stage in (PREFILL, HANDED_OVER):
             self._confirm(request, event.at)
