@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted, RequestPlaced
@@ -31,8 +32,9 @@ TRANSFER_SECONDS = 0.001 + 20 * BLOCK / RATE + 0.001
 class AsAsked(MinTtft):
     """To the instance that a request names as its session, else where the first token comes soonest."""
 
+    @override
     def choose(self, view: PoolView) -> Choice:
-        asked_for = [candidate for candidate in view.candidates if candidate.instance == view.request.session]
+        asked_for = [candidate for candidate in view.candidates if str(candidate.instance) == view.request.session]
         return Choice(asked_for[0], "as asked", view.candidates) if asked_for else super().choose(view)
 
 
