@@ -107,6 +107,23 @@ async def test_an_engine_of_the_release_before_is_found_and_stopped(tmp_path: Pa
     assert await names(provider) == []
 
 
+async def test_what_the_operating_system_refuses_is_the_providers_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as files of another user, or no more files."""
+    provider = processes(tmp_path)
+    (tmp_path / "scaled-1.lock").write_text("1")
+
+    def refused(_lock: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pointsman.adapters.providers.process.is_locked", refused)
+    with pytest.raises(ProviderError, match=r"the instances here cannot be read: .* Permission denied"):
+        await provider.running()
+    with pytest.raises(ProviderError, match=r"scaled-1 cannot be stopped: .* Permission denied"):
+        await provider.stop(InstanceId("scaled-1"))
+
+
 async def told_of_its_end(provider: ProcessProvider) -> str:
     await provider.grow(1)
     await _until_gone(provider)
@@ -532,3 +549,36 @@ async def test_an_image_that_is_not_there_is_not_pulled_but_told_of() -> None:
         await asyncio.to_thread(provider._docker.close)
 
     assert not [path for _, path in fake.seen if "images" in path]
+
+
+async def test_a_call_that_docker_leaves_unanswered_gets_no_second_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("docker", reason="Docker's client is not installed")
+    from pointsman.adapters.providers.docker import ContainerTemplate, DockerProvider
+
+    calls, go_on = list[str](), threading.Event()
+
+    def hang() -> list[Any]:
+        calls.append("list")
+        go_on.wait(10.0)
+        return []
+
+    with FakeDocker().listening() as address:
+        provider = DockerProvider(
+            PoolName("p"), ContainerTemplate(image="vllm", command="", network="n"), url=f"tcp://{address}"
+        )
+        monkeypatch.setattr(provider, "_containers", hang)
+        running = asyncio.ensure_future(provider.running())
+        await eventually(lambda: calls)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        for _ in range(3):
+            with pytest.raises(ProviderError, match="has not answered an earlier call yet"):
+                await provider.running()
+        unanswered = len(calls)
+        go_on.set()
+        await eventually(lambda: provider._left is not None and provider._left.done())
+        again = await names(provider)
+        await asyncio.to_thread(provider._docker.close)
+
+    assert (unanswered, len(calls), again) == (1, 2, [])

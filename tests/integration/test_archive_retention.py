@@ -22,6 +22,7 @@ from pointsman_cli.history.archive import ArchiveHistory
 from pointsman_cli.main import main
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_recorder import archive as archive_module
+from pointsman_recorder import pruning as pruning_module
 from pointsman_recorder.archive import Archive, Batch, Row
 from pointsman_recorder.retention import BATCH_ROWS, DAY_SECONDS, NEWEST_ROWS, Retention, RetentionLimits
 from pointsman_recorder.service import Recorder
@@ -322,6 +323,46 @@ async def test_a_locked_sqlite_file_delays_giving_pages_back_and_ends_nothing(tm
             finally:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_reader_that_keeps_retention_from_removing_anything_is_told_until_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (archive_module, pruning_module):
+        monkeypatch.setattr(module, "WAL_BYTES_KEPT", 10_000_000)  # more than one step of retention writes
+    file, board = tmp_path / "archive.sqlite", HealthBoard(pool=POOL)
+    log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
+    async with archive_at(f"sqlite+aiosqlite:///{file}") as archive:
+        bounded = Retention(archive, log, ScaledClock(), board, RetentionLimits(bytes=1))
+        await fill(archive, "a", [row("a", 1, 1000.0)])
+        with closing(sqlite3.connect(file)) as reader:
+            reader.execute("BEGIN")
+            assert reader.execute("SELECT count(*) FROM events").fetchone() == (1,)
+            await fill(archive, "a", [row("a", n, 1000.0, blocks=600) for n in range(2, 1501)])
+            await bounded.look()
+            assert await ask(archive, "SELECT count(*) FROM events") == [(1500,)]
+            assert "a reader holds the write-ahead log back" in board.degraded_parts["archive retention"]
+        for number in (1501, 1502):  # the first moves all into the file, the second begins anew
+            await fill(archive, "a", [row("a", number, 1000.0)])
+        await bounded.look()
+
+        assert await ask(archive, "SELECT sequence FROM events") == [(1502,)]
+        assert board.whole
+
+
+async def test_retention_that_the_database_refuses_is_told(postgres: str) -> None:
+    board = HealthBoard(pool=POOL)
+    log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
+    async with archive_at(postgres) as archive:
+        await fill(archive, "a", [row("a", n, 1000.0) for n in range(1, 31)])
+        async with archive.engine.begin() as connection:
+            await connection.execute(sa.text("CREATE RULE keep AS ON DELETE TO events DO INSTEAD SELECT 1 / 0"))
+        running = asyncio.create_task(Retention(archive, log, ScaledClock(), board, RetentionLimits(bytes=1)).run())
+        try:
+            await eventually(lambda: "division by zero" in board.degraded_parts.get("archive retention", ""))
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_retention_does_not_wait_without_end_for_a_server_that_vanished(

@@ -191,6 +191,69 @@ async def test_an_engine_says_itself_when_it_may_be_asked_again(path: str, keys:
             assert "x-other" not in answer.headers
 
 
+FULL = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
+BUSY: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"error": {"message": FULL, "type": "Service Unavailable", "param": None, "code": 503}},
+    "/v1/messages": {"type": "error", "error": {"type": "Service Unavailable", "message": FULL}},
+}
+"""What vLLM 0.32 answers with --max-num-queued-reqs, before it begins a stream."""
+NOT_BUSY: dict[str, tuple[int, bytes]] = {
+    "dead": (500, b'{"error": {"message": "EngineCore failed", "type": "InternalServerError", "code": 500}}'),
+    "scaling": (503, b'{"error": "The model is currently scaling. Please try again later."}'),
+    "proxy": (503, b"<html><h1>503 Service Unavailable</h1></html>"),
+    "empty": (503, b""),
+    "large": (503, b'{"error": {"type": "Service Unavailable", "message": "%b"}}' % (b"x" * 100_000)),
+}
+
+
+def refusing(status: int, body: bytes) -> list[bytes]:
+    return [whole(body, head=b"HTTP/1.1 %d Refused\r\n" % status)]
+
+
+@pytest.mark.parametrize("path", BUSY)
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_busy_engine_has_not_failed_and_another_serves(path: str, streams: bool) -> None:
+    body = {**TOKENS, "messages": HELLO["messages"], "stream": streams}
+    async with world_with() as world, running_raw_engine() as busy:
+        busy.answers[path] = refusing(503, json.dumps(BUSY[path]).encode())
+        world.two.says["/v1/messages"] = {"content": []}
+        await world.grants({ONE: busy.url, TWO: world.two.url})
+        status, instance = await asked(world, body, path)
+
+        assert (status, instance, busy.posted[-1]) == (200, TWO, path)
+        assert await failures(world) == []
+
+
+@pytest.mark.parametrize("keys", [None, {"key": "alice"}], ids=["no keys", "keys"])
+@pytest.mark.parametrize("path", [*BUSY, "/tokenize"])
+async def test_where_all_engines_are_busy_the_client_is_told_to_come_again(
+    path: str, keys: dict[str, str] | None
+) -> None:
+    said = BUSY.get(path, BUSY[COMPLETIONS])
+    async with world_with(keys=keys) as world, running_raw_engine() as engine:
+        engine.answers[path] = refusing(503, json.dumps(said).encode())
+        await world.grants({ONE: engine.url, TWO: engine.url})
+        body = {**TOKENS, "messages": HELLO["messages"]}
+        async with world.post(path, body, authorization="Bearer key") as answer:
+            error = (await answer.json())["error"]
+
+        assert (answer.status, answer.headers["retry-after"], error["message"]) == (503, "1", FULL)
+        assert await failures(world) == []
+
+
+@pytest.mark.parametrize("why", NOT_BUSY)
+async def test_any_other_engine_that_is_unavailable_has_failed(why: str) -> None:
+    status, body = NOT_BUSY[why]
+    async with world_with() as world, running_raw_engine() as engine:
+        engine.answers[COMPLETIONS] = refusing(status, body)
+        await world.grants({ONE: engine.url, TWO: world.two.url})
+        answered = await asked(world)
+
+        (told,) = await failures(world)
+        assert (told.instance, told.failure, told.status) == (ONE, "http_5xx", status)
+        assert answered == (200, TWO)
+
+
 async def test_an_engine_that_cannot_be_reached_is_told_of_as_such(world_without_engine_one: World) -> None:
     status, instance = await asked(world_without_engine_one)
 
@@ -439,16 +502,31 @@ async def test_a_prefill_for_another_engine_has_its_own_deadline() -> None:
         assert status == 200
 
 
-@pytest.mark.parametrize(("shown", "told"), [(False, []), (True, ["first_byte_timeout"])])
-async def test_reasoning_that_a_response_hides_is_no_late_first_byte(shown: bool, told: list[str]) -> None:
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "late"),
+    [
+        ({"include_reasoning": True}, True),
+        ({"include_reasoning": False}, False),
+        ({"tools": [TOOL]}, False),
+        ({"tools": [TOOL], "tool_choice": "required"}, False),
+        ({"tools": [TOOL], "tool_choice": "none"}, True),
+        ({"tools": []}, True),
+    ],
+)
+async def test_a_response_that_hides_reasoning_or_begins_with_a_tool_call_is_no_late_first_byte(
+    fields: dict[str, Any], late: bool
+) -> None:
     created = b"event: response.created\ndata: {}\n\nevent: response.in_progress\ndata: {}\n\n"
-    body = {"model": "m", "input": "hello", "stream": True, "max_output_tokens": 500, "include_reasoning": shown}
-    async with world_with(**AT_ONCE, retries_max=1, request_timeout_seconds=3.0 if shown else 1.0) as world:
+    body = {"model": "m", "input": "hello", "stream": True, "max_output_tokens": 500, **fields}
+    async with world_with(**AT_ONCE, retries_max=1, request_timeout_seconds=3.0 if late else 1.0) as world:
         world.one.script.append(Behaviour.HANGS_AFTER_FIRST)
         world.one.first_piece = created
         await asked(world, body, "/v1/responses")
 
-        assert [failure.failure for failure in await failures(world)][:1] == told
+        assert [failure.failure for failure in await failures(world)][:1] == ["first_byte_timeout"] * late
 
 
 # Silence within an answer
@@ -495,6 +573,61 @@ async def test_an_engine_that_works_may_be_silent_within_an_answer() -> None:
 
         assert text.endswith("data: [DONE]\n\n")
         assert "error" not in text
+        assert await failures(world) == []
+
+
+COMMENT = b": keep-alive\n\n"
+"""Of vLLM's server with --sse-keep-alive-interval, whatever its model does."""
+
+
+async def test_comments_are_no_first_output_of_an_engine_that_hangs() -> None:
+    async with world_with(**AT_ONCE, request_timeout_seconds=5.0) as world, running_raw_engine() as hangs:
+        hangs.answers[COMPLETIONS] = [STREAM_HEAD, *[COMMENT] * 100]
+        hangs.pause_seconds = 0.1
+        await world.grants({ONE: hangs.url, TWO: world.two.url})
+
+        assert await asked(world, STREAM) == (200, TWO)
+        assert [(told.instance, told.failure) for told in await failures(world)] == [(ONE, "first_byte_timeout")]
+        assert [event.instance for event in await world.events() if isinstance(event, PrefillFinished)] == [TWO]
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r"])
+async def test_an_error_after_comments_is_seen_by_another_engine_and_not_by_the_client(end: bytes) -> None:
+    error = b'data: {"error": {"message": "x", "type": "InternalServerError", "code": 500}}' + end
+    async with world_with() as world, running_raw_engine() as engine:
+        engine.answers[COMPLETIONS] = [STREAM_HEAD + b": keep", b"-alive" + end, error, b"data: [DONE]" + end]
+        engine.pause_seconds = 0.05
+        await world.grants({ONE: engine.url, TWO: world.two.url})
+        async with world.post(COMPLETIONS, STREAM) as answer:
+            text = await answer.text()
+
+        assert (answer.headers["x-pointsman-instance"], "error" in text) == (TWO, False)
+
+
+@pytest.mark.usefixtures("short_checks")
+async def test_comments_do_not_prolong_the_silence_within_an_answer() -> None:
+    async with (
+        world_with(chunk_timeout_seconds=0.3, request_timeout_seconds=5.0) as world,
+        running_raw_engine() as hangs,
+    ):
+        hangs.answers[COMPLETIONS] = [STREAM_HEAD + world.one.first_piece, *[COMMENT] * 100]
+        hangs.pause_seconds = 0.1
+        await world.grants({ONE: hangs.url, TWO: world.two.url})
+        await asked(world, STREAM)
+
+        assert [(told.instance, told.failure) for told in await failures(world)] == [(ONE, "chunk_timeout")]
+
+
+async def test_comments_between_events_of_a_slow_answer_reach_the_client() -> None:
+    async with world_with(chunk_timeout_seconds=1.0) as world, running_raw_engine() as slow:
+        event, end = world.one.first_piece, b"data: [DONE]\n\n"
+        slow.answers[COMPLETIONS] = [STREAM_HEAD, *[COMMENT, COMMENT, COMMENT + event] * 5, end]
+        slow.pause_seconds = 0.1
+        await world.grants({ONE: slow.url, TWO: world.two.url})
+        async with world.post(COMPLETIONS, STREAM) as answer:
+            text = await answer.read()
+
+        assert text == (COMMENT * 3 + event) * 5 + end
         assert await failures(world) == []
 
 

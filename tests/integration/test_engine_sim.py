@@ -141,7 +141,7 @@ REFUSALS = [
     (b"{", 400, "Bad Request", None),
     ({"prompt": "x", "model": "another"}, 404, "NotFoundError", "model"),
     ({"prompt": "x", "max_tokens": -1}, 400, "BadRequestError", "max_tokens"),
-    ({"prompt": "x", "max_tokens": 640}, 400, "BadRequestError", "input_tokens"),
+    ({"prompt": "x", "max_tokens": 641}, 400, "BadRequestError", "max_tokens"),
     ({"prompt": [7] * 640}, 400, "BadRequestError", "input_tokens"),
     ({"prompt": []}, 400, "BadRequestError", None),
     ({"prompt": [1, 10**9]}, 400, "BadRequestError", None),
@@ -183,6 +183,15 @@ async def test_bad_requests_are_refused_in_the_openai_shape_and_leave_no_trace(h
 
         assert engine.model.idle
         assert engine.model.counts.prompt_tokens == 0
+
+
+async def test_an_answer_has_what_the_prompt_leaves_of_the_context(http: aiohttp.ClientSession) -> None:
+    async with running_engine(num_gpu_blocks_override=40) as engine:
+        body = {"prompt": [7] * 630, "max_tokens": 640}
+        status, answer = await post(http, f"{engine.url}/v1/completions", body)
+
+        assert (status, answer["usage"]["completion_tokens"]) == (200, 10)
+        assert answer["choices"][0]["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize("streamed", [True, False])

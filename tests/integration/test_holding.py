@@ -11,9 +11,9 @@ from tests.support.ingress_world import COMPLETIONS, ONE, TOKENS, TWO, World, dr
 from tests.support.waiting import eventually
 
 
-async def asked(world: World, model: str = "m") -> tuple[int, str, str]:
+async def asked(world: World, model: str = "m", **fields: str) -> tuple[int, str, str]:
     """The status, the code of an error, and when to ask again."""
-    async with world.post(COMPLETIONS, {**TOKENS, "model": model}) as answer:
+    async with world.post(COMPLETIONS, {**TOKENS, "model": model, **fields}) as answer:
         error = (await answer.json()).get("error") or {}
         return answer.status, error.get("code", ""), answer.headers.get("retry-after", "")
 
@@ -69,6 +69,20 @@ async def test_no_more_requests_wait_than_may(monkeypatch: pytest.MonkeyPatch) -
         waiting = [asyncio.create_task(asked(world)) for _ in range(2)]
         await held(world, 2)
         one_too_many = await asked(world)
+        await join(world)
+
+        assert one_too_many == (503, "no_engines", "5")
+        assert [status for status, *_ in await asyncio.gather(*waiting)] == [200, 200]
+
+
+async def test_without_keys_a_client_has_the_places_of_its_address_whatever_it_calls_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hold_queue, "HELD_REQUESTS_SHARE", 2)
+    async with world_with(engines_join=False) as world:
+        waiting = [asyncio.create_task(asked(world, user=name)) for name in ("a", "b")]
+        await held(world, 2)
+        one_too_many = await asked(world, user="c")
         await join(world)
 
         assert one_too_many == (503, "no_engines", "5")

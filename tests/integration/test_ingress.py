@@ -7,6 +7,8 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from io import BytesIO
+from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import msgspec
@@ -16,6 +18,7 @@ from yarl import URL
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer
+from pointsman.adapters.tokenizer.tokenizer import BUILTIN_DIRECTORY
 from pointsman.contracts.block_keys import KEY_BYTES, KeyChain, pack_keys
 from pointsman.contracts.cache import BlocksStored, Run
 from pointsman.contracts.decisions import LeaderElected, RequestGranted
@@ -28,6 +31,7 @@ from pointsman.contracts.requests import (
     RequestFinished,
 )
 from pointsman.primitives import Epoch, Term
+from pointsman.runtime import telemetry
 from pointsman_ingress import key_probe, service
 from pointsman_ingress.endpoints import BY_PATH
 from pointsman_ingress.http import call
@@ -42,6 +46,7 @@ from tests.support.ingress_world import (
     COMPLETIONS,
     HELLO,
     ONE,
+    POOL,
     STREAM,
     TOKENS,
     TWO,
@@ -50,6 +55,7 @@ from tests.support.ingress_world import (
     world_with,
 )
 from tests.support.log_reading import events_in
+from tests.support.raw_engine import running_raw_engine, whole
 from tests.support.waiting import eventually
 
 
@@ -198,6 +204,18 @@ async def test_of_several_answers_or_prompts_nobody_can_say_whose_hit_the_engine
     assert end.predicted_cached_tokens == -1
 
 
+async def test_the_time_between_tokens_of_several_answers_is_that_of_each(world: World) -> None:
+    measured = telemetry.TIME_PER_OUTPUT_TOKEN_SECONDS.labels(POOL, "m")._sum
+    before = measured.get()
+    async with world.post(COMPLETIONS, {**TOKENS, "n": 2, "stream": True}) as answer:
+        await answer.read()
+
+    end = (await world.events())[-1]
+    assert isinstance(end, RequestFinished)
+    assert end.completion_tokens == 3, "two of one and one of the other"
+    assert measured.get() - before == pytest.approx(2 * end.tpot) != 0.0
+
+
 async def test_a_grant_for_one_rank_of_an_engine_names_the_rank(world: World) -> None:
     world.scheduler.grant_fields = {"dp_rank": 1}
     async with world.post(COMPLETIONS, TOKENS) as answer:
@@ -231,6 +249,33 @@ async def test_what_routing_needs_reaches_the_scheduler(world: World) -> None:
     assert asked.keys == pack_keys(chain.extend(chain.root(cache_salt="salt"), list(range(200))))
     assert (asked.tenant, asked.session, asked.slo_ttft, asked.slo_tpot) == ("team", "s-1", 0.75, 0.04)
     assert (asked.prompt_tokens, asked.max_output_tokens, asked.exact, asked.ingress) == (200, 3, True, "ingress-1")
+
+
+@pytest.mark.parametrize(("prompt", "output_max"), [([7] * 200, 800), ([[7] * 200, [7] * 150], 850)])
+async def test_a_bound_beyond_what_the_prompt_leaves_of_the_context_counts_as_what_it_leaves(
+    world: World, prompt: list[Any], output_max: int
+) -> None:
+    """Agents send one large bound with every prompt."""
+    async with world.post(COMPLETIONS, {**TOKENS, "prompt": prompt, "max_tokens": 900}) as answer:
+        await answer.read()
+
+    (asked,) = world.scheduler.asked
+    assert answer.status == 200
+    assert world.one.received[0].fields["max_tokens"] == 900
+    assert (asked.max_output_tokens, asked.context_tokens) == (output_max, 1000)
+
+
+async def test_an_older_engine_refuses_prompt_and_bound_beyond_its_context_itself(world: World) -> None:
+    words = b"This model's maximum context length is 1000 tokens. However, you requested 900 output tokens"
+    refusal = b'{"error": {"message": "%b", "type": "BadRequestError", "param": "input_tokens", "code": 400}}' % words
+    async with running_raw_engine() as engine:
+        engine.otherwise = [whole(refusal, head=b"HTTP/1.1 400 Bad Request\r\n")]
+        await world.grants({ONE: engine.url, TWO: engine.url})
+        async with world.post(COMPLETIONS, {**TOKENS, "max_tokens": 900}) as answer:
+            assert (answer.status, await answer.read()) == (400, refusal)
+
+        assert engine.posted == [COMPLETIONS]
+    assert [(type(event), getattr(event, "status", 0)) for event in await world.events()] == [(RequestFailed, 400)]
 
 
 @pytest.mark.parametrize(
@@ -335,6 +380,29 @@ async def test_an_engine_that_wants_the_clients_key_is_shown_it_with_every_quest
     assert [asked.exact for asked in world.scheduler.asked] == [False, True]
     questions = [*world.one.questions, *world.two.questions]
     assert {asked.headers["authorization"]: asked.headers["x-request-id"] for asked in questions} == ours
+
+
+@pytest.mark.parametrize("objection", ["", "roles must alternate."])
+async def test_of_a_chat_that_the_local_template_refuses_the_engine_decides(tmp_path: Path, objection: str) -> None:
+    """Engines may have another one (--chat-template)."""
+    copytree(BUILTIN_DIRECTORY, tmp_path, dirs_exist_ok=True)
+    template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}{{ messages }}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    chat = {"model": "m", "messages": [{"role": "system", "content": "be nice"}, *HELLO["messages"]]}
+    async with world_with(tokenizer=str(tmp_path)) as world:
+        world.one.objection = world.two.objection = objection
+        async with world.post(CHAT, chat) as answer:
+            said = await answer.json()
+        async with world.post(CHAT, HELLO) as other:
+            await other.read()
+
+        assert (answer.status, other.status) == (400 if objection else 200, 200)
+        assert {asked.path for asked in (*world.one.questions, *world.two.questions)} >= {"/tokenize"}
+        if objection:
+            assert said["error"]["message"] == f"The prompt does not fit this model: {objection}"
+        else:
+            assert answer.headers["x-pointsman-prefix"] == "exact"
+            assert world.scheduler.asked[0].prompt_tokens == len("system:be niceuser:hello")
 
 
 async def test_a_prompt_that_the_engine_refuses_to_tokenise_is_refused_in_its_words(world: World) -> None:
@@ -491,8 +559,8 @@ async def test_json_may_have_parameters(world: World, sent: str) -> None:
         (CHAT, b"", 400),
         (COMPLETIONS, {**TOKENS, "max_tokens": -5}, 400),
         (COMPLETIONS, {**TOKENS, "prompt": list(range(1000))}, 400),
-        (COMPLETIONS, {**TOKENS, "max_tokens": 801}, 400),
-        (CHAT, {**HELLO, "max_tokens": 995}, 400),
+        (COMPLETIONS, {**TOKENS, "max_tokens": 1001}, 400),
+        (CHAT, {**HELLO, "max_tokens": 1001}, 400),
         (COMPLETIONS, {**TOKENS, "model": "other"}, 404),
         (COMPLETIONS, b" " * 10_000_000, 413),
     ],
@@ -736,6 +804,25 @@ async def test_a_client_that_hangs_up_stops_the_engine(world: World, behaviour: 
     assert end.instance == ONE
     assert end.output_tokens == (-1 if behaviour is Behaviour.HANGS else 1)
     assert world.scheduler.cancelled == []
+
+
+async def test_a_client_that_hangs_up_with_a_further_request_unanswered_stops_the_engine(world: World) -> None:
+    world.one.script.append(Behaviour.HANGS)
+    body = json.dumps(TOKENS).encode()
+    head = (
+        f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    )
+    _, writer = await asyncio.open_connection("127.0.0.1", world.server.bound_port)
+    writer.write(head.encode() + b"\r\n" + body)
+    await eventually(lambda: world.one.received)
+    writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+    await writer.drain()
+    await asyncio.sleep(0.05)
+    writer.close()
+
+    await eventually(lambda: world.one.given_up == 1)
+    (end,) = await _events_after(world, lambda event: isinstance(event, RequestCancelled))
+    assert end.instance == ONE
 
 
 @pytest.mark.parametrize(("counted", "expected"), [(None, 40), (70, 70), (9, 9), (5_000, 100)])

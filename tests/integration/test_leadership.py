@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 from typing_extensions import override
 
-from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.clocks import ForwardClock, ScaledClock
 from pointsman.contracts.codec import AnyCommand, LogEvent
 from pointsman.contracts.commands import RouteGranted, RouteRejected
 from pointsman.contracts.decisions import LeaderElected, RequestGranted
@@ -109,7 +109,7 @@ class World:
         settings, policies = SchedulerSettings(), policy_set()
         return Candidacy(
             event_log=self.client.log,
-            clock=self.clock,
+            clock=ForwardClock(self.clock),
             board=HealthBoard(),
             leadership=Leadership(self.broker.lease, self.clock, name="one", lease_seconds=WallSeconds(LEASE_SECONDS)),
             policies=policies,

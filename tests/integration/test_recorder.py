@@ -30,7 +30,7 @@ from pointsman_cli.history.archive import ArchiveHistory
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_recorder import archive as archive_module
 from pointsman_recorder import service as service_module
-from pointsman_recorder.archive import Archive, Batch, open_archive
+from pointsman_recorder.archive import Archive, Batch, Branch, open_archive
 from pointsman_recorder.database_errors import UnusableDatabaseError
 from pointsman_recorder.service import Recorder
 from tests.support.archives import archive_at, ask
@@ -86,6 +86,10 @@ def put_a_directory_where_the_file_should_be(file: Path) -> None:
 
 def remove_directory(file: Path) -> None:
     file.rmdir()
+
+
+def move(file: Path, to: Path | None = None) -> Path:
+    return file.rename(to or file.with_name("moved"))
 
 
 async def run(archive: Archive, statement: str) -> None:
@@ -235,22 +239,24 @@ async def test_entries_missed_leave_a_gap_and_a_log_that_went_back_another_histo
     for number in range(6, 11):
         await log.append(joined(f"engine-{number}"))
     broker.drop_before(9)
-    async with recording(log, file):
-        await until(file, "SELECT count(*) FROM events", [(7,)])
-        broker.lose_after(9)
-        await log.append(joined("engine-11"))
-        await until(
-            file, "SELECT log, sequence FROM events WHERE log LIKE '%#2'", [("memory-1#2", 9), ("memory-1#2", 10)]
-        )
-        broker.recreate()
-        await log.append(joined("engine-12"))
-        await until(file, "SELECT sequence FROM events WHERE log = 'memory-2'", [(1,)])
+    with structlog.testing.capture_logs() as logs:
+        async with recording(log, file):
+            await until(file, "SELECT count(*) FROM events", [(7,)])
+            broker.lose_after(9)
+            await log.append(joined("engine-11"))
+            await until(
+                file, "SELECT log, sequence FROM events WHERE log LIKE '%#2'", [("memory-1#2", 9), ("memory-1#2", 10)]
+            )
+            broker.recreate()
+            await log.append(joined("engine-12"))
+            await until(file, "SELECT sequence FROM events WHERE log = 'memory-2'", [(1,)])
 
     assert rows(file, "SELECT log, sequence, after_log, after_sequence FROM gaps ORDER BY log, sequence") == [
         ("memory-1", 9, "memory-1", 5),
         ("memory-1#2", 9, "memory-1", 10),
         ("memory-2", 1, "memory-1#2", 10),
     ]
+    assert [entry for entry in logs if entry["event"] == "archive_set_back"] == []
 
 
 async def test_a_log_that_went_back_while_the_recorder_was_away_is_noticed(file: Path) -> None:
@@ -355,6 +361,27 @@ async def test_a_database_that_cannot_hold_every_character_is_refused_with_what_
         assert await ask(archive, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'") == []
 
 
+async def test_a_server_that_takes_no_writes_is_left_for_the_one_to_which_its_address_leads_next(postgres: str) -> None:
+    """As a connection to a replica does, one keeps what it began with."""
+    log, board = MemoryBroker(POOL).client(ScaledClock(), name="test").log, HealthBoard()
+    async with archive_at(postgres) as archive, recording_into(archive, log, board) as recorder:
+        await log.append(joined("engine-1"))
+        await eventually(lambda: recorder._archived_sequence == 1)
+        try:
+            await run(archive, "ALTER DATABASE postgres SET default_transaction_read_only = on")
+            await archive.engine.dispose()
+            await log.append(joined("engine-2"))
+            await eventually(lambda: "read-only transaction" in board.missing_parts.get("archive", ""))
+            assert "engine-2" not in board.missing_parts["archive"]
+        finally:
+            async with open_archive(postgres) as other, other.engine.begin() as connection:
+                await connection.execute(sa.text("SET TRANSACTION READ WRITE"))
+                await connection.execute(sa.text("ALTER DATABASE postgres RESET default_transaction_read_only"))
+        await eventually(lambda: recorder._archived_sequence == 2)
+
+        assert board.whole
+
+
 async def test_a_server_that_vanishes_is_reported_and_loses_nothing(
     postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,6 +403,79 @@ async def test_a_server_that_vanishes_is_reported_and_loses_nothing(
         assert await ask(archive, "SELECT instance FROM events ORDER BY sequence") == [("engine-1",), ("engine-2",)]
 
 
+async def test_what_the_database_lost_though_it_had_confirmed_it_is_read_again_before_all_else(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that was behind took over, or a backup was restored. Many entries are read by the time that shows."""
+    log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
+    async with archive_at(url) as archive:
+        store, last = archive.store, 0
+
+        async def in_order(batch: Batch, after: Branch | None) -> None:
+            await store(batch, after)
+            if batch.events:
+                first = batch.events[0]["sequence"]
+                assert await ask(archive, f"SELECT count(*) FROM events WHERE sequence < {first}") == [(first - 1,)]
+
+        monkeypatch.setattr(archive, "store", in_order)
+        async with recording_into(archive, log, HealthBoard()) as recorder:
+            for kept in (30, 20, 99, 0):
+                for number in range(last, last + 100):
+                    last = await log.append(joined(f"engine-{number}"))
+                await eventually(lambda last=last: recorder._archived_sequence == last)  # type: ignore[misc]
+                await run(archive, f"DELETE FROM events WHERE sequence > {kept}")
+                for number in range(last, last + 120):
+                    last = await log.append(joined(f"engine-{number}"))
+                await eventually(lambda last=last: recorder._archived_sequence == last)  # type: ignore[misc]
+
+                kept_now = await ask(archive, "SELECT count(*), min(sequence), max(sequence) FROM events")
+                assert kept_now == [(last, 1, last)]
+        assert await ask(archive, "SELECT * FROM gaps") == []
+
+
+async def test_what_the_database_lost_and_the_log_no_longer_has_is_told_as_a_gap(url: str) -> None:
+    broker = MemoryBroker(POOL)
+    log = broker.client(ScaledClock(), name="test").log
+    async with archive_at(url) as archive, recording_into(archive, log, HealthBoard()) as recorder:
+        for number in range(1, 11):
+            await log.append(joined(f"engine-{number}"))
+        await eventually(lambda: recorder._archived_sequence == 10)
+        broker.drop_before(9)
+        await run(archive, "DELETE FROM events WHERE sequence > 6")
+        await log.append(joined("engine-11"))
+        await eventually(lambda: recorder._archived_sequence == 11)
+
+        assert await ask(archive, "SELECT sequence FROM events WHERE sequence > 5 ORDER BY 1") == [
+            (6,),
+            (9,),
+            (10,),
+            (11,),
+        ]
+        assert await ask(archive, "SELECT log, sequence, after_log, after_sequence FROM gaps") == [
+            ("memory-1", 9, "memory-1", 6)
+        ]
+
+
+async def test_a_log_of_which_the_database_lost_all_is_recorded_from_its_beginning(url: str) -> None:
+    broker = MemoryBroker(POOL)
+    log = broker.client(ScaledClock(), name="test").log
+    async with archive_at(url) as archive, recording_into(archive, log, HealthBoard()) as recorder:
+        await log.append(joined("engine-1"))
+        await eventually(lambda: recorder._archived_sequence == 1)
+        broker.recreate()
+        await eventually(lambda: archive.followed == "memory-2")
+        await run(archive, "DELETE FROM logs WHERE log = 'memory-2'")
+        await log.append(joined("engine-2"))
+        await log.append(joined("engine-3"))
+        await eventually(lambda: recorder._archived_sequence == 2)
+
+        assert await ask(archive, "SELECT log FROM logs ORDER BY 1") == [("memory-1",), ("memory-2",)]
+        assert await ask(archive, "SELECT sequence, instance FROM events WHERE log = 'memory-2'") == [
+            (1, "engine-2"),
+            (2, "engine-3"),
+        ]
+
+
 @asynccontextmanager
 async def slow_inserts(file: Path, wait: Callable[[], object]) -> AsyncIterator[Archive]:
     """Of events. `wait`: by each, in the thread of the database."""
@@ -385,6 +485,26 @@ async def slow_inserts(file: Path, wait: Callable[[], object]) -> AsyncIterator[
         )
         await run(archive, "CREATE TRIGGER slow AFTER INSERT ON events BEGIN SELECT wait(); END")
         yield archive
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_nothing_is_recorded_into_a_file_that_was_deleted_or_replaced(file: Path, *, is_replaced: bool) -> None:
+    log, board = MemoryBroker(POOL).client(ScaledClock(), name="test").log, HealthBoard()
+    async with archive_at(f"sqlite+aiosqlite:///{file.with_name('other')}"):
+        pass
+    async with recording(log, file, board) as recorder:
+        await log.append(joined("engine-1"))
+        await eventually(lambda: recorder._archived_sequence == 1)
+        moved = move(file)
+        if is_replaced:
+            move(file.with_name("other"), file)
+        await log.append(joined("engine-2"))
+        await eventually(lambda: "was deleted or replaced" in board.missing_parts.get("archive", ""))
+        move(moved, file)
+        await eventually(lambda: recorder._archived_sequence == 2)
+
+        assert board.whole
+    assert rows(file, "SELECT instance FROM events ORDER BY sequence") == [("engine-1",), ("engine-2",)]
 
 
 async def test_a_batch_that_takes_too_long_is_stored_in_parts_and_locks_nobody_out(
@@ -492,9 +612,9 @@ async def test_what_is_held_and_what_is_stored_at_once_is_bounded_in_bytes(
         batches: list[int] = []
         store = archive.store
 
-        async def counted(batch: Batch) -> None:
+        async def counted(batch: Batch, after: Branch | None) -> None:
             batches.append(sum(len(row["payload"]) for row in batch.events))
-            await store(batch)
+            await store(batch, after)
 
         monkeypatch.setattr(archive, "store", counted)
         collecting = asyncio.create_task(recorder.collect())

@@ -398,6 +398,137 @@ async def test_a_step_that_fails_does_not_hold_up_the_others() -> None:
 
 
 @in_virtual_time
+async def test_decisions_go_on_while_a_provider_hangs_and_it_is_told_that_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pointsman_scaler.decision_log.LOG_CHECK_WALL_SECONDS", 0.1)
+    async with (
+        pool() as (world, provider),
+        running(scaler := scaler_of(world, provider, "s1")),
+        Supervisor() as reports,
+    ):
+        reports.start(scaler.report(), name="report")
+        await settled(world, 1)
+        answers, listed = asyncio.Event(), provider.running
+
+        async def hang() -> list[ProvidedInstance]:
+            await answers.wait()
+            return await listed()
+
+        provider.running = hang  # type: ignore[method-assign]
+        await asyncio.sleep(1.0)
+        before = scaler.state.scaling.number
+        world.broker.drop_before(world.broker.extent.last)
+        await eventually(lambda: scaler.state.scaling.number > before, seconds=5.0)
+        assert (await scale(world, 2)).refusal == ""
+
+        await asyncio.sleep(61.0)
+        told = "the provider 'engines-in-the-log' has not answered for 60 s"
+        assert (await scale(world, None)).trouble == told
+        assert scaler._board.degraded_parts["scaling"] == told
+        assert telemetry.DEGRADED.labels("", "scaling")._value.get() == 1
+
+        answers.set()
+        await settled(world, 2)
+        await eventually(lambda: "scaling" not in scaler._board.degraded_parts)
+
+
+@in_virtual_time
+async def test_an_engine_that_cannot_be_stopped_is_replaced_all_the_same() -> None:
+    """As one whose process waits for its accelerator, which no signal ends."""
+    async with pool() as (world, provider):
+        stop, tried = provider.stop, list[float]()
+
+        async def fail(instance: InstanceId) -> None:
+            if instance in provider.down:
+                tried.append(asyncio.get_running_loop().time())
+                await asyncio.sleep(52.0)
+                message = f"{instance} does not end"
+                raise ProviderError(message)
+            await stop(instance)
+
+        provider.stop = fail  # type: ignore[method-assign]
+        async with running(scaler_of(world, provider, "s1", start_seconds_max=60.0)):
+            await scale(world, 3)
+            await settled(world, 3)
+            provider.age, provider.down = 1000.0, {InstanceId("e1"), InstanceId("e2")}
+            await eventually(lambda: len(tried) == 2, seconds=180.0)
+            await eventually(lambda: len(provider.started) == 5, seconds=60.0)
+            answer = await scale(world, None)
+            await eventually(lambda: len(tried) == 8, seconds=1000.0)
+            provider.down = set()
+            await settled(world, 3)
+
+    assert answer.trouble in ("e1 does not end", "e2 does not end", "e1 does not end; e2 does not end")
+    assert len(provider.started) == 5
+
+
+@in_virtual_time
+async def test_a_provider_that_says_it_starts_engines_and_lists_none_is_told_of() -> None:
+    """As a cluster whose quota allows no more pods."""
+    async with pool() as (world, provider), running(scaler := scaler_of(world, provider, "s1")):
+        await settled(world, 1)
+        grow, asked = provider.grow, list[int]()
+
+        async def accept(total: int) -> None:
+            asked.append(total)
+
+        provider.grow = accept  # type: ignore[method-assign]
+        await scale(world, 3)
+        await asyncio.sleep(55.0)
+        before = (await scale(world, None)).trouble
+        await eventually(lambda: scaler._runner.error, seconds=120.0)
+        told = (await scale(world, None)).trouble
+        await asyncio.sleep(10.0)
+        lasts = (await scale(world, None)).trouble
+        provider.grow = grow  # type: ignore[method-assign]
+        await eventually(lambda: len(provider.started) == 3, seconds=70.0)
+        await settled(world, 3)
+        await eventually(lambda: not scaler._runner.error)
+
+    assert before == ""
+    assert told == lasts
+    assert "says that it starts engines, and still lists 1 of 3:" in told
+    assert set(asked) == {3}
+
+
+@in_virtual_time
+async def test_as_many_as_may_be_are_started_beside_those_that_hang_and_the_rest_is_told() -> None:
+    async with pool() as (world, provider):
+        provider.stoppable = lambda running: []  # type: ignore[method-assign]
+        scaler = scaler_of(world, provider, "s1", start_seconds_max=0.1, max_instances=4)
+        async with running(scaler):
+            await settled(world, 1)
+            provider.age = 1000.0
+            for number in range(4):
+                provider.kept[InstanceId(f"stuck{number}")] = 1
+                scaler._runner._out_since[InstanceId(f"stuck{number}")] = WallSeconds(-1000.0)
+            await scale(world, 4)
+            await eventually(lambda: "e2" in provider.started)
+            await eventually(lambda: "4 engines run and have not joined" in scaler._runner.error)
+
+
+@in_virtual_time
+async def test_what_the_leader_does_waits_for_no_stop() -> None:
+    async with pool() as (world, provider), running(scaler := scaler_of(world, provider, "s1")):
+        await scale(world, 2)
+        await settled(world, 2)
+        await world.route("r1", [1])
+        await world.route("r2", [2])
+        await scale(world, 1)
+        await eventually(lambda: any(i.leaving for i in scaler.state.fleet.instances))
+
+        async def hang(instance: InstanceId) -> None:
+            await asyncio.sleep(1e9)
+
+        provider.stop = hang  # type: ignore[method-assign]
+        provider.age, provider.kept[InstanceId("stuck")] = 1000.0, 1
+        scaler._runner._out_since[InstanceId("stuck")] = WallSeconds(-1000.0)
+        await scale(world, 2)
+        await eventually(lambda: not any(i.leaving for i in scaler.state.fleet.instances), seconds=5.0)
+
+
+@in_virtual_time
 async def test_a_pool_of_data_parallel_ranks_is_refused_and_left_alone() -> None:
     async with pool() as (world, provider), running(scaler_of(world, provider, "s1")):
         await settled(world, 1)
@@ -582,6 +713,36 @@ async def test_what_an_automatic_policy_wants_of_a_static_provider_is_left_to_pe
 
 
 @in_virtual_time
+async def test_what_hangs_or_is_drained_under_a_static_provider_is_known_to_come_no_more() -> None:
+    """Three are to serve."""
+    world = World()
+    await world.append(*[event for name in "abc" for event in (world.joined(name), reported(name, 0, []))])
+    settings: dict[str, Any] = {"scaling": "schedule", "set": ("scaling.times=* * * * * = 3",)}
+    scaler = scaler_of(world, StaticProvider(), "s1", start_seconds_max=60.0, **settings)
+
+    async def down(name: str) -> None:
+        while True:
+            await world.append(reported(name, 0, [], serving=False, at=world.clock.now()))
+            await asyncio.sleep(1.0)
+
+    async with (
+        world.scheduler(suspect_seconds=60.0, leave_seconds=300.0), running(scaler), Supervisor() as supervisor
+    ):  # fmt: skip
+        await settled(world, 3)
+        supervisor.start(down("a"), name="down")
+        await asyncio.sleep(50.0)
+        before = scaler.state.scaling.wanted
+        await asyncio.sleep(20.0)
+        after = scaler.state.scaling.wanted
+        await drain(world, DrainInstance(instance=InstanceId("b"), reason="to be repaired"))
+        await eventually(lambda: scaler.state.scaling.wanted == 5)
+        await drain(world, UndrainInstance(instance=InstanceId("b")))
+        await eventually(lambda: scaler.state.scaling.wanted == 4)
+
+    assert (before, after) == (3, 4)
+
+
+@in_virtual_time
 async def test_an_autoscaler_may_read_the_scaler_that_only_follows() -> None:
     """As behind one Service, which leads its connection to either."""
     world = World()
@@ -620,6 +781,22 @@ async def test_an_autoscaler_reads_the_decided_size_and_nothing_before_there_is_
 
     assert before == [None, None]
     assert pages == [{"pool": POOL, "desired": 3, "ready": 1, "number": 2, "reason": "somebody asked for 3"}] * 2
+
+
+@in_virtual_time
+async def test_a_pool_that_sleeps_is_told_to_have_no_roles() -> None:
+    world = World()
+    asleep = ScaleDecided(
+        at=0.0, policy="manual", settings={}, current=4, wanted=0, reason="r", number=1, prefill=3, decode=1
+    )
+    await world.append(asleep)
+    scaler = scaler_of(world, StaticProvider(), "s1", min_instances=0)
+    async with world.scheduler(suspect_seconds=60.0), running(scaler):
+        await eventually(lambda: scaler.desired() is not None)
+        answer = await scale(world, None)
+
+    assert page_of(scaler) == {"pool": POOL, "desired": 0, "ready": 0, "number": 1, "reason": "r"}
+    assert (answer.wanted, answer.prefill, answer.decode) == (0, 0, 0)
 
 
 def page_of(scaler: ScalerService) -> dict[str, Any]:

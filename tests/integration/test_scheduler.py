@@ -26,9 +26,10 @@ from pointsman.contracts.commands import (
     RouteRejected,
     RouteRequest,
     SentRequest,
+    SetTenantPolicies,
     UndrainInstance,
 )
-from pointsman.contracts.decisions import RequestPlaced
+from pointsman.contracts.decisions import LeaderElected, RequestPlaced
 from pointsman.contracts.fleet import InstanceEjected, InstanceUnejected, LivenessTimeouts
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import RequestAttemptFailed, RequestCancelled
@@ -40,12 +41,14 @@ from pointsman.contracts.subjects import (
     resync_subject,
     route_subject,
 )
+from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.ports import CommandTimeoutError, LogEntry, Reply, UnconfirmedWrites
-from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
+from pointsman.primitives import InstanceId, PoolName, RequestId, Tenant, Term, WallSeconds
 from pointsman.simulation.replay import verify
 from pointsman_lab.memory.log import Fault, MemoryBroker, MemoryLog
 from pointsman_scheduler import housekeeping
+from pointsman_scheduler.checkpoint_watch import CHECKPOINTS_PART
 from pointsman_scheduler.leader import ActiveTerm
 from pointsman_scheduler.service import SchedulerService
 from tests.support.events import finished, first_token, joined, reported, route, stored
@@ -498,6 +501,27 @@ async def test_the_fleet_is_described_to_who_asks() -> None:
 
 
 @in_virtual_time
+async def test_the_fleet_is_described_with_why_checkpoints_are_overdue() -> None:
+    world = World()
+    await world.append(world.joined("a"))
+    told = []
+    async with world.scheduler() as service:
+        await eventually(lambda: service.leading)
+        for reason in ("none for long", ""):
+            if reason:
+                service._board.degraded(CHECKPOINTS_PART, reason)
+            else:
+                service._board.restored(CHECKPOINTS_PART)
+            described = await world.client.commands.request(
+                fleet_view_subject(POOL), DescribeFleet(), timeout=WallSeconds(WAIT_SECONDS)
+            )
+            assert isinstance(described, FleetDescribed)
+            told.append(described.checkpoints_overdue)
+
+    assert told == ["none for long", ""]
+
+
+@in_virtual_time
 async def test_the_fleet_is_described_with_what_the_log_owes_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     await world.append(world.joined("a"))
@@ -608,6 +632,39 @@ async def test_a_leader_whose_clock_is_set_ends_only_what_has_run_too_long_since
 
     cancelled = [event.cause for event in await world.events() if isinstance(event, RequestCancelled)]
     assert cancelled == [CancelCause.NEVER_ENDED]
+
+
+@pytest.mark.parametrize("behind", [45.0, 180.0, 3000.0])
+@in_virtual_time
+async def test_limits_refill_under_a_successor_whose_clock_is_behind(behind: float) -> None:
+    clock = SettableClock()
+    world = World(clock=clock)
+    once_in_two_seconds = TenantPolicies(tenants={Tenant("alice"): TenantPolicy(requests_per_second=0.5)})
+    await world.append(world.joined("a"))
+    answers: list[AnyCommand] = []
+    settings: dict[str, Any] = {"suspect_seconds": 60.0, "leave_seconds": 60.0}
+
+    async def asks(request: str) -> None:
+        answers.append(await world.route(request, [1], tenant=Tenant("alice"), sent_at=clock.now()))
+
+    async with world.scheduler(**settings):
+        command = SetTenantPolicies(policies=once_in_two_seconds)
+        await world.client.commands.request(
+            admin_subject(POOL, "tenants", "carol"), command, timeout=WallSeconds(WAIT_SECONDS)
+        )
+        await asks("first")
+        await asks("second")
+    clock.set_by = -behind
+    async with world.scheduler("successor", **settings):
+        await asks("again")
+        for number in range(3):
+            await asyncio.sleep(3.0)
+            await asks(f"later-{number}")
+
+    granted, refused = RouteGranted, RouteRejected
+    assert [type(answer) for answer in answers] == [granted, refused, refused, granted, granted, granted]
+    dates = [event.at for event in await world.events() if event.stamp is not None or isinstance(event, LeaderElected)]
+    assert dates == sorted(dates)
 
 
 @in_virtual_time

@@ -378,7 +378,7 @@ async def test_one_engine_with_a_short_context_shortens_it_for_nobody(world: Wor
     await eventually_asked(world, 1000)
 
     status, _ = await ask(world)
-    too_long, said = await ask(world, body={**TOKENS, "max_tokens": 900})
+    too_long, said = await ask(world, body={**TOKENS, "max_tokens": 1001})
 
     assert status == 200
     assert world.scheduler.asked[-1].context_tokens == 203
@@ -762,6 +762,7 @@ COUNTED = [
     (COMPLETIONS, TOKENS, (200, 3)),
     (COMPLETIONS, {**TOKENS, "stream": True}, (200, 3)),
     (COMPLETIONS, {**TOKENS, "n": 4}, (200, 12)),
+    (COMPLETIONS, {**TOKENS, "max_tokens": 900}, (200, 800)),
     (COMPLETIONS, {**TOKENS, "prompt": [[1, 2, 3], [4]], "n": 2}, (4, 12)),
     (COMPLETIONS, {"model": "m", "prompt": [1, 2, 3]}, (3, 1000)),
     (CHAT, HELLO, (1000, 1000)),  # no tokenizer: the prompt is a guess

@@ -4,7 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Generator
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -39,6 +39,7 @@ from pointsman_cli.history.sources import Header
 from pointsman_cli.main import main
 from tests.support.events import BLOCK, given_up, joined
 from tests.support.headless import write_headless
+from tests.support.ingress_clock import WRONG_CLOCKS, with_ingress_clock
 from tests.support.recorded_log import rewritten
 from tests.support.served_log import ServedLog
 
@@ -207,6 +208,22 @@ def test_simulated_clients_ask_for_as_many_tokens_as_the_recorded_ones(entries: 
     asked = Counter((request.max_output_tokens, request.output_tokens) for request in requests)
     assert asked.keys() == {(900, 20), (2**31, 20), (1, 1)}, "an engine generates one token at least"
     assert min(asked.values()) > 50
+
+
+@pytest.mark.parametrize("ahead", WRONG_CLOCKS)
+def test_an_ingress_with_a_wrong_clock_changes_no_record(ahead: float, entries: list[LogEntry]) -> None:
+    right, wrong = (
+        read_record(with_ingress_clock(entries, clock), origin="a log", settings=SETTINGS) for clock in (0.0, ahead)
+    )
+
+    for told, same in ((right.requests, wrong.requests), (right.outcome.rows, wrong.outcome.rows)):
+        assert [approximate(one) for one in told] == [approximate(one) for one in same]
+    assert len(wrong.outcome.samples) == len(right.outcome.samples) > 50
+
+
+def approximate(value: Any) -> Any:
+    """Seconds to the millisecond."""
+    return [round(field, 3) if isinstance(field, float) else field for field in astuple(value)]
 
 
 def test_tpot_objectives_are_those_of_the_record(entries: list[LogEntry]) -> None:

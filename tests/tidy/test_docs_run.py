@@ -91,6 +91,8 @@ FOREIGN_OPTIONS = {
     "--kv-transfer-config",
     "--max-model-len",
     "--max-num-batched-tokens",
+    "--max-num-queued-reqs",
+    "--max-num-queued-tokens",
     "--max-num-seqs",
     "--no-enable-prefix-caching",
     "--otlp-traces-endpoint",
@@ -100,6 +102,7 @@ FOREIGN_OPTIONS = {
     "--scheduling-policy",
     "--served-model-name",
     "--signal",
+    "--sse-keep-alive-interval",
     "--tool-call-parser",
     "--volumes",
 }

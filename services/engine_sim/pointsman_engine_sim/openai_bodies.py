@@ -178,17 +178,21 @@ def check_tokens(tokens: list[int], *, vocab_size: int) -> None:
 
 
 def output_tokens(*, requested: Tokens | None, default: Tokens, prompt: Tokens, max_model_len: Tokens) -> Tokens:
-    """Number of tokens to generate. Raises ApiError if prompt and output exceed the model."""
+    """Number of tokens to generate: at most what the prompt leaves. Raises ApiError if either alone exceeds the model."""
     wanted = requested or 0
-    if prompt + max(wanted, 1) > max_model_len:
+    if wanted > max_model_len:
         message = (
-            f"This model's maximum context length is {max_model_len} tokens. However, you requested {wanted} output "
-            f"tokens and your prompt contains at least {prompt} input tokens, for a total of at least {prompt + wanted} "
-            "tokens. Please reduce the length of the input prompt or the number of requested output tokens. "
-            f"(parameter=input_tokens, value={prompt})"
+            f"max_tokens={wanted} cannot be greater than max_model_len={max_model_len}. Please request fewer output tokens. "
+            f"(parameter=max_tokens, value={wanted})"
+        )
+        raise ApiError(400, message, param="max_tokens")
+    if prompt >= max_model_len:
+        message = (
+            f"The decoder prompt (length {prompt}) plus the number of requested output tokens (at least 1) is longer than the "
+            f"maximum model length of {max_model_len}."
         )
         raise ApiError(400, message, param="input_tokens")
-    return wanted or min(default, max_model_len - prompt)
+    return min(wanted or default, max_model_len - prompt)
 
 
 def unknown_model(name: str) -> ApiError:

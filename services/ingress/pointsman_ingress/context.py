@@ -89,9 +89,10 @@ async def find_model(
 ) -> tuple[Pool, Model]:
     """Raises ApiError."""
     facts.model, facts.stream = cleaned(request.model) or None, request.stream
+    owner = facts.owner(call)  # not by the tenant that a client without a key names
     if facts.identity is None:
         facts.tenant = tenant_of(call.headers, request.user)
-    pool, model = await pools.await_model(request.model, facts.identity, owner=facts.owner(call))
+    pool, model = await pools.await_model(request.model, facts.identity, owner=owner)
     facts.model, facts.pool = model.name, pool.name
     return pool, model
 
@@ -121,10 +122,11 @@ async def understand(
         if span.recording:
             span.set({span_attributes.INPUT_TOKENS: tokens.count, span_attributes.PREFIX: tokens.prefix_header})
     facts.prompt_tokens = tokens.count
-    longest = max(map(len, tokens.prompts), default=0)
+    lengths = [len(prompt) for prompt in tokens.prompts] or [0]
+    longest = max(lengths)
     if tokens.exact:
         check_length(request, model_len, longest)
-    output_tokens = output_bound(request, model_len, longest)
+    output_tokens = output_bound(request, model_len, min(lengths))
     tenant = facts.tenant or ANONYMOUS
     group, salt = "", request.cache_salt
     if salts is not None:
@@ -192,13 +194,14 @@ def _session(call: HttpExchange, request: ParsedRequest, facts: RequestFacts) ->
 
 
 def check_length(request: ParsedRequest, model_len: Tokens, prompt_tokens: Tokens) -> None:
+    """Of prompt and output together the engine decides: vLLM 0.32 gives what is left of the context, older ones refuse."""
     if model_len == 0 or request.truncates:
         return
     output_tokens = _demanded_tokens(request)
     if output_tokens > model_len:
         raise output_too_long(output_tokens, model_len, param=request.output_field)
-    if prompt_tokens + output_tokens > model_len:
-        raise context_too_long(prompt_tokens, output_tokens, model_len, param=request.prompt_field)
+    if prompt_tokens + min(1, output_tokens) > model_len:
+        raise context_too_long(prompt_tokens, model_len, param=request.prompt_field)
 
 
 def _demanded_tokens(request: ParsedRequest) -> Tokens:
@@ -206,7 +209,7 @@ def _demanded_tokens(request: ParsedRequest) -> Tokens:
 
 
 def output_bound(request: ParsedRequest, model_len: Tokens, prompt_tokens: Tokens) -> Tokens:
-    """Of each answer; 0 if none is generated. `prompt_tokens`: of the longest prompt. The engine truncates one that does
+    """Of each answer; 0 if none is generated. `prompt_tokens`: of the shortest prompt. The engine truncates one that does
     not leave room, or it has fewer tokens than estimated."""
     room = OUTPUT_UNBOUNDED
     if model_len:
@@ -228,8 +231,9 @@ def _usage_max(request: ParsedRequest, tokens: PromptTokens, model_len: Tokens) 
             prompt_tokens = ESTIMATE_FACTOR_MAX * (tokens.count + 1)
         elif model_len:
             prompt_tokens = unsized * model_len
-    demanded = request.output_tokens if request.output_demanded else None
-    answer_tokens = context if demanded is None else demanded
+    answer_tokens = context
+    if request.output_demanded:
+        answer_tokens = output_bound(request, model_len, min(map(len, tokens.prompts)) if tokens.exact else 0)
     return Usage(prompt_tokens, prompts * request.answers * answer_tokens if answer_tokens >= 0 else -1)
 
 

@@ -15,6 +15,7 @@ from pointsman.contracts.requests import (
     RequestCancelled,
     RequestFailed,
     RequestFinished,
+    tpot_of_each,
 )
 from pointsman.ports import Clock
 from pointsman.primitives import EngineSeconds, InstanceId, Term, Tokens
@@ -243,7 +244,8 @@ class RequestLifecycle:
         of_model.finished(event.e2e, self.sent_at - command.arrived_at)
         of_model.first_token(event.ttft, command.slo_ttft)
         if output_tokens > 1 and self._first_token_at is not None:
-            of_model.output(event.tpot, event.tbt_p90, command.slo_tpot)
+            tpot = tpot_of_each(event.tpot, output_tokens, command.answers)
+            of_model.output(tpot, event.tbt_p90, command.slo_tpot)
         of_engine = metrics.of_engine(pool, self._context.model, event.instance)
         of_engine.prompt_tokens.inc(max(0, event.prompt_tokens))
         of_engine.output_tokens.inc(max(0, event.completion_tokens))

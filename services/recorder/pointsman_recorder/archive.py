@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from pointsman.adapters.owner_only import OWNER_ONLY, OWNER_ONLY_DIRECTORY, tighten
 from pointsman.primitives import Sequence
-from pointsman_recorder.database_errors import RefusedError, is_about_data
+from pointsman_recorder.database_errors import RefusedError, SetBackError, is_about_data
 from pointsman_recorder.preparing import prepare
 from pointsman_recorder.schema import ENTRY_TABLES, dead_letters, events, gaps, logs, requests_view
 
@@ -35,6 +35,7 @@ STEP_SECONDS_MAX = 60.0
 """A connection is used no longer than this at once. A batch of writes to a busy disk takes seconds; a server whose host
 vanished closes no connection and would be waited for without end."""
 CLOSE_SECONDS_MAX = 2.0
+SQLSTATE_READ_ONLY = "25006"
 LATE = "late"
 """An event of each SQLite connection: what it runs ends early."""
 LATE_LOOK_STEPS = 1000
@@ -74,6 +75,8 @@ class Archive:
         self.prepared = asyncio.Event()
         self.followed = ""
         """The log that is recorded. Not always the one of the newest stream: a store may have been restored."""
+        self._file: tuple[int, int] | None = None
+        """Which file of SQLite was prepared."""
 
     async def prepare(self) -> None:
         """Raises UnusableDatabaseError."""
@@ -81,6 +84,7 @@ class Archive:
         view = requests_view(self.engine.dialect)
         async with self.writing() as connection:
             await prepare(connection, view)
+        self._file = self._file or self._file_now()
         self.prepared.set()
 
     def reading(self) -> AbstractAsyncContextManager[AsyncConnection]:
@@ -94,7 +98,25 @@ class Archive:
     def _bounded(
         self, connecting: AbstractAsyncContextManager[AsyncConnection]
     ) -> AbstractAsyncContextManager[AsyncConnection]:
-        return (_bounded_sqlite if self.engine.dialect.name == "sqlite" else _bounded)(connecting)
+        if self.engine.dialect.name != "sqlite":
+            return _bounded(connecting)
+        self._check_file()
+        return _bounded_sqlite(connecting)
+
+    def _check_file(self) -> None:
+        """SQLite would go on with one that was deleted or replaced, and mix up both. Raises OSError."""
+        if self._file is not None and self._file != self._file_now():
+            file = self.engine.url.database
+            msg = f"{file} was deleted or replaced: stop the recorder, delete {file}-wal and {file}-shm, start it again"
+            raise OSError(msg)
+
+    def _file_now(self) -> tuple[int, int] | None:
+        """None: there is none, as for a database in memory."""
+        try:
+            found = Path(str(self.engine.url.database)).stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
     async def latest_branch(self, identity: str) -> Branch | None:
         newest = sa.select(sa.func.max(logs.c.branch)).where(logs.c.identity == identity)
@@ -104,11 +126,17 @@ class Archive:
                 return None
             return await _with_tail(connection, Branch(identity, number))
 
-    async def store(self, batch: Batch) -> None:
-        """All or nothing. Raises RefusedError."""
+    async def newest_numbers(self) -> dict[str, int]:
+        """Of the branches of each identity."""
+        newest = sa.select(logs.c.identity, sa.func.max(logs.c.branch).label("number")).group_by(logs.c.identity)
+        async with self.reading() as connection:
+            return {row.identity: row.number for row in await connection.execute(newest)}
+
+    async def store(self, batch: Batch, after: Branch | None = None) -> None:
+        """All or nothing. `after`: what was stored before. Raises RefusedError, and SetBackError if that is gone."""
         await self._check_wal()
         try:
-            await self._store(batch)
+            await self._store(batch, after)
         except DBAPIError as error:
             if is_about_data(error):
                 raise RefusedError(str(error.orig)) from error
@@ -137,8 +165,11 @@ class Archive:
         free = shutil.disk_usage(Path(str(self.engine.url.database)).parent).free
         return size > min(WAL_BYTES_MAX, free)
 
-    async def _store(self, batch: Batch) -> None:
+    async def _store(self, batch: Batch, after: Branch | None) -> None:
         async with self.writing() as connection:
+            if after is not None and not await _has(connection, after):
+                msg = f"the archive has lost entry {after.last} of {after.log}, which it had stored"
+                raise SetBackError(msg)
             for row in batch.logs:
                 await _insert_missing(connection, logs, [row], logs.c.log == row["log"], "log")
             for table, rows in ((events, batch.events), (dead_letters, batch.dead_letters), (gaps, batch.gaps)):
@@ -164,6 +195,8 @@ async def open_archive(url: str) -> AsyncIterator[Archive]:
             _keep_to_owner(Path(str(parsed.database)))
     if engine.dialect.name == "sqlite":
         sa.event.listen(engine.sync_engine, "connect", _share_sqlite)
+    else:
+        sa.event.listen(engine.sync_engine, "handle_error", _leave_if_read_only)
     try:
         yield Archive(engine)
     finally:
@@ -226,6 +259,20 @@ def _share_sqlite(connection: Any, record: Any) -> None:
     cursor.execute("PRAGMA synchronous=NORMAL")
     cursor.execute("PRAGMA busy_timeout=5000")
     cursor.close()
+
+
+def _leave_if_read_only(context: sa.ExceptionContext) -> None:
+    """The address may lead to a primary by now, and the connection stays with the server that is none."""
+    if getattr(context.original_exception, "sqlstate", "") == SQLSTATE_READ_ONLY:
+        context.is_disconnect = True
+
+
+async def _has(connection: AsyncConnection, branch: Branch) -> bool:
+    """Whether it is there up to its last entry."""
+    kept = [sa.exists().where(table.c.log == branch.log, table.c.sequence == branch.last) for table in ENTRY_TABLES]
+    if not branch.last:
+        kept = [sa.exists().where(logs.c.log == branch.log)]
+    return bool((await connection.execute(sa.select(sa.or_(*kept)))).scalar())
 
 
 async def _with_tail(connection: AsyncConnection, branch: Branch) -> Branch:

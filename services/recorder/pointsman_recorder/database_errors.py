@@ -18,6 +18,15 @@ class RefusedError(Exception):
     """The database answers, and refuses a value, now and always."""
 
 
+class SetBackError(Exception):
+    """The database lacks what it had confirmed: a replica that was behind took over, or a backup was restored."""
+
+
+def reason_of(error: Exception) -> str:
+    """Without the statement and its parameters, which are parts of entries."""
+    return f"{type(error).__name__}: {getattr(error, 'orig', None) or error}"
+
+
 def is_about_data(error: DBAPIError) -> bool:
     return isinstance(error, DataError) or sqlstate(error).startswith(SQLSTATE_OF_DATA)
 

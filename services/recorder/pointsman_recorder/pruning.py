@@ -74,7 +74,7 @@ class Pruning:
             for log in known:
                 found = await _head_of(connection, log, rows_max, keeps_newest=log == known[-1])
                 if found is not None:
-                    return None if self._is_held_back() else found
+                    return None if self.is_held_back() else found
         return None
 
     async def prune(self, head: Head) -> int:
@@ -95,7 +95,7 @@ class Pruning:
         async with self._archive.reading() as connection:
             free, pages = await _pragma(connection, "freelist_count"), await _pragma(connection, "page_count")
             shrinks = await _pragma(connection, "auto_vacuum") == INCREMENTAL
-            if not shrinks or free <= FREE_SHARE * pages or self._is_held_back():
+            if not shrinks or free <= FREE_SHARE * pages or self.is_held_back():
                 return False
             raw = await connection.get_raw_connection()
             driver = raw.driver_connection
@@ -134,7 +134,7 @@ class Pruning:
                     break
         return times
 
-    def _is_held_back(self) -> bool:
+    def is_held_back(self) -> bool:
         """By a reader: nothing is deleted until it is done, as that would add to the write-ahead log."""
         return self._archive.wal_bytes() > WAL_BYTES_KEPT
 

@@ -15,7 +15,7 @@ from pointsman.primitives import EngineSeconds, Seconds, WallSeconds, engine_sec
 from pointsman.runtime import telemetry
 from pointsman.runtime.health import HealthBoard
 from pointsman_recorder.archive import Archive
-from pointsman_recorder.database_errors import DATABASE_ERRORS
+from pointsman_recorder.database_errors import DATABASE_ERRORS, reason_of
 from pointsman_recorder.pruning import Head, Pruning
 
 log = structlog.get_logger()
@@ -63,7 +63,9 @@ class Retention:
             try:
                 await self.look()
             except DATABASE_ERRORS as error:
-                log.warning("archive_retention_failed", reason=f"{type(error).__name__}: {error}")
+                reason = reason_of(error)
+                self._board.degraded(RETENTION_PART, f"nothing is removed: {reason}")
+                log.warning("archive_retention_failed", reason=reason)
             await self._clock.sleep_wall(LOOK_WALL_SECONDS)
 
     async def look(self) -> None:
@@ -105,6 +107,12 @@ class Retention:
         self._disk.set(size.disk)
         begins = await self._pruning.begins()
         self._oldest.set(max(0.0, self._clock.now() - begins.at) if begins is not None else 0.0)
+        if self._pruning.is_held_back():
+            self._board.degraded(
+                RETENTION_PART,
+                "nothing is removed: a reader holds the write-ahead log back; end it, whatever reads the file",
+            )
+            return
         try:
             extent = await self._log.extent()
         except (LogUnavailableError, LogMissingError):

@@ -1,10 +1,10 @@
-"""The recorder. In: every log entry. Out: each of them once, in SQL. After a crash reading resumes at the highest
-archived sequence; if that entry differs now, the log went back, and a new history begins. While the database is away
-the queue fills and reading waits."""
+"""The recorder. In: every log entry. Out: each of them once, in SQL. After a crash, and when the database has lost what it
+had stored, reading resumes at the highest archived sequence; if that entry differs now, the log went back, and a new
+history begins. While the database is away the queue fills and reading waits."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -18,7 +18,13 @@ from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_metrics import measure_log
 from pointsman.runtime.telemetry import RECORDER_ARCHIVED_SEQUENCE
 from pointsman_recorder.archive import STEP_SECONDS_MAX, Archive, Batch, Branch
-from pointsman_recorder.database_errors import DATABASE_ERRORS, RefusedError, UnusableDatabaseError
+from pointsman_recorder.database_errors import (
+    DATABASE_ERRORS,
+    RefusedError,
+    SetBackError,
+    UnusableDatabaseError,
+    reason_of,
+)
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -78,22 +84,28 @@ class Recorder:
         self._has_room.set()
         self._finished = asyncio.Event()
         self._archived_sequence: Sequence = 0
+        self._stored: Branch | None = None
+        """As far as the archive should have it."""
         self._numbers: dict[str, int] = {}  # of the newest history of each stream
+        self._collecting = asyncio.timeout(None)
+        self._resumed = asyncio.Event()
         board.missing(ARCHIVE_PART, "not opened yet")
 
     async def collect(self) -> None:
-        await self._persistently(self._archive.prepare)
-        branch = await self._resume_point()
-        log.info("recording", log=branch.log, after_sequence=branch.last)
         while True:
-            branch = await self._follow(branch)
+            await self._persistently(self._archive.prepare)
+            branch = await self._resume_point()
+            log.info("recording", log=branch.log, after_sequence=branch.last)
+            self._resumed.set()
+            await self._collect(branch)
+            self._drop_queued()
 
     async def archive(self) -> None:
         finished = False
         while not finished:
             items, finished = await self._next_items()
             if items:
-                await self._store(items)
+                await self._store_or_resume(items)
         self._finished.set()
 
     async def finish(self) -> None:
@@ -115,15 +127,24 @@ class Recorder:
 
     async def _resume_point(self) -> Branch:
         extent = await self._extent()
-        branch = await self._persistently(partial(self._archive.latest_branch, extent.identity))
-        if branch is not None:
-            self._numbers[extent.identity] = branch.number
-            self._archive.followed = branch.log
-            self._archived(branch.last)
-            return branch
-        branch = await self._next_branch(extent.identity)
-        await self._queue.put(_Opened(branch, first=1))
+        self._numbers = await self._persistently(self._archive.newest_numbers)
+        known = await self._persistently(partial(self._archive.latest_branch, extent.identity))
+        branch = known or self._next_branch(extent.identity)
+        if known is None:
+            await self._queue.put(_Opened(branch, first=1))
+        self._stored, self._archive.followed = known, known.log if known else ""
+        self._archived(branch.last)
         return branch
+
+    async def _collect(self, branch: Branch) -> None:
+        """Until the archive is set back. Asks the database nothing: such a step must not be interrupted."""
+        try:
+            async with asyncio.timeout(None) as self._collecting:
+                while True:
+                    branch = await self._follow(branch)
+        except TimeoutError:
+            if not self._collecting.expired():
+                raise
 
     async def _follow(self, branch: Branch) -> Branch:
         """Collect `branch`. Returns the next branch to follow, from its start."""
@@ -138,7 +159,7 @@ class Recorder:
                 await self._queue.put(_Read(branch, found))
                 last = found.sequence
             elif branch.tail not in (None, found.payload):
-                forked = await self._next_branch(branch.identity)
+                forked = self._next_branch(branch.identity)
                 reason = f"the log went on differently after entry {last - 1}"
                 await self._open(_Opened(forked, first=1, after=branch, after_sequence=last, reason=reason))
                 return forked
@@ -150,16 +171,13 @@ class Recorder:
         identity = (await self._extent()).identity
         first = reset.first_sequence
         same = identity == branch.identity and first > last
-        following = branch if same else await self._next_branch(identity)
+        following = replace(branch, last=last, tail=None) if same else self._next_branch(identity)
         if not same or first > last + 1:
             await self._open(_Opened(following, first, after=branch, after_sequence=last, reason=reset.reason))
         return following
 
-    async def _next_branch(self, identity: str) -> Branch:
-        if identity not in self._numbers:
-            known = await self._persistently(partial(self._archive.latest_branch, identity))
-            self._numbers[identity] = known.number if known else 0
-        self._numbers[identity] += 1
+    def _next_branch(self, identity: str) -> Branch:
+        self._numbers[identity] = self._numbers.get(identity, 0) + 1
         return Branch(identity, self._numbers[identity])
 
     async def _open(self, opened: _Opened) -> None:
@@ -197,12 +215,27 @@ class Recorder:
         else:
             self._has_room.set()
 
+    def _drop_queued(self) -> None:
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self._count_queued(-self._queued_bytes)
+
+    async def _store_or_resume(self, items: list[_Item]) -> None:
+        """If the archive was set back, all that is read by now is read again, behind what it still has."""
+        try:
+            await self._store(items)
+        except SetBackError as error:
+            log.warning("archive_set_back", reason=str(error), note="what is missing is read from the log again")
+            self._resumed.clear()
+            self._collecting.reschedule(0.0)
+            await self._resumed.wait()
+
     async def _store(self, items: list[_Item]) -> None:
-        """In halves if that takes too long. An entry that the database rejects becomes a dead letter."""
+        """In halves if that takes too long. An entry that the database rejects becomes a dead letter. Raises SetBackError."""
         middle = len(items) // 2
         try:
             raised = (TimeoutError,) if middle else ()
-            await self._persistently(partial(self._archive.store, _batch_of(items)), raised)
+            await self._persistently(partial(self._archive.store, _batch_of(items), self._stored), raised)
         except (RefusedError, TimeoutError) as error:
             for part in (items[:middle], items[middle:]) if middle else ():
                 await self._store(part)
@@ -210,19 +243,21 @@ class Recorder:
                 batch = Batch()
                 if isinstance(items[0], _Read):
                     _add_dead(batch, items[0], f"the database refused it: {error}")
-                await self._persistently(partial(self._archive.store, batch))
+                await self._persistently(partial(self._archive.store, batch, self._stored))
         last = items[-1]
+        self._stored = last.branch
         if isinstance(last, _Read):
+            self._stored = replace(last.branch, last=last.entry.sequence, tail=None)
             self._archived(last.entry.sequence)
 
     async def _persistently(self, step: Callable[[], Awaitable[T]], raised: tuple[type[Exception], ...] = ()) -> T:
-        """Retry a database step until it succeeds; not ready meanwhile. Raises RefusedError, and `raised`."""
+        """Retry a database step until it succeeds; not ready meanwhile. Raises RefusedError, SetBackError, and `raised`."""
         backoff = Backoff(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX)
         while True:
             try:
                 done = await self._watched(step)
             except (*DATABASE_ERRORS, UnusableDatabaseError) as error:
-                reason, wait = f"{type(error).__name__}: {error}", backoff.next_wait()
+                reason, wait = reason_of(error), backoff.next_wait()
                 self._board.missing(ARCHIVE_PART, reason)
                 log.warning("archive_unavailable", reason=reason, retry_seconds=wait)
                 await self._clock.sleep_wall(wait)

@@ -1,8 +1,6 @@
 """What the scaler writes to the log. In: decisions. Out: ScaleDecided that came back through the log, ScaleApplied, and
 whether the log is about to drop the newest decision. Does not decide."""
 
-from collections.abc import Callable
-
 import structlog
 
 from pointsman.contracts.codec import LogEvent, UnwritableError
@@ -11,6 +9,7 @@ from pointsman.ports import Clock, EventLog, LogMissingError, LogUnavailableErro
 from pointsman.primitives import Sequence, WallSeconds
 from pointsman.runtime.leadership import Leadership
 from pointsman.runtime.log_follower import LogFollower
+from pointsman_scaler.trouble import Trouble
 
 log = structlog.get_logger()
 
@@ -20,19 +19,13 @@ LOG_CHECK_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 
 class DecisionLog:
     def __init__(
-        self,
-        event_log: EventLog,
-        follower: LogFollower,
-        leadership: Leadership,
-        clock: Clock,
-        fail: Callable[[str], None],
+        self, event_log: EventLog, follower: LogFollower, leadership: Leadership, clock: Clock, trouble: Trouble
     ) -> None:
-        """`fail`: takes why the log did not take an event in."""
         self._log = event_log
         self._follower = follower
         self._leadership = leadership
         self._clock = clock
-        self._fail = fail
+        self._trouble = trouble
         self._decided_at: Sequence = 0
         self._checked_at = clock.wall()
 
@@ -69,9 +62,9 @@ class DecisionLog:
         try:
             await self._log.append(event)
         except LogUnavailableError as error:
-            self._fail(f"the log does not answer: {error}")
+            self._trouble.note(f"the log does not answer: {error}")
             return False
         except UnwritableError as error:
-            self._fail(str(error))
+            self._trouble.note(str(error))
             return False
         return True

@@ -50,7 +50,7 @@ class DesiredPage:
             "number": decided.number,
             "reason": decided.reason,
         }
-        if decided.prefill:
+        if decided.wanted and decided.prefill:
             page |= {"prefill": decided.prefill, "decode": decided.decode}
         return json.dumps(page).encode()
 

@@ -165,7 +165,7 @@ def next_steps(
             candidate = _scale_down_candidate(state, status, set(stoppable(running)), roles, empties=wanted == 0)
             steps += [Drain(candidate)] if candidate is not None else []
     if missing >= 0:
-        steps += role_switches(state, roles)
+        steps += role_switches(state, roles, status.overdue)
     return steps + [Stop(i.id, reason) for i in leaving if (reason := may_stop(i))]
 
 

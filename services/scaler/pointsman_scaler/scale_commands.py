@@ -83,7 +83,7 @@ class ScaleCommands:
             lowest=decider.limits.lowest,
             highest=decider.limits.highest,
             reason=size.reason,
-            trouble=runner.error,
+            trouble=size.trouble,
             refusal=refusal,
             prefill=roles.prefill,
             decode=roles.decode,

@@ -1,8 +1,9 @@
 """The scaler. In: the pool's log, the provider's instances. Out: decisions about the pool's size, and the steps towards
 it. Steps follow from the log (`reconciler`). The lease holder acts; two at once do no harm, since decisions are
-numbered and steps idempotent. Without a scaler the size stays."""
+numbered and steps idempotent. Decisions go on while a provider hangs. Without a scaler the size stays."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -22,11 +23,12 @@ from pointsman.state.state import PoolSettings, State
 from pointsman_scaler.decision_log import DecisionLog
 from pointsman_scaler.desired_page import DesiredPage
 from pointsman_scaler.leader_clock import LeaderClock
-from pointsman_scaler.reconciler import PoolStatus, Step
+from pointsman_scaler.reconciler import Grow, PoolStatus, Step
 from pointsman_scaler.scale_commands import ScaleCommands
 from pointsman_scaler.settings import ScalerSettings
 from pointsman_scaler.size_report import SIZE, report_size
 from pointsman_scaler.step_runner import StepRunner
+from pointsman_scaler.trouble import Trouble
 from pointsman_scaler.wanted_size import WantedSize
 
 log = structlog.get_logger()
@@ -71,7 +73,8 @@ class ScalerService:
         )
         self._leader_clock = LeaderClock(clock, lambda: self._follower.state)
         self._now = clock.now if policy.by_date else self._leader_clock.now
-        self._decisions = DecisionLog(event_log, self._follower, self._leadership, clock, self._runner.fail)
+        self._deciding = Trouble(settings.pool)
+        self._decisions = DecisionLog(event_log, self._follower, self._leadership, clock, self._deciding)
         self._decider = Decider(
             policy=policy,
             limits=settings.limits,
@@ -80,7 +83,7 @@ class ScalerService:
             first_roles=settings.roles,
         )
         self._page = DesiredPage(self._follower, self._leadership, commands, clock, self._pool)
-        self._size = WantedSize(self._follower, self._decider, self._runner, self._page)
+        self._size = WantedSize(self._follower, self._decider, self._runner, self._page, self._deciding)
         self._advice = ""
         if provider.manages:
             board.missing(SIZE, "the first instances are on their way")
@@ -106,9 +109,12 @@ class ScalerService:
             try:
                 async with self._commands.serve(subject, operators.on_scale), asyncio.TaskGroup() as tenure:
                     tenure.create_task(self._keep_lease(), name="keep-lease")
-                    tenure.create_task(self._tick_repeatedly(), name="ticks")
+                    tenure.create_task(self._repeatedly(self._decide), name="decide")
+                    tenure.create_task(self._repeatedly(self._reconcile), name="reconcile")
             except* LeaseLostError as lost:
                 log.warning("scaler_standby", reason=str(lost.exceptions[0]))
+                self._runner.forget_failures()
+                self._deciding.forget()
 
     async def resign(self) -> None:
         """Release the lease; the next holder continues unfinished steps."""
@@ -139,33 +145,39 @@ class ScalerService:
     async def _keep_lease(self) -> None:
         raise LeaseLostError(await self._leadership.keep(deposed=lambda: ""))
 
-    async def _tick_repeatedly(self) -> None:
+    async def _repeatedly(self, act: Callable[[], Awaitable[None]]) -> None:
         while True:
             with contained("scaling"):
                 if self.acts and self._follower.caught_up and self._commands.connected:
-                    await self._tick()
+                    await act()
             await self._clock.sleep_wall(TICK_WALL_SECONDS)
 
-    async def _tick(self) -> None:
+    async def _decide(self) -> None:
+        """Asks the provider for the first decision only."""
         try:
-            if await self._decide():
-                await self._reconcile()
+            absent = await self._runner.absent(self.state) if self.state.scaling.wanted is None else 0
         except ProviderError as error:
-            self._runner.fail(str(error))
-        self._runner.end_tick()
-
-    async def _decide(self) -> bool:
-        """Whether what was decided, if anything, is in the log. Raises ProviderError."""
-        absent = await self._runner.absent(self.state) if self.state.scaling.wanted is None else 0
-        decision = self._decider.decide(self.state, self._now(), absent=absent)
-        if decision is None and await self._decisions.may_drop_newest():
-            decision = self._decider.repeated(self.state, self._now())
-        return decision is None or await self._decisions.write(decision)
+            self._deciding.note(str(error))
+        else:
+            unreplaced = self._runner.unreplaced(self.state)
+            decision = self._decider.decide(self.state, self._now(), absent=absent, unreplaced=unreplaced)
+            if decision is None and await self._decisions.may_drop_newest():
+                decision = self._decider.repeated(self.state, self._now())
+            if decision is not None:
+                await self._decisions.write(decision)
+        self._deciding.end_pass()
 
     async def _reconcile(self) -> None:
         wanted = self.state.scaling.wanted
-        if wanted is None:
-            return
+        try:
+            if wanted is not None:
+                await self._take_steps(wanted)
+        except ProviderError as error:
+            self._runner.trouble.note(str(error))
+        self._runner.end_pass()
+
+    async def _take_steps(self, wanted: int) -> None:
+        """Raises ProviderError."""
         steps = await self._runner.steps(self.state, wanted, self._size.roles)
         await self._take(steps)
         status = self._runner.status
@@ -176,16 +188,16 @@ class ScalerService:
                 await self._decisions.append(self._applied(status, wanted))
 
     async def _take(self, steps: list[Step]) -> None:
-        """One that fails does not hold up the others."""
+        """One that fails does not hold up the others, but a Grow counts on the stops before it: it comes in the next pass."""
         failed: list[str] = []
         for step in steps:
-            if self.acts:
+            if self.acts and not (failed and isinstance(step, Grow)):
                 try:
                     await self._runner.take(step)
                 except ProviderError as error:
                     failed.append(str(error))
         if failed:
-            self._runner.fail("; ".join(failed))
+            self._runner.trouble.note("; ".join(failed))
 
     def _advise(self, advice: str) -> None:
         """Logs a change only, since it is called at every tick."""

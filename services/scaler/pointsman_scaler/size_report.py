@@ -17,6 +17,7 @@ log = structlog.get_logger()
 
 REPORT_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 SIZE = "size"
+SCALING = "scaling"
 
 
 async def report_size(size: WantedSize, board: HealthBoard, clock: Clock, pool: PoolName) -> None:
@@ -26,6 +27,10 @@ async def report_size(size: WantedSize, board: HealthBoard, clock: Clock, pool: 
         sizes = pool_sizes(size.state)
         if size.state.scaling.is_applied:
             board.restored(SIZE)
+        if trouble := size.trouble:
+            board.degraded(SCALING, trouble)
+        else:
+            board.restored(SCALING)
         wanted = size.total or size.state.scaling.wanted  # a pool whose engines are all gone is not asleep
         if wanted is not None:
             telemetry.SCALER_DESIRED_ENGINES.labels(pool).set(wanted)

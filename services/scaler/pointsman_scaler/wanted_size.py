@@ -10,6 +10,7 @@ from pointsman.runtime.log_follower import LogFollower
 from pointsman.state.state import State
 from pointsman_scaler.desired_page import DesiredPage
 from pointsman_scaler.step_runner import StepRunner
+from pointsman_scaler.trouble import Trouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class WantedSize:
     decider: Decider
     runner: StepRunner
     page: DesiredPage
+    deciding: Trouble
 
     @property
     def state(self) -> State:
@@ -38,17 +40,21 @@ class WantedSize:
     @property
     def roles(self) -> RoleSizes:
         decided = self.state.scaling.decided
-        return RoleSizes(decided.prefill, decided.decode) if decided else NOT_SIZED
+        return RoleSizes(decided.prefill, decided.decode) if decided and decided.wanted else NOT_SIZED
 
     @property
     def is_applied(self) -> bool:
-        """Whether the pool has this size now, as of the last tick; before the first one, whether it has had it. The log
+        """Whether the pool has this size now, as of the last look; before the first one, whether it has had it. The log
         says only that it has had it: instances may have ended since."""
         total, status = self.total, self.runner.status
         if status is None or total is None:
             return self.state.scaling.is_applied
-        switches = status.switching or role_switches(self.state, self.roles)
+        switches = status.switching or role_switches(self.state, self.roles, status.overdue)
         return status.settled(total) and not switches
+
+    @property
+    def trouble(self) -> str:
+        return self.runner.error or self.deciding.error
 
     def by_hand(self, wanted: int) -> str:
         """What people have to do for this size, or ""."""

@@ -19,7 +19,13 @@ log = structlog.get_logger()
 
 
 def describe_fleet(
-    state: State, policies: PolicySet, unconfirmed: UnconfirmedWrites, *, pool: PoolName, scheduler: str
+    state: State,
+    policies: PolicySet,
+    unconfirmed: UnconfirmedWrites,
+    *,
+    pool: PoolName,
+    scheduler: str,
+    checkpoints_overdue: str,
 ) -> FleetDescribed:
     return FleetDescribed(
         instances=[_describe(state, instance) for instance in state.fleet.instances],
@@ -33,6 +39,7 @@ def describe_fleet(
         speed=state.settings.speed,
         unconfirmed_writes=unconfirmed.count,
         unconfirmed_seconds=round(float(unconfirmed.wait_seconds), 3),
+        checkpoints_overdue=checkpoints_overdue,
     )
 
 

@@ -54,7 +54,9 @@ from pointsman.ports import Clock, CommandHandler, KeyValueStore, Reply
 from pointsman.primitives import EngineSeconds, PoolName
 from pointsman.runtime import telemetry
 from pointsman.runtime.admin_log import log_admin_action
+from pointsman.runtime.health import HealthBoard
 from pointsman_scheduler.api_keys import ApiKeyWriter, KeyRefusedError
+from pointsman_scheduler.checkpoint_watch import CHECKPOINTS_PART
 from pointsman_scheduler.fleet_status import describe_fleet, drain_warning
 from pointsman_scheduler.leader import ActiveTerm, Candidacy, send
 from pointsman_scheduler.log_liveness import LogLiveness
@@ -79,6 +81,7 @@ class CommandHandlers:
         secret: str,
         log_liveness: LogLiveness,
         overload: Overload,
+        board: HealthBoard,
     ) -> None:
         self._leader = leader
         self._log_liveness = log_liveness
@@ -91,6 +94,7 @@ class CommandHandlers:
         self._decision_seconds = telemetry.DECISION_SECONDS.labels(pool)
         self._name = name
         self._overload = overload
+        self._board = board
 
     def by_subject(self) -> list[tuple[str, CommandHandler]]:
         pool = self._pool
@@ -223,7 +227,16 @@ class CommandHandlers:
     async def _describe(self, command: AnyCommand, reply: Reply) -> None:
         if isinstance(command, DescribeFleet):
             state, unconfirmed = self._replica.state, self._overload.unconfirmed
-            await reply(describe_fleet(state, self._policies, unconfirmed, pool=self._pool, scheduler=self._name))
+            await reply(
+                describe_fleet(
+                    state,
+                    self._policies,
+                    unconfirmed,
+                    pool=self._pool,
+                    scheduler=self._name,
+                    checkpoints_overdue=self._board.degraded_parts.get(CHECKPOINTS_PART, ""),
+                )
+            )
         elif isinstance(command, DescribeTenants):
             await reply(self._tenants.described(self._pool))
         elif self._leader.leading is not None and (refusal := refusal_of(command, (DescribeFleet, DescribeTenants))):

@@ -90,6 +90,8 @@ class Housekeeping:
             is_deaf = slept > SUSPENDED_WALL_SECONDS or not self._commands.connected
             if stepped > SUSPENDED_WALL_SECONDS:
                 self._log_liveness.clock_was_set()
+                if self._leader.term is not None:
+                    self._leader.term.clock_offsets.forget()
             elif is_deaf or self._log_liveness.log_is_silent(instances):
                 self._log_liveness.listen_from_now()
             rarely = turn % max(1, instances // INSTANCES_A_TURN) != 0
@@ -132,7 +134,8 @@ class Housekeeping:
             leave_after=engine_seconds(self._settings.leave_seconds, speed),
         )
         term.heard.forget_absent(self._replica.state)
-        events = dispatcher.check_liveness(timeouts, now, term.heard.silent_since(self._replica.state, now))
+        heard = term.heard.silent_since(self._replica.state, now, self._log_liveness.steady_since)
+        events = dispatcher.check_liveness(timeouts, now, heard)
         for event in events:
             if isinstance(event, FleetEvent):
                 log.warning("instance_silent", decision=type(event).__name__, instance=event.instance)

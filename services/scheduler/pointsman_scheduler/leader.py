@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 import structlog
 
+from pointsman.adapters.clocks import ForwardClock
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.wire import WIRE_VERSION
@@ -19,7 +20,6 @@ from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.pool_view import prepare_columns
 from pointsman.policies.stranded import LostRequests
 from pointsman.ports import (
-    Clock,
     CommandHandler,
     Commands,
     ElectionLostError,
@@ -136,7 +136,7 @@ class Candidacy:
         self,
         *,
         event_log: EventLog,
-        clock: Clock,
+        clock: ForwardClock,
         board: HealthBoard,
         leadership: Leadership,
         policies: PolicySet,
@@ -289,6 +289,7 @@ class Candidacy:
                 extent = await self._log.extent()
                 await self._replica.reached(extent.end)
                 if self._leadership.holds:  # else `keep_lease` ends the term, unless the lease is renewed
+                    self._clock.begin(self._replica.state.now)  # what ends by time goes on where the leader before was
                     elected, last = self._election(), self._replica.state.elected
                     return elected, await self._log.elect(elected, after=last if last >= extent.first else 0)
             except ElectionLostError as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 import structlog
 
+from pointsman.adapters.clocks import ForwardClock
 from pointsman.contracts.cache import CacheEvent
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected, WritesLost
@@ -63,7 +64,7 @@ class SchedulerService:
         self._log = event_log
         self._pool = pool = PoolName(settings.pool)
         self._commands = commands
-        self._clock = clock
+        clock = self._clock = ForwardClock(clock)
         self._board = board
         self._name = name
         self._recovery = Recovery(
@@ -102,6 +103,7 @@ class SchedulerService:
             secret=settings.secret,
             log_liveness=log_liveness,
             overload=overload,
+            board=board,
         )
         self._housekeeping = Housekeeping(
             overload=overload,

@@ -1,6 +1,6 @@
-"""Converts a log to a workload and an outcome of the simulator, while the log is folded. Cancelled and unended requests
-are left out; failed ones count as late. Requests before `since`, or before the checkpoint of a truncated log, only warm
-the caches."""
+"""Converts a log to a workload and an outcome of the simulator, while the log is folded; dates are the leader's. Cancelled
+and unended requests are left out; failed ones count as late. Requests before `since`, or before the checkpoint of a
+truncated log, only warm the caches."""
 
 import math
 from collections import Counter
@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median_low
 
+from msgspec import structs
 from typing_extensions import override
 
 from pointsman.analysis.calibration import profile_of, usual_profile
@@ -29,7 +30,7 @@ from pointsman.contracts.decisions import (
 )
 from pointsman.contracts.envelope import is_fenced
 from pointsman.contracts.fleet import InstanceEjected, InstanceJoined
-from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestFailed, RequestFinished
+from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestEvent, RequestFailed, RequestFinished
 from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet
 from pointsman.policies.policy_set import PolicySet
 from pointsman.ports import LogEntry
@@ -207,12 +208,15 @@ class TrafficReader:
         self._until_passed = self._until_passed or (self._until is not None and self._until(entry))
         fleet_known = entry.sequence >= self._fleet_from
         self._since_passed = self._since_passed or (fleet_known and (self._since is None or self._since(entry)))
+        if isinstance(event, RequestEvent) and event.stamp is None and (known := self._requests.get(event.request)):
+            event = structs.replace(event, at=event.at + known.arrival.clock_offset)
         if event is not None and not is_fenced(event.stamp, self._term):
             self._note(event)
         if not fleet_known or event is None:
             return
         self._note_fleet(event)
-        if self._requests and not self._until_passed and event.at >= self._due:
+        is_due = isinstance(event, RequestEvent) and event.at >= self._due  # a worker's date may be wrong
+        if self._requests and not self._until_passed and is_due:
             self._due = event.at + SAMPLE_SECONDS
             self._sample(event.at)
 
@@ -245,6 +249,7 @@ class TrafficReader:
         before = self._requests.get(event.instead_of)
         if before is not None and before.may_come_again and before.arrival.tenant == event.tenant:
             self._forget(event.instead_of)  # it is the same request
+        event = structs.replace(event, arrived_at=event.arrived_at + event.clock_offset)
         self._requests[event.request] = _traced_request(event, counted=self._since_passed)
         self._open.add(event.request)
         self.key_bytes += len(event.keys)

@@ -426,6 +426,8 @@ class FleetDescribed(Command, frozen=True, kw_only=True):
     """Of the leader: the log has not confirmed them yet."""
     unconfirmed_seconds: Number = 0.0
     """Wall seconds for which the log has owed the leader a confirmation."""
+    checkpoints_overdue: Text = ""
+    """What its `/readyz` says of them; empty: none is overdue."""
 
 
 def refusal_of(command: Command, kinds: tuple[type[Command], ...]) -> CommandRefused | None:

@@ -281,7 +281,8 @@ class RequestsRefused(Event, frozen=True, kw_only=True):
 
 class ScaleDecided(Event, frozen=True, kw_only=True):
     """Desired size of the pool. Subject `pm.<pool>.scale`, written by the scaler. Of two with one `number` the first
-    counts. `prefill`, `decode`: of `wanted`, in these roles; both 0: roles are not sized."""
+    counts. `prefill`, `decode`: of `wanted`, in these roles; of a pool that is to sleep, those for when it wakes; both 0: roles
+    are not sized."""
 
     policy: Name
     settings: Settings

@@ -2,6 +2,7 @@
 Failed, Cancelled or (in `decisions`) Rejected. The leader writes it before the grant, the ingress after it; the leader
 also ends a granted request that its ingress or engine has lost (`CancelCause`), and State ignores a second end."""
 
+from math import ceil
 from typing import Literal, TypeGuard
 
 import msgspec
@@ -57,8 +58,7 @@ class RequestArrived(RequestEvent, frozen=True, kw_only=True):
     followed: bool = False
     held_up: EngineSeconds = NO_SECONDS
     sent_at: Moment = NO_SECONDS
-    """When its ingress sent the command, by its clock (`ClockOffsets`): `at` less this turns its dates into the leader's.
-    0: not known."""
+    """When its ingress sent the command, by its clock (`ClockOffsets`). 0: not known."""
     cache_group: Name = ""
     """Tenants of one group share cached prefixes; empty: cache isolation is off."""
     priority: Priority = "standard"
@@ -71,6 +71,11 @@ class RequestArrived(RequestEvent, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_packed(self.keys)
+
+    @property
+    def clock_offset(self) -> EngineSeconds:
+        """Turns dates of its ingress, `arrived_at` included, into the leader's."""
+        return self.at - self.sent_at if self.sent_at else 0.0
 
 
 class PrefillFinished(RequestEvent, frozen=True, kw_only=True):
@@ -127,6 +132,12 @@ def cached_of_keys(event: RequestFinished, answers: Answers) -> Tokens:
     """Cached tokens of the prompt that the log has the keys of; -1 if unknown. Of a request with several answers (`n`) or
     prompts the engine reports a sum, and `keys` are those of the first prompt."""
     return event.cached_tokens if answers == 1 else -1
+
+
+def tpot_of_each(tpot: EngineSeconds, tokens: Tokens, answers: Answers) -> EngineSeconds:
+    """Of each of several answers (`n`), which come side by side: `tpot` divides by the tokens of all. Of one that is what it is,
+    and of unknown `tokens`."""
+    return tpot if answers == 1 or tokens <= answers else tpot * (tokens - 1) / (ceil(tokens / answers) - 1)
 
 
 AttemptFailure = Literal["connect_failure", "http_5xx", "stream_reset", "first_byte_timeout", "chunk_timeout"]

@@ -62,16 +62,19 @@ class HeardReports:
         if instance is not None and event.at == instance.heard_at:
             self._heard_at[instance.id] = now
 
-    def silent_since(self, state: State, now: EngineSeconds) -> dict[InstanceId, EngineSeconds]:
-        """From when silence counts, by the leader's evidence outside the log: the last heartbeat, or the time at which a
-        restarting worker is to be back. Heartbeats after now are from before our clock was set back: they excuse nobody."""
+    def silent_since(
+        self, state: State, now: EngineSeconds, steady_since: EngineSeconds
+    ) -> dict[InstanceId, EngineSeconds]:
+        """From when silence counts, by the leader's evidence outside the log: the last heartbeat, and the time that a
+        restarting worker asked for, by no date of its own. Of a worker that only the leader before heard, from
+        `steady_since` on. Heartbeats after now are from before our clock was set back: they excuse nobody."""
         longest = engine_seconds(EXCUSED_WALL_SECONDS_MAX, state.settings.speed)
         heard = {name: at for name, at in self._heard_at.items() if at <= now}
-        return heard | {
-            i.id: max(heard.get(i.id, 0.0), min(i.excused_until, i.heard_at + longest))
-            for i in state.fleet.instances
-            if i.excused_until
-        }
+        for instance in state.fleet.instances:
+            if instance.excused_until:
+                asked = max(0.0, min(instance.excused_until - instance.heard_at, longest))
+                heard[instance.id] = heard.get(instance.id, steady_since) + asked
+        return heard
 
     def was_heard(self, instance: InstanceId, now: EngineSeconds, *, within: EngineSeconds) -> bool:
         at = self._heard_at.get(instance)

@@ -240,6 +240,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._framing_bytes = 0
         self._clear_deadline()
         super().on_headers_complete()
+        if self._on_gone is not None:  # uvicorn stops reading at a request behind one that is being answered
+            self.flow.resume_reading()
 
     @override
     def on_message_complete(self) -> None:

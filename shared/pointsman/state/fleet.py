@@ -78,7 +78,7 @@ class Instance:
     arrived_at: Sequence = field(default=0, compare=False)
     """Log entry of the first join of this stay, under any epoch."""
     excused_until: EngineSeconds = 0.0
-    """Its worker said that it pauses, and would be back by then."""
+    """By its worker's clock: it said that it pauses, and would be back by then."""
     serving: bool = True
     suspected: bool = False
     draining: bool = False

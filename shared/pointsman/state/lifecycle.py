@@ -79,8 +79,7 @@ def arrive(parts: StateParts, event: RequestArrived) -> None:
     if event.request in parts.workload.requests or parts.workload.end_of(event.request):
         return
     before = parts.workload.pop_given_up(event.instead_of, event.tenant)
-    differ = event.sent_at and parts.settings.fold_version >= fold_versions.CLOCKS_DIFFER
-    offset = event.at - event.sent_at if differ else 0.0
+    offset = event.clock_offset if parts.settings.fold_version >= fold_versions.CLOCKS_DIFFER else 0.0
     request = parts.workload.requests[event.request] = Request(
         id=event.request,
         tenant=event.tenant,

@@ -1,4 +1,5 @@
-"""A running fleet, by its leader's answer: whether the log takes writes now, and whether any instance is there."""
+"""A running fleet, by its leader's answer: whether the log takes writes now, whether any instance is there, and whether
+checkpoints are taken."""
 
 from collections.abc import Iterator
 
@@ -28,4 +29,12 @@ class LiveFleet(Examiner):
                 [],
                 "Start engines and their workers (pointsman up, pointsman-worker); requests wait up to --hold-seconds and "
                 "then get 503.",
+            )
+        if overdue := self._fleet.checkpoints_overdue:
+            yield self.warning(
+                "no checkpoints are taken",
+                [overdue],
+                "Requests do not notice, but a scheduler that starts knows nothing of what the log no longer has: quotas, "
+                "drains, learned speeds. The scheduler's log says why: checkpointer_ended (-9: it lacked memory), "
+                "checkpoint_not_saved, nats_forbidden.",
             )

@@ -46,21 +46,21 @@ class Predictions(Examiner):
 
     @override
     def before(self, event: LogEvent, state: State) -> None:
-        if isinstance(event, PrefillFinished) and (request := prefilled(event, state)) is not None:
-            self._first_token(event, request)
+        if isinstance(event, PrefillFinished) and (found := prefilled(event, state)) is not None:
+            self._first_token(event.instance, *found)
 
     @override
     def ended(self, end: Ended, state: State) -> None:
         if isinstance(end.event, RequestFinished) and end.request is not None:
             self._answer(end.event, end.request)
 
-    def _first_token(self, event: PrefillFinished, request: Request) -> None:
-        record, took = self._record(event.instance), event.at - request.granted_at
+    def _first_token(self, instance: InstanceId, request: Request, at: EngineSeconds) -> None:
+        record, took = self._record(instance), at - request.granted_at
         if request.engine_seconds > 0:
             record.paces.add(took / request.engine_seconds)
             if took > STALL_FACTOR * request.engine_seconds:
                 return
-        real = event.at - request.placed_at
+        real = at - request.placed_at
         record.real_ttft.add(real)
         record.errors.add(real - request.predicted_ttft)
 

@@ -11,7 +11,7 @@ from typing_extensions import override
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestPlaced, RequestRejected
 from pointsman.contracts.reasons import TENANT_LIMITS
-from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished
+from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished, tpot_of_each
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tenant, Tokens
 from pointsman.simulation.goodput import TARGET
 from pointsman.state.state import PoolSettings, State
@@ -144,7 +144,7 @@ class Service(Examiner):
 
     def _count_tokens(self, request: Request, event: RequestFinished) -> None:
         if request.slo_tpot > 0 and event.completion_tokens > 1 and request.streaming:
-            slow = event.tpot > request.slo_tpot
+            slow = tpot_of_each(event.tpot, event.completion_tokens, request.answers) > request.slo_tpot
             self._slow_tokens.count(hit=slow)
             self._slow_example = request.id if slow else self._slow_example
 

@@ -86,12 +86,13 @@ class SlowEngines(Examiner):
         self._missed.note(end, state)
 
     def _first_token(self, event: PrefillFinished, state: State) -> None:
-        request = prefilled(event, state)
-        if request is None or request.engine_seconds <= 0 or self.hangs.of_attempt(event) is not None:
+        found = prefilled(event, state)
+        if found is None or found[0].engine_seconds <= 0 or self.hangs.of_attempt(event) is not None:
             return
+        request, at = found
         ahead = self._ahead.pop(event.request, ())
-        took, work = event.at - request.granted_at, request.engine_seconds
-        prefill = _Prefill(event.at, took, work, request.slo_ttft, request.id, ahead)
+        took, work = at - request.granted_at, request.engine_seconds
+        prefill = _Prefill(at, took, work, request.slo_ttft, request.id, ahead)
         engine = self._engines.setdefault(event.instance, _Engine())
         engine.prefills.add(prefill)
         if _stalls(prefill, work) and len(engine.stalls) < STALLS_MAX:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from pointsman.contracts.decisions import RequestRejected
-from pointsman.contracts.requests import RequestFinished
+from pointsman.contracts.requests import RequestFinished, tpot_of_each
 from pointsman_cli.explain.causes import Cause, Reason
 from pointsman_cli.explain.findings import is_hot
 from pointsman_cli.explain.text import FAILURES, named
@@ -127,7 +127,10 @@ def _no_end(timeline: RequestTimeline) -> Iterator[str]:
 
 def _decode(timeline: RequestTimeline) -> Iterator[Reason]:
     end, arrival = timeline.end, timeline.arrival
-    if not isinstance(end, RequestFinished) or arrival is None or not arrival.slo_tpot or end.tpot <= arrival.slo_tpot:
+    if not isinstance(end, RequestFinished) or arrival is None or not arrival.slo_tpot:
+        return
+    tpot = tpot_of_each(end.tpot, end.completion_tokens, arrival.answers)
+    if tpot <= arrival.slo_tpot:
         return
     grant = timeline.grants[-1] if timeline.grants else None
     beside = (
@@ -135,5 +138,7 @@ def _decode(timeline: RequestTimeline) -> Iterator[Reason]:
         if grant and grant.decoding
         else ""
     )
-    because = f"its tokens came from {end.instance} every {end.tpot * 1000:.0f} ms, {arrival.slo_tpot * 1000:g} ms were wanted"
+    because = (
+        f"its tokens came from {end.instance} every {tpot * 1000:.0f} ms, {arrival.slo_tpot * 1000:g} ms were wanted"
+    )
     yield Reason(Cause.SLOW_DECODE, 0.0, f"{because}{beside}", because)

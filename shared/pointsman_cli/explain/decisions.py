@@ -50,7 +50,7 @@ def add_decisions(
     for term, group in _by_term(points):
         reading = iter(entries if base is None else entries_after(base.sequence, entries))
         leader_fold = _LeaderFold(timeline, State(settings) if base is None else copy_state(base), term, position)
-        leader_fold.read(reading, {point.sequence for point in group})
+        leader_fold.read(reading, {point.sequence: point for point in group})
         if group[-1] is points[-1]:
             leader_fold.read_on(reading)
 
@@ -103,13 +103,14 @@ class _LeaderFold:
         if self._blind and term not in timeline.elected:
             state.term = term  # its election is among the entries that are gone
 
-    def read(self, entries: Iterator[LogEntry], points: set[Sequence]) -> None:
+    def read(self, entries: Iterator[LogEntry], points: dict[Sequence, LogEntry]) -> None:
+        """`points`: dated by the leader's clock."""
         for step in self._order.replay(entries, self._state):
             entry, event = step.entry, step.entry.event
             if entry.sequence in points and (step.counts or step.kind is Kind.REPEATED):
-                points.discard(entry.sequence)
+                point = points.pop(entry.sequence)
                 if step.counts:
-                    self._record(entry)
+                    self._record(point)
             if step.counts and isinstance(event, RequestGranted) and self._overtakes(event):
                 self._position.overtake(self._state.workload.requests.get(event.request), event.request)
             self._note_end(event)
@@ -151,10 +152,11 @@ class _LeaderFold:
         event = entry.event
         if not isinstance(event, PrefillFinished) or event.instance == other_than:
             return []
-        request = prefilled(event, self._state)
-        if request is None or not request.engine_seconds:
+        found = prefilled(event, self._state)
+        if found is None or not found[0].engine_seconds:
             return []
-        return [(event.at - request.granted_at) / request.engine_seconds]
+        request, at = found
+        return [(at - request.granted_at) / request.engine_seconds]
 
     def _overtakes(self, event: RequestGranted) -> bool:
         came_later = event.request != self._timeline.request and event.request not in self._position.ahead

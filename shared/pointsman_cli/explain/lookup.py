@@ -118,7 +118,7 @@ def _arrived(event: RequestArrived, known: Slow | None) -> Slow:
         request=event.request,
         tenant=event.tenant,
         instance=InstanceId(""),
-        arrived_at=event.arrived_at,
+        arrived_at=event.arrived_at + event.clock_offset,
         slo_ttft=event.slo_ttft,
         prompt_tokens=event.prompt_tokens,
         granted_at=known.granted_at if known is not None else None,

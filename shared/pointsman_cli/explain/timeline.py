@@ -1,7 +1,11 @@
-"""Builds the `RequestTimeline` of one request from a re-readable log."""
+"""Builds the `RequestTimeline` of one request from a re-readable log. All its dates are by the leader's clock, if the log
+tells how far the ingress's is from that."""
 
 from collections.abc import Callable, Iterable
 
+from msgspec import structs
+
+from pointsman.analysis.log_time import LogTime
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected, MigrationRefused, RequestGranted, counts_as_end
 from pointsman.contracts.envelope import Stamp, is_fenced
@@ -46,14 +50,14 @@ def _outline(entries: Iterable[LogEntry], request: RequestId, settings: PoolSett
     timeline = RequestTimeline(
         request=request, speed=settings.speed, block_tokens=settings.block_tokens, arrived_at=0.0
     )
-    term = Term(0)
+    term, time = Term(0), LogTime(settings.speed)
     for entry in entries:
         event = entry.event
         timeline.log_begins = timeline.log_begins or entry.sequence
         if event is None:
             continue
         timeline.log_begins_at = timeline.log_begins_at or event.at
-        timeline.last_at = max(timeline.last_at, event.at)
+        time.tells(event)
         if isinstance(event, LeaderElected):
             term = max(term, event.term)
             timeline.elected.add(event.term)
@@ -61,10 +65,25 @@ def _outline(entries: Iterable[LogEntry], request: RequestId, settings: PoolSett
             timeline.entries.append(entry)
             if is_fenced(event.stamp, term):
                 timeline.fenced.add(entry.sequence)
-            else:
-                _note(timeline, event)
+    counted = [entry.event for entry in timeline.entries if entry.sequence not in timeline.fenced]
+    arrival = next((event for event in counted if isinstance(event, RequestArrived)), None)
+    if arrival is not None:
+        timeline.entries = [_by_leaders_clock(entry, arrival.clock_offset) for entry in timeline.entries]
+    for entry in timeline.entries:
+        if entry.event is not None and entry.sequence not in timeline.fenced:
+            _note(timeline, entry.event)
+    timeline.last_at = time.now
     timeline.arrived_at = _arrived_at(timeline)
     return timeline
+
+
+def _by_leaders_clock(entry: LogEntry, offset: EngineSeconds) -> LogEntry:
+    event = entry.event
+    if isinstance(event, RequestArrived):
+        event = structs.replace(event, arrived_at=event.arrived_at + offset)
+    elif event is not None and event.stamp is None:
+        event = structs.replace(event, at=event.at + offset)
+    return structs.replace(entry, event=event)
 
 
 def _note(timeline: RequestTimeline, event: LogEvent) -> None:

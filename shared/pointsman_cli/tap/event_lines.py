@@ -171,7 +171,7 @@ def details(event: LogEvent) -> str:
         case RequestsRefused():
             return f"{event.count} by {event.scheduler}: {event.reason}  {event.detail}".rstrip()
         case ScaleDecided():
-            roles = f" ({event.prefill} prefill, {event.decode} decode)" if event.prefill else ""
+            roles = f" ({event.prefill} prefill, {event.decode} decode)" if event.prefill and event.wanted else ""
             return f"{event.current} -> {event.wanted}{roles} by {event.policy}: {event.reason}{_by(event.by)}"
         case ScaleApplied():
             return f"{event.current} of {event.wanted} {event.detail}".rstrip()

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 
 from pointsman.adapters.tokenizer import (
     ChatTemplateError,
+    TemplateRefusedError,
     Tokenizer,
     TokenizerLoadError,
     UnsupportedContentError,
@@ -213,8 +214,10 @@ def test_content_that_is_no_text_is_refused_by_name() -> None:
     ],
 )
 def test_what_is_no_chat_is_refused(messages: Any) -> None:
-    with pytest.raises(ChatTemplateError):
+    with pytest.raises(ChatTemplateError) as raised:
         Tokenizer.builtin().render_chat(messages)
+
+    assert not isinstance(raised.value, TemplateRefusedError)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +249,7 @@ def test_a_template_can_refuse_but_not_reach_out(tmp_path: Path) -> None:
     ):
         directory = _model_directory(tmp_path, {"chat_template": template})
 
-        with pytest.raises(ChatTemplateError):
+        with pytest.raises(TemplateRefusedError):
             Tokenizer.load(directory).render_chat([{"role": "user", "content": "a"}])
 
 

@@ -67,6 +67,7 @@ from tests.support.failing_pool import FailingPool
 from tests.support.failing_pool import policies as failing_policies
 from tests.support.headless import write_headless
 from tests.support.hung_ingress import with_hung_ingress
+from tests.support.ingress_clock import WRONG_CLOCKS, with_ingress_clock
 from tests.support.recorded_log import renumbered, rewritten
 from tests.support.served_log import ServedLog
 
@@ -93,6 +94,17 @@ def test_a_healthy_log_gives_nothing_to_complain_about(healthy: Entries, tmp_pat
     assert "nothing to complain about" in result.output
     assert "200 requests, 100.0% with the first token in time, after 0." in result.output
     assert "warning" not in result.output
+
+
+@pytest.mark.parametrize("ahead", WRONG_CLOCKS)
+def test_of_an_ingress_with_a_wrong_clock_nothing_is_said_but_that(ahead: float, tmp_path: Path) -> None:
+    """`balance` takes its samples at other moments."""
+    slowed = ServedLog(pace={"engine-2": 6.0}, gap=0.25, policies=policy_set(routing="round_robin")).entries
+    _, right = diagnosed(with_ingress_clock(slowed, 0.0), tmp_path)
+    _, wrong = diagnosed(with_ingress_clock(slowed, ahead), tmp_path)
+
+    assert "engines" in {finding["area"] for finding in right}
+    assert [f for f in wrong if f["area"] not in {"clocks", "balance"}] == [f for f in right if f["area"] != "balance"]
 
 
 def test_a_healthy_log_that_has_lost_its_beginning_is_healthy_from_its_checkpoint_on(tmp_path: Path) -> None:
@@ -546,6 +558,18 @@ def test_a_live_fleet_whose_log_takes_no_writes_is_serious_and_said_first(
     assert code == int(stalled)
     said = [n for n, finding in enumerate(findings) if "has taken no writes for 42 s: 7 writes" in finding["what"]]
     assert said == ([0] if stalled else [])
+
+
+@pytest.mark.parametrize("overdue", ["", "the log has gone on by 512 entries without a new one"])
+def test_a_live_fleet_that_takes_no_checkpoints_is_warned_of(
+    healthy: Entries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overdue: str
+) -> None:
+    monkeypatch.setattr(BundleHistory, "fleet", fleet_described(checkpoints_overdue=overdue))
+    code, findings = diagnosed(healthy, tmp_path)
+
+    assert code == 0
+    told = [(f["severity"], f["evidence"]) for f in findings if "checkpoints" in f["what"]]
+    assert told == ([("warning", [overdue])] if overdue else [])
 
 
 def test_a_live_fleet_without_an_instance_is_serious(

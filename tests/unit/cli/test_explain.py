@@ -34,6 +34,7 @@ from tests.support.events import fleet_described, given_up_before_each_end, with
 from tests.support.failing_pool import FailingPool
 from tests.support.headless import write_headless
 from tests.support.hung_ingress import HANGS, with_hung_ingress
+from tests.support.ingress_clock import WRONG_CLOCKS, with_ingress_clock
 from tests.support.recorded_log import RecordedFleet, rewritten
 from tests.support.served_log import ServedLog
 
@@ -69,6 +70,18 @@ def test_a_request_that_the_log_lacks_may_not_have_been_written_where_its_disk_i
     assert "has taken no writes" not in recorded.stderr
     assert "the log has taken no writes for 42 s" in stalled.stderr
     assert "no request nobody in this log" in stalled.stderr
+
+
+@pytest.mark.parametrize("ahead", WRONG_CLOCKS)
+def test_an_ingress_with_a_wrong_clock_changes_nothing_that_is_told(
+    ahead: float, slowed: list[LogEntry], tmp_path: Path
+) -> None:
+    right, wrong = (with_ingress_clock(slowed, clock) for clock in (0.0, ahead))
+    for arguments in (["--slowest", "30"], ["r-25"], ["r-60"], ["r-199"]):
+        told = explain(right, tmp_path, *arguments)
+
+        assert told.exit_code == 0
+        assert explain(wrong, tmp_path, *arguments).stdout == told.stdout
 
 
 def test_what_was_known_is_rebuilt_to_the_last_bit_of_every_candidate(eventful: list[LogEntry]) -> None:

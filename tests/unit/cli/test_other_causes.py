@@ -202,6 +202,19 @@ def test_tokens_that_come_slowly_are_told_with_both_times() -> None:
     assert told.sentence == "first token in time, but its tokens came from a every 150 ms, 100 ms were wanted"
 
 
+@pytest.mark.parametrize(("tpot", "slow"), [(0.029, True), (0.019, False)])
+def test_the_tokens_of_several_answers_come_side_by_side(tpot: float, slow: bool) -> None:
+    story = RequestStory()
+    story.asks("four", answers=4)
+    story.later(0.257)
+    story.begins("four")
+    story.later(9.0)
+    story.ends("four", ttft=0.257, tokens=244, tpot=tpot)
+    told = of(story, "four")
+
+    assert ("a every 117 ms, 100 ms were wanted" in told.sentence) == (told.cause == "slow_decode") == slow
+
+
 def test_an_answer_that_is_not_streamed_says_that_it_waited_for_its_end() -> None:
     story = RequestStory()
     story.asks("whole", streaming=False)

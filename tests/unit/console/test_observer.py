@@ -32,6 +32,7 @@ from pointsman_cli.console.log.recent_requests import RecentRequests
 from pointsman_cli.console.log.request_counts import Figures
 from pointsman_cli.console.log.size_history import Spaced
 from tests.support.events import finished, given_up, given_up_before_each_end, no_instance
+from tests.support.ingress_clock import with_ingress_clock
 from tests.support.recorded_log import SETTINGS, RecordedFleet
 from tests.support.served_log import ServedLog
 
@@ -125,6 +126,24 @@ def test_an_arrival_behind_the_grant_of_its_ingress_is_the_newest_and_tells_what
     assert (late.instance, late.granted_at, late.sequence) == ("engine-1", 5.0, 1)
     assert (late.arrived_at, late.prompt_tokens, late.slo_ttft) == (4.0, 300, 2.0)
     assert (late.tenant, late.client_request_id) == ("acme", "theirs")
+
+
+def test_of_an_ingress_with_a_wrong_clock_requests_waited_and_took_as_long() -> None:
+    def shown(ahead: float) -> list[tuple[float, ...]]:
+        requests = RecentRequests(SETTINGS.block_tokens)
+        entries = with_ingress_clock(ServedLog(requests=30).entries, ahead)
+        ended = (
+            RequestCancelled(at=entry.event.at, request=entry.event.request, reason="gone")
+            if isinstance(entry.event, RequestFinished)
+            else entry.event
+            for entry in entries
+        )
+        for sequence, event in enumerate(ended, 1):
+            assert event is not None
+            requests.apply(event, sequence)
+        return [(r.arrived_at, r.granted_at - r.arrived_at, r.e2e or 0.0) for r in requests.newest_first()]
+
+    assert shown(0.0) == shown(4096.0) == shown(-4096.0)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

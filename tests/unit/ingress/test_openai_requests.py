@@ -76,11 +76,18 @@ def test_an_output_bound_beyond_the_context_is_refused_in_its_own_name(request_:
     check_length(request_, 0, 50)
 
 
-def test_a_prompt_beyond_the_context_together_with_its_answer_is_refused_with_both_counts() -> None:
-    with pytest.raises(ApiError, match="the prompt has 4000 and 100 more were asked for") as raised:
-        check_length(parse_chat(chat(max_tokens=100)), 4096, 4000)
+@pytest.mark.parametrize(("prompt_tokens", "why"), [(4096, "4096 and leaves no room"), (4097, "4097. Shorten it")])
+def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused(prompt_tokens: int, why: str) -> None:
+    for fields in ({}, {"max_tokens": 100}):
+        with pytest.raises(ApiError, match=f"4096 tokens; the prompt has {why}") as raised:
+            check_length(parse_chat(chat(**fields)), 4096, prompt_tokens)
 
-    assert raised.value.param == "messages"
+        assert raised.value.param == "messages"
+
+
+def test_of_a_prompt_and_a_bound_that_fit_alone_the_engine_decides() -> None:
+    check_length(parse_chat(chat(max_tokens=4096)), 4096, 4095)
+    check_length(parse_embeddings(completion(input="x")), 4096, 4096)
 
 
 def test_a_completion_without_a_bound_asks_for_sixteen_tokens_but_does_not_demand_them() -> None:

@@ -29,12 +29,38 @@ def test_an_offset_is_off_by_the_least_delay_of_the_last_minute(ahead: float, de
         assert -ahead - 1e-6 <= found <= -ahead + min(lately) + 1e-6
 
 
-def test_a_clock_that_is_set_forward_or_back_is_followed_at_once() -> None:
+def test_a_clock_that_is_set_forward_is_followed_at_once_and_one_that_is_set_back_once_that_lasts() -> None:
     offsets = ClockOffsets(1.0)
     assert told(offsets, 10_000.0, ahead=0.0, delay=0.01) == pytest.approx(0.01)
     assert told(offsets, 10_001.0, ahead=3600.0, delay=0.02) == pytest.approx(-3600.0 + 0.02)
-    assert told(offsets, 10_002.0, ahead=-3600.0, delay=0.03) == pytest.approx(3600.0 + 0.03)
-    assert told(offsets, 10_003.0, ahead=-3600.0, delay=0.5) == pytest.approx(3600.0 + 0.03), "a delay"
+    assert told(offsets, 10_002.0, ahead=-3600.0, delay=0.03) == pytest.approx(-3600.0 + 0.02), "perhaps a delay"
+    assert told(offsets, 10_003.0, ahead=-3600.0, delay=0.4) == pytest.approx(-3600.0 + 0.02)
+    assert told(offsets, 10_004.5, ahead=-3600.0, delay=0.3) == pytest.approx(3600.0 + 0.03)
+    assert told(offsets, 10_005.0, ahead=-3600.0, delay=0.5) == pytest.approx(3600.0 + 0.03), "a delay"
+
+
+@given(
+    ahead=st.floats(-9_000.0, 9_000.0),
+    outages=st.lists(st.tuples(st.floats(1.1, 90.0), st.floats(2.5, 50.0)), min_size=1, max_size=6),
+)
+def test_commands_that_were_held_up_together_are_dated_when_they_were_sent(
+    ahead: float, outages: list[tuple[float, float]]
+) -> None:
+    """One a second is sent while the network, or the leader, stands still; all come at its end."""
+    offsets, at = ClockOffsets(1.0), 10_000.0
+    for lasts, calm in outages:
+        assert told(offsets, at, ahead=ahead, delay=0.01) == pytest.approx(0.01 - ahead, abs=0.011)
+        at += lasts
+        for number in range(int(lasts) + 1):
+            assert told(offsets, at, ahead=ahead, delay=lasts - number) == pytest.approx(0.01 - ahead, abs=0.011)
+        at += calm
+
+
+def test_after_the_leaders_clock_was_set_nothing_is_known_of_any() -> None:
+    offsets = ClockOffsets(1.0)
+    told(offsets, 10_000.0, ahead=0.0, delay=0.01)
+    offsets.forget()
+    assert told(offsets, 10_600.0, ahead=-599.0, delay=0.02) == pytest.approx(599.0 + 0.02)
 
 
 def test_seconds_of_another_speed_are_engine_seconds() -> None:

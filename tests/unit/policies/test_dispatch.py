@@ -18,7 +18,8 @@ from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.policies.routing.least_loaded import LeastLoaded
 from pointsman.primitives import InstanceId, RequestId
-from pointsman.state.state import State
+from pointsman.state.fold_versions import CLOCKS_DIFFER
+from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import InstanceQueue, Request
 from tests.support.events import BLOCK, finished, first_token, joined, reported, route
 from tests.support.leading import leader_of
@@ -238,22 +239,28 @@ def test_a_worker_that_dated_its_report_ahead_is_missed_as_any_other() -> None:
     assert left.instance == "a"
 
 
-def test_who_has_said_that_it_is_restarted_is_suspected_only_after_the_time_it_asked_for_and_let_go_of_as_ever() -> (
-    None
-):
-    dispatcher = leader("a")
-    dispatcher.state.apply(msgspec.structs.replace(reported("a", 0, [], at=1.0), back_within=10.0))
+def test_earlier_versions_suspect_who_is_restarted_after_the_date_that_it_named() -> None:
+    """Of now, the leader's evidence says from when its silence counts (`HeardReports`)."""
 
-    def look(now: float) -> list[LogEvent]:
-        return dispatcher.check_liveness(LivenessTimeouts(heard_since=0.0, suspect_after=3.0, leave_after=30.0), now)
+    def restarted(version: int) -> Dispatcher:
+        policies, settings = policy_set(routing="least_loaded"), PoolSettings(fold_version=version)
+        dispatcher = leader_of(("a",), policies, settings=settings)
+        dispatcher.state.apply(msgspec.structs.replace(reported("a", 0, [], at=1.0), back_within=10.0))
+        return dispatcher
 
+    def look(now: float) -> list[type[LogEvent]]:
+        timeouts = LivenessTimeouts(heard_since=0.0, suspect_after=3.0, leave_after=30.0)
+        return [type(event) for event in dispatcher.check_liveness(timeouts, now)]
+
+    dispatcher = restarted(CLOCKS_DIFFER - 1)
     assert look(11.0) == []
-    assert [type(event) for event in look(11.5)] == [InstanceSuspected]
-    assert [type(event) for event in look(31.5)] == [InstanceLeft]
-    dispatcher = leader("a")
-    dispatcher.state.apply(msgspec.structs.replace(reported("a", 0, [], at=1.0), back_within=10.0))
+    assert look(11.5) == [InstanceSuspected]
+    assert look(31.5) == [InstanceLeft]
+    dispatcher = restarted(CLOCKS_DIFFER - 1)
     dispatcher.state.apply(reported("a", 0, [], at=2.0))  # it is back
-    assert [type(event) for event in look(5.5)] == [InstanceSuspected]
+    assert look(5.5) == [InstanceSuspected]
+    dispatcher = restarted(CLOCKS_DIFFER)
+    assert look(11.0) == [InstanceSuspected]
 
 
 def test_nothing_is_placed_where_the_worker_is_silent_until_it_reports_again() -> None:

@@ -60,11 +60,11 @@ def test_who_joins_or_reports_in_the_log_was_heard_then_whatever_its_clock_says_
     for event, now in ((again, 100.0), (told_once, 105.0)):
         state.apply(event)
         heard.read(state, event, now)
-        assert heard.silent_since(state, 110.0) == {"a": now}
+        assert heard.silent_since(state, 110.0, 0.0) == {"a": now}
     for copy in (again, msgspec.structs.replace(told_once, at=104.0 + clock)):
         state.apply(copy)
         heard.read(state, copy, 109.0)
-    assert heard.silent_since(state, 110.0) == {"a": 105.0}
+    assert heard.silent_since(state, 110.0, 0.0) == {"a": 105.0}
 
 
 def test_an_instance_that_does_nothing_is_logged_at_its_pulse_only_and_pulses_spread() -> None:
@@ -161,11 +161,11 @@ def test_a_draining_instance_that_has_become_idle_is_known_at_once() -> None:
 def test_what_instances_were_heard_of_is_forgotten_with_them() -> None:
     state, heard = state_with(), HeardReports()
     heard.note(state, report(1.0), 7.0)
-    assert heard.silent_since(state, 7.0) == {"a": 7.0}
+    assert heard.silent_since(state, 7.0, 0.0) == {"a": 7.0}
 
     heard.forget_absent(State(PoolSettings()))
 
-    assert not heard.silent_since(state, 7.0)
+    assert not heard.silent_since(state, 7.0, 0.0)
 
 
 class Follower:
@@ -264,29 +264,45 @@ def test_a_suspicion_carries_the_heartbeat_that_it_rests_on() -> None:
     assert events[0].silent_seconds == 4.5  # type: ignore[union-attr]
 
 
-def test_who_is_to_be_back_is_not_removed_before_and_the_decision_is_made_again_from_what_it_carries() -> None:
-    """A worker of 60 engines needs longer than --leave-seconds to restart."""
-    heard, now_and_then = HeardReports(), (40.0, 69.0, 72.5, 90.5, 101.5)
+@pytest.mark.parametrize("elected_at", [0.0, 3.0])
+@pytest.mark.parametrize("clock", [0.0, -3600.0, 3600.0])
+def test_who_is_to_be_back_is_not_removed_before_whatever_its_clock_says_and_the_decision_carries_why(
+    clock: float, elected_at: float
+) -> None:
+    """A worker of 60 engines needs longer than --leave-seconds to restart. A successor counts from its election on."""
+    heard, begins = HeardReports(), max(1.0, elected_at)
     leader, twin = (leader_of(("a",), policy_set(routing="least_loaded")) for _ in range(2))
+    farewell = report(1.0 + clock, back_within=70.0)
     for each in (leader, twin):
-        each.state.apply(report(1.0, back_within=70.0))
-    timeouts = LivenessTimeouts(heard_since=0.0, suspect_after=3.0, leave_after=30.0)
+        each.state.apply(reported("a", 0, [], at=0.5 + clock))
+        each.state.apply(farewell)
+    if elected_at < 1.0:
+        heard.read(leader.state, farewell, 1.0)
+    timeouts = LivenessTimeouts(heard_since=elected_at, suspect_after=3.0, leave_after=30.0)
     decided = []
-    for now in now_and_then:
-        for event in leader.check_liveness(timeouts, now, heard.silent_since(leader.state, now)):
+    for after in (39.0, 68.0, 72.5, 73.5, 99.5, 100.5):
+        now = begins + after
+        for event in leader.check_liveness(timeouts, now, heard.silent_since(leader.state, now, elected_at)):
             assert isinstance(event, InstanceSuspected | InstanceLeft)
             assert event.patience is not None
-            decided.append((type(event), now))
+            decided.append((type(event), after))
             assert twin.check_liveness(event.patience, now) == [event]
 
-    assert decided == [(InstanceSuspected, 90.5), (InstanceLeft, 101.5)]
+    assert decided == [(InstanceSuspected, 73.5), (InstanceLeft, 100.5)]
 
 
-def test_no_worker_is_excused_without_end() -> None:
+@pytest.mark.parametrize("clock", [0.0, 3600.0])
+def test_no_worker_is_excused_without_end_nor_by_an_old_copy(clock: float) -> None:
     leader = leader_of(("a",), policy_set(routing="least_loaded"))
-    leader.state.apply(report(1.0, back_within=1e12))
+    leader.state.apply(report(1.0 + clock, back_within=1e12))
+    longest = float(EXCUSED_WALL_SECONDS_MAX)
+    assert HeardReports().silent_since(leader.state, 2.0, 1.5) == {InstanceId("a"): 1.5 + longest}
 
-    assert HeardReports().silent_since(leader.state, 2.0) == {InstanceId("a"): 1.0 + float(EXCUSED_WALL_SECONDS_MAX)}
+    heard = HeardReports()
+    heard.note(leader.state, report(30.0 + clock), 30.0)
+    leader.state.apply(report(30.0 + clock))
+    leader.state.apply(report(1.0 + clock, back_within=10.0))
+    assert heard.silent_since(leader.state, 31.0, 1.5) == {InstanceId("a"): 30.0}
 
 
 def test_a_heartbeat_from_before_the_clock_was_set_back_does_not_excuse_what_is_silent_since() -> None:
@@ -295,6 +311,6 @@ def test_a_heartbeat_from_before_the_clock_was_set_back_does_not_excuse_what_is_
         heard.note(leader.state, reported(name, 0, [], at=at), at)
     timeouts = LivenessTimeouts(heard_since=100.0, suspect_after=3.0, leave_after=60.0)
 
-    events = leader.check_liveness(timeouts, 105.0, heard.silent_since(leader.state, 105.0))
+    events = leader.check_liveness(timeouts, 105.0, heard.silent_since(leader.state, 105.0, 0.0))
 
     assert [(e.instance, e.silent_seconds) for e in events if isinstance(e, InstanceSuspected)] == [("a", 5.0)]

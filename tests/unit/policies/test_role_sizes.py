@@ -265,7 +265,7 @@ def test_a_pool_without_requests_sleeps_or_keeps_an_instance_of_each_role(lowest
     sizes = [decided(state, decider, at) for at in (400.0, 600.0)]
 
     assert first == (2, 1, 1)
-    assert sizes == [(0, 0, 0) if lowest == 0 else None, None]
+    assert sizes == [(0, 1, 1) if lowest == 0 else None, None], "the roles for when it wakes"
 
 
 def test_a_split_pool_that_an_earlier_release_made_too_small_gets_both_roles_again() -> None:
@@ -285,6 +285,31 @@ def test_a_pool_that_sleeps_wakes_with_both_of_its_roles() -> None:
     decoding(state, 1, 60.0)
 
     assert decided(state, decider, 61.0) == (2, 1, 1)
+
+
+@pytest.mark.parametrize("first_roles", [NOT_SIZED, RoleSizes(1, 1)])
+def test_a_pool_that_slept_has_its_proportion_of_roles_again(first_roles: RoleSizes) -> None:
+    state, decider = pool("bbbb")
+    decider = replace(decider, limits=Limits(lowest=0, highest=8), first_roles=first_roles)
+
+    def asked(wanted: int, now: float, roles: RoleSizes = NOT_SIZED) -> tuple[int, int, int]:
+        decision = decider.operator_decision(state, wanted, asker="", actor="a", now=now, roles=roles)
+        state.apply(decision, int(now))
+        return decision.wanted, decision.prefill, decision.decode
+
+    asked(4, 1.0, RoleSizes(3, 1))
+    asleep = asked(0, 2.0)
+    again = decider.repeated(state, 3.0)
+    for instance in state.fleet.instances:
+        state.fleet.leave(instance.id)
+    stays, refused = decider.decide(state, 100.0), decider.size_refusal(state, 1)
+
+    assert asleep == (0, 3, 1)
+    assert again is not None
+    assert (again.wanted, again.prefill, again.decode) == asleep, "also where the log has dropped the first"
+    assert stays is None
+    assert "ask for 2 or more" in refused
+    assert asked(8, 101.0) == (8, 6, 2)
 
 
 def test_a_size_without_roles_is_split_as_the_pool_began() -> None:

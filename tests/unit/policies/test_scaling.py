@@ -14,6 +14,7 @@ from pointsman.policies.policy_set import PolicySet, UnknownPolicyError, policy_
 from pointsman.policies.routing.round_robin import RoundRobin
 from pointsman.policies.scaling import Limits, PoolSize, ScaleTarget, ScalingPolicy, limited
 from pointsman.policies.scaling.decider import Decider
+from pointsman.policies.scaling.roles import NOT_SIZED, RoleSizes, Switch
 from pointsman.policies.scaling.schedule import parse_cron
 from pointsman.policies.scaling.slo_attainment import SloAttainment
 from pointsman.policies.scaling.target_utilisation import TargetUtilisation
@@ -329,6 +330,44 @@ def test_a_first_decision_keeps_those_that_run_and_have_not_joined_again() -> No
     assert [first.wanted for absent in (0, 3, 9) if (first := decider.decide(state, 0.0, absent=absent))] == [1, 4, 6]
 
 
+@pytest.mark.parametrize("policy", [SloAttainment(), TargetUtilisation(prefill=0.1)])
+def test_a_hung_instance_that_nobody_replaces_does_not_keep_a_pool_from_growing(policy: ScalingPolicy) -> None:
+    pool = Pool(policy, engines=4)
+    pool.state.apply(decided(1, wanted=4, at=-100.0, current=4))
+    pool.state.apply(reported("e4", 0, [], serving=False))
+    decider = Decider(policy=policy, limits=Limits(highest=20, step_up=20), scaler="s")
+    pool.serve(40, every=0.5, late=9.0)
+
+    assert decider.decide(pool.state, pool.now) is None, "it may come back"
+    grown = decider.decide(pool.state, pool.now, unreplaced=1)
+    assert grown is not None
+    assert grown.wanted > 4
+    assert grown.reason.endswith("; 1 more take no requests")
+
+    pool.state.apply(joined("e5"))
+    pool.state.apply(reported("e5", 0, []))
+    assert decider.decide(pool.state, pool.now, unreplaced=1) == decider.decide(pool.state, pool.now), "4 serve"
+
+
+@pytest.mark.parametrize("policy", [SloAttainment(calm_s=60.0), scaling_policy("manual")])
+def test_a_hung_instance_that_nobody_replaces_counts_beside_those_that_are_wanted(policy: ScalingPolicy) -> None:
+    pool = Pool(policy, engines=4)
+    pool.state.apply(decided(1, wanted=4, at=-100.0, current=4))
+    pool.state.apply(reported("e4", 0, [], serving=False))
+    decider = Decider(policy=policy, limits=Limits(highest=20, pause_down_s=0.0), scaler="s")
+    pool.serve(10, every=2.0)
+    soon = decider.decide(pool.state, pool.now, unreplaced=1)
+    pool.serve(70, every=2.0)
+    calm = decider.decide(pool.state, pool.now, unreplaced=1)
+    pool.state.apply(joined("e5"))
+    pool.state.apply(reported("e5", 0, []))
+    replaced = decider.decide(pool.state, pool.now, unreplaced=1)
+
+    fewer = [3, 3] if isinstance(policy, SloAttainment) else [None, None]
+    assert soon is None
+    assert [d and d.wanted for d in (calm, replaced)] == fewer, "as without it, and as if somebody had started another"
+
+
 # The steps
 
 
@@ -359,6 +398,7 @@ def steps(
     only_last: bool = False,
     unix_now: float = 0.0,
     highest: int = 8,
+    roles: RoleSizes = NOT_SIZED,
 ) -> list[object]:
     """`only_last`: can be stopped, as of a StatefulSet."""
     running = [ProvidedInstance(InstanceId(name), 1000.0 if name in old.split() else 1.0) for name in provided.split()]
@@ -376,7 +416,9 @@ def steps(
     def stoppable(names: list[InstanceId]) -> list[InstanceId]:
         return names[-1:] if only_last else names
 
-    return list(next_steps(state, count, wanted=wanted, stoppable=stoppable, may_stop=may_stop, highest=highest))
+    return list(
+        next_steps(state, count, wanted=wanted, stoppable=stoppable, may_stop=may_stop, highest=highest, roles=roles)
+    )
 
 
 def test_what_is_missing_is_started_once_however_often_it_is_looked_at() -> None:
@@ -451,6 +493,18 @@ def test_an_instance_that_takes_no_requests_for_as_long_as_a_start_may_take_is_r
     assert steps(state, 2, "a b c", old="a b c") == [Stop(InstanceId("c"), HUNG)]
     assert steps(state, 3, "a c b", old="a b c", only_last=True) == [Grow(total=4, missing=1)]
     assert steps(state, 3, "a b c", old="a b c", absent=599.0) == []
+
+
+def test_a_hung_instance_that_cannot_be_stopped_has_no_role() -> None:
+    """Its replacement came with the role that a split pool has enough of."""
+    state = State(PoolSettings())
+    for name, role in {"a": "prefill", "b": "decode", "c": "decode", "d": "prefill"}.items():
+        state.apply(joined(name, role=role, role_switching=True))
+        state.apply(reported(name, 0, [], serving=name != "b"))
+
+    found = steps(state, 3, "a b c d", old="a b c d", only_last=True, roles=RoleSizes(1, 2))
+
+    assert found == [Switch(InstanceId("a"), "decode")]
 
 
 def test_an_instance_that_is_silent_or_drained_by_a_person_or_has_requests_does_not_hang() -> None:

@@ -1,6 +1,7 @@
 """HTTP client for engines, at permitted URLs only. Forwards only the headers listed here. Closing an unfinished answer
 makes the engine abort it."""
 
+import asyncio
 import re
 import socket
 from collections.abc import Callable
@@ -21,13 +22,13 @@ from pointsman.runtime import span_attributes
 from pointsman.runtime.engine_urls import EngineUrls
 from pointsman.runtime.telemetry import ENGINE_URLS_REFUSED
 from pointsman.runtime.tracing import NO_SPAN, Span, trace_headers
-from pointsman_ingress.engine.refusals import REFUSAL_BYTES_MAX
+from pointsman_ingress.engine.name_resolver import NameResolver
+from pointsman_ingress.engine.refusals import REFUSAL_BYTES_MAX, is_busy
 from pointsman_ingress.engine.session import FIELD_BYTES_MAX, Answer, DirectSession, EngineConnector
 from pointsman_ingress.engine.streams import CHUNKS, StreamShape, StreamTail
 from pointsman_ingress.http.errors import Header
 from pointsman_ingress.http.request_headers import Headers
 
-CONNECTIONS_MAX = 4096
 CONNECT_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 KEEP_ALIVE_WALL_SECONDS: WallSeconds = WallSeconds(4.0)  # less than uvicorn's five seconds
 CUT_CHECK_WALL_SECONDS: WallSeconds = WallSeconds(5.0)  # aiohttp 3.14 may not end an invalid answer
@@ -48,8 +49,10 @@ JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 NOT_IMPLEMENTED = 501
 TOO_MANY_REQUESTS = 429
+SERVICE_UNAVAILABLE = 503  # a failure unless the engine says that it is busy
+BUSY_RETRY_AFTER = "1"  # vLLM does not say when
 _LACKS_API = re.compile(rb"does not support [^\"]{1,100} API\b")
-UNFIT_STATUSES = (404, 408, 425, TOO_MANY_REQUESTS)
+UNFIT_STATUSES = (404, 408, 425, TOO_MANY_REQUESTS, SERVICE_UNAVAILABLE)
 KEY_STATUSES = (401, 403)
 STREAM_FAILURE = "its stream said that it failed"
 KEY_REFUSED = "it refused the key of the ingress: --engine-api-key must be the key that the engine requires"
@@ -111,7 +114,8 @@ class EngineClient:
         self._clients_trusted = forward_authorization
 
     async def send(self, request: EngineRequest) -> "EngineAnswer":
-        """Returns after the response head. Raises EngineFailedError unless the status is 200, 4xx or 501."""
+        """Returns after the response head. Raises EngineFailedError unless the status is 200, 4xx, 501 or 503, of which
+        `EngineAnswer.refusal` decides."""
         if not self._urls.cover(request.instance, request.url):
             ENGINE_URLS_REFUSED.inc()
             reason = self._urls.refusal(request.instance, request.url)
@@ -123,10 +127,9 @@ class EngineClient:
         if request.span.recording:
             request.span.event("response_head")
             request.span.set({span_attributes.STATUS: response.status})
-        if response.status not in (200, NOT_IMPLEMENTED) and not 400 <= response.status < 500:
+        if response.status not in (200, NOT_IMPLEMENTED, SERVICE_UNAVAILABLE) and not 400 <= response.status < 500:
             response.close()
-            msg = f"its status was {response.status}"
-            raise EngineFailedError(msg, failure="http_5xx", status=response.status)
+            raise _bad_status(response.status)
         return EngineAnswer(
             response,
             request.shape,
@@ -153,6 +156,8 @@ class EngineClient:
         answer = await self.send(request)
         try:
             first = await answer.opening()
+            if answer.status == SERVICE_UNAVAILABLE:
+                first = await answer.refusal(first)
         except BaseException:
             answer.close()
             raise
@@ -164,10 +169,7 @@ class EngineClient:
         async with await self.send(request) as answer:
             if answer.status < 400:
                 return answer.status, await answer.whole(bytes_max=bytes_max)
-            try:
-                return answer.status, await answer.whole(bytes_max=REFUSAL_BYTES_MAX)
-            except AnswerTooLargeError:
-                return answer.status, b""
+            return answer.status, await answer.refusal()
 
     def is_unfit(self, status: int, headers: Headers) -> bool:
         """Whether another engine may accept the request: this one refused our key, lacks the model or is overloaded."""
@@ -216,6 +218,7 @@ class EngineAnswer:
         self._opened = False  # the chunk timeout applies after the opening
         self._ended = False
         self._done = False
+        self._comments_since: float | None = None  # loop time, while no event comes
         self._kept_open = False  # whether the engine keeps the connection open after the last event
 
     @property
@@ -227,7 +230,11 @@ class EngineAnswer:
     def retry_headers(self) -> list[Header]:
         """When the engine itself says that it may be asked again."""
         after = _header_text(self._response.headers.get("retry-after", ""), RETRY_AFTER_CHARACTERS_MAX)
-        return [(b"retry-after", after.encode())] if after and self.status == TOO_MANY_REQUESTS else []
+        if self.status == SERVICE_UNAVAILABLE:
+            after = after or BUSY_RETRY_AFTER
+        elif self.status != TOO_MANY_REQUESTS:
+            after = ""
+        return [(b"retry-after", after.encode())] if after else []
 
     async def opening(self) -> bytes:
         """Returns the first bytes, of a stream up to the first output. Raises EngineFailedError."""
@@ -252,9 +259,28 @@ class EngineAnswer:
         if not chunk:
             self._end()
         elif self.streams:
+            events = self.tail.events
             self.tail.feed(chunk)
             self._done = self.tail.is_over
+            if self.tail.events > events:
+                self._comments_since = None
+            elif chunk.startswith(b":"):
+                self._on_comment()
         return chunk
+
+    def _on_comment(self) -> None:
+        """The engine's server lives, its model may hang. Raises EngineFailedError."""
+        now = asyncio.get_running_loop().time()
+        if self._comments_since is None:
+            self._comments_since = now
+        elif self._opened:
+            self._check_chunk_timeout(WallSeconds(now - self._comments_since))
+
+    def _check_chunk_timeout(self, waited: WallSeconds) -> None:
+        """Hidden reasoning, and a tool call that is parsed whole, are silent for as long as they take."""
+        if waited >= self._chunk_timeout_seconds and not self._is_working():
+            msg = f"it sent nothing more for {waited:.3g} s"
+            raise EngineFailedError(msg, failure="chunk_timeout")
 
     async def whole(
         self, first: bytes = b"", *, bytes_max: int = ANSWER_BYTES_MAX, take: Callable[[int], None] = lambda _: None
@@ -271,6 +297,17 @@ class EngineAnswer:
             chunks.append(chunk)
             chunk = await self.chunk()
         return b"".join(chunks)
+
+    async def refusal(self, first: bytes = b"") -> bytes:
+        """The body, starting with `first`; empty if it is larger than REFUSAL_BYTES_MAX. Raises EngineFailedError, also for a
+        503 that does not say that the engine is busy."""
+        try:
+            body = await self.whole(first, bytes_max=REFUSAL_BYTES_MAX)
+        except AnswerTooLargeError:
+            body = b""
+        if self.status == SERVICE_UNAVAILABLE and not is_busy(body):
+            raise _bad_status(self.status)
+        return body
 
     def close(self) -> None:
         self._response.close()
@@ -304,10 +341,8 @@ class EngineAnswer:
                 msg = "what came is no HTTP"
                 raise ConnectionResetError(msg)
             waited += wait
-            # Hidden reasoning, and a tool call that is parsed whole, are silent for as long as they take.
-            if self._opened and waited >= self._chunk_timeout_seconds and not self._is_working():
-                msg = f"it sent nothing more for {waited:g} s"
-                raise EngineFailedError(msg, failure="chunk_timeout")
+            if self._opened:
+                self._check_chunk_timeout(waited)
 
     async def __aenter__(self) -> Self:
         return self
@@ -336,9 +371,10 @@ def open_session(*, traced: bool = False) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         trace_configs=[_connection_events()] if traced else None,
         connector=EngineConnector(
-            limit=CONNECTIONS_MAX,
+            limit=0,  # the server bounds clients (`open_files`), each of whom needs one
             keepalive_timeout=float(KEEP_ALIVE_WALL_SECONDS),
             ttl_dns_cache=60,
+            resolver=NameResolver(),
             socket_factory=_socket,
         ),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=float(CONNECT_WALL_SECONDS)),
@@ -385,6 +421,10 @@ def _content_type(sent: str) -> str:
 def _header_text(sent: str, characters_max: int) -> str:
     """Empty unless it is safe to send on."""
     return sent if sent.isascii() and sent.isprintable() and len(sent) <= characters_max else ""
+
+
+def _bad_status(status: int) -> EngineFailedError:
+    return EngineFailedError(f"its status was {status}", failure="http_5xx", status=status)
 
 
 def _failure(error: Exception, *, head_received: bool = False) -> EngineFailedError:

@@ -1,4 +1,4 @@
-"""An engine's refusal as a client with a key may see it: the reason, without addresses and paths."""
+"""What an engine's refusal says, also as a client with a key may see it: the reason, without addresses and paths."""
 
 import re
 from collections.abc import Iterable
@@ -34,6 +34,12 @@ def refused_by_engine(status: int, body: bytes, headers: Iterable[Header] = ()) 
         param=without_addresses(param) if isinstance(param, str) else None,
         headers=tuple(headers),
     )
+
+
+def is_busy(body: bytes) -> bool:
+    """Whether the body of a 503 is vLLM's of a full queue, which another engine may not have (`GracefulHTTPError`). An engine
+    that is dead or scaling, and a proxy before it, write something else."""
+    return _fields_of(body).get("type") == "Service Unavailable"
 
 
 def reason_in(body: bytes) -> str:

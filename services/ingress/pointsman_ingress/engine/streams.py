@@ -103,7 +103,8 @@ class StreamTail:
 
     @property
     def opening_is_over(self) -> bool:
-        return self.shows_output and not (self.events <= 1 and self._unfinished_event)
+        """A comment is no output: vLLM's server sends some while its model may hang (`--sse-keep-alive-interval`)."""
+        return self.shows_output and self.events > 0 and not (self.events == 1 and self._unfinished_event)
 
     @property
     def has_ended(self) -> bool:

@@ -210,11 +210,11 @@ def endpoint_not_found(path: str) -> ApiError:
     return ApiError(404, "endpoint_not_found", f"The engines of this model have no {path}.", param="model")
 
 
-def context_too_long(prompt_tokens: Tokens, output_tokens: Tokens, model_len: Tokens, *, param: str) -> ApiError:
+def context_too_long(prompt_tokens: Tokens, model_len: Tokens, *, param: str) -> ApiError:
     """Client libraries match the first words of the message."""
+    no_room = " and leaves no room for an answer" if prompt_tokens == model_len else ""
     return bad_request(
-        f"This model's maximum context length is {model_len} tokens; the prompt has {prompt_tokens} and {output_tokens} "
-        "more were asked for. Shorten the prompt or ask for less.",
+        f"This model's maximum context length is {model_len} tokens; the prompt has {prompt_tokens}{no_room}. Shorten it.",
         param=param,
         code="context_length_exceeded",
     )

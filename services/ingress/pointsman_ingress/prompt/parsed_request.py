@@ -101,4 +101,4 @@ class ParsedRequest:
     service_tier: Any = None  # as sent
     session: str = ""  # name of the conversation
     nulls: frozenset[str] = frozenset()  # names of fields that say nothing, and that engines may misread
-    begins_late: bool = False  # a stream that shows nothing of hidden reasoning
+    begins_late: bool = False  # a stream that may show nothing of hidden reasoning or a tool call

@@ -31,6 +31,7 @@ class _ResponseBody(Body):
     instructions: str | None = None
     max_output_tokens: int | None = None
     tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
     previous_response_id: str | None = None
     previous_input_messages: list[Any] | None = None
     prompt: Any = None
@@ -65,8 +66,9 @@ def parse_response(body: bytes) -> ParsedRequest:
     field = "max_output_tokens"
     request = parsed(fields, prompt, "input", positive(fields.max_output_tokens, field), output_field=field)
     truncates = fields.truncation not in (None, "disabled")
-    hides = fields.include_reasoning is False
-    return replace(request, truncates=truncates, truncate_to=0, may_add_usage=False, begins_late=hides)
+    # Of a tool call nothing is shown before vLLM's parser knows the tool, or has read all of it.
+    begins_late = fields.include_reasoning is False or (bool(tools) and fields.tool_choice != "none")
+    return replace(request, truncates=truncates, truncate_to=0, may_add_usage=False, begins_late=begins_late)
 
 
 def chat_form(

@@ -12,7 +12,7 @@ from typing import Annotated, ParamSpec, TypeVar
 import msgspec
 import structlog
 
-from pointsman.adapters.tokenizer import Tokenizer, UnsupportedContentError
+from pointsman.adapters.tokenizer import TemplateRefusedError, Tokenizer, UnsupportedContentError
 from pointsman.ports import Clock
 from pointsman.primitives import Epoch, InstanceId, Tokens, WallSeconds
 from pointsman.runtime.telemetry import TOKENIZATION_SECONDS
@@ -197,7 +197,7 @@ class PromptTokenizer:
             if context.light and prompt.length <= INLINE_CHARACTERS_MAX:
                 return _encode(tokenizer, prompt, context.model_len)
             return await self.work.run(context.owner, _encode, tokenizer, prompt, context.model_len)
-        except UnsupportedContentError:
+        except (UnsupportedContentError, TemplateRefusedError):  # engines may have another template
             return await self._from_engine(prompt, model, context)
         except ValueError as error:
             raise _InvalidPromptError(str(error)) from error

@@ -61,6 +61,8 @@ class DockerProvider(InstanceProvider):
             raise ProviderError(str(error)) from error
         self._errors, self._image_not_found = daemon.errors, daemon.image_not_found
         self._ends = UnaskedEnds()
+        self._left: asyncio.Future[Any] | None = None
+        """A call that goes on though its caller has given up."""
         try:
             self._docker: Any = daemon.connected(timeout=CALL_WALL_SECONDS)
         except self._errors as error:
@@ -180,9 +182,17 @@ class DockerProvider(InstanceProvider):
         return f"pointsman-{self._pool}-"
 
     async def _call(self, work: Callable[[], T]) -> T:
-        """Docker's client blocks, so it runs in a thread. Raises ProviderError."""
+        """Docker's client blocks, so it runs in a thread, and nothing ends a thread: none is added to one that is left. Raises
+        ProviderError."""
+        if self._left is not None and not self._left.done():
+            busy = "Docker has not answered an earlier call yet"
+            raise ProviderError(busy)
+        thread = asyncio.ensure_future(asyncio.to_thread(work))
         try:
-            return await asyncio.to_thread(work)
+            return await asyncio.shield(thread)
+        except asyncio.CancelledError:
+            self._left = thread
+            raise
         except self._errors as error:
             failed = f"Docker: {error}"
             raise ProviderError(failed) from error

@@ -84,9 +84,10 @@ class ProcessProvider(InstanceProvider):
 
     @override
     async def running(self) -> list[ProvidedInstance]:
-        self._reap()
-        now = time.time()
-        return [ProvidedInstance(name, max(0.0, now - started)) for name, started in self._running_instances()]
+        with _refusals("the instances here cannot be read"):
+            self._reap()
+            now = time.time()
+            return [ProvidedInstance(name, max(0.0, now - started)) for name, started in self._running_instances()]
 
     @override
     async def grow(self, total: int) -> None:
@@ -98,6 +99,10 @@ class ProcessProvider(InstanceProvider):
 
     @override
     async def stop(self, instance: InstanceId) -> None:
+        with _refusals(f"{instance} cannot be stopped"):
+            await self._stop(instance)
+
+    async def _stop(self, instance: InstanceId) -> None:
         if not is_locked(self._lock_file(instance)) or not self._is_ours(instance):
             return
         pid = self._supervisor_pid(instance)
@@ -138,16 +143,13 @@ class ProcessProvider(InstanceProvider):
 
     @contextlib.contextmanager
     def _growing(self) -> Iterator[None]:
-        try:
+        with _refusals("an instance could not be started"):
             self._directory.mkdir(parents=True, exist_ok=True)
             with (self._directory / f"{GROWTH_LOCK}.lock").open("ab") as lock:
                 if not try_lock(lock):
                     busy = "another scaler starts instances here at this moment"
                     raise ProviderError(busy)
                 yield
-        except OSError as error:
-            failed = f"an instance could not be started: {error}"
-            raise ProviderError(failed) from error
 
     def _start(self, name: InstanceId) -> None:
         spec = {
@@ -215,6 +217,16 @@ class ProcessProvider(InstanceProvider):
 
     def _pool_file(self, instance: str) -> Path:
         return self._directory / f"{instance}.pool"
+
+
+@contextlib.contextmanager
+def _refusals(what: str) -> Iterator[None]:
+    """Of the operating system. Raises ProviderError."""
+    try:
+        yield
+    except OSError as error:
+        refused = f"{what}: {error}"
+        raise ProviderError(refused) from error
 
 
 async def stop_all(directory: Path) -> None:

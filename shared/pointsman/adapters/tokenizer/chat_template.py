@@ -47,6 +47,10 @@ class ChatTemplateError(ValueError):
     """Invalid messages, or the template refused them."""
 
 
+class TemplateRefusedError(ChatTemplateError):
+    """The template refused the messages; another may take them."""
+
+
 class UnsupportedContentError(ValueError):
     """Content other than text, or no template."""
 
@@ -105,7 +109,7 @@ class ChatTemplate:
             RecursionError,
         ) as error:
             msg = f"the chat template refused the messages: {error}"
-            raise ChatTemplateError(msg) from error
+            raise TemplateRefusedError(msg) from error
         _check_unicode(rendered)
         return _cut_at_mark(rendered, continued) if continue_final_message else rendered
 
@@ -289,7 +293,7 @@ def _cut_at_mark(rendered: str, continued: str) -> str:
     mark = rendered.rfind(CONTINUE_MARK.strip())
     if mark < 0 or continued.strip() not in rendered:
         msg = "continue_final_message is set, but the chat template does not show the final message as it is"
-        raise ChatTemplateError(msg)
+        raise TemplateRefusedError(msg)
     trimmed = not rendered.startswith(CONTINUE_MARK, mark)
     return rendered[:mark].rstrip() if trimmed else rendered[:mark]
 

@@ -21,6 +21,7 @@ from pointsman.policies.dispatch.turn import Turn
 from pointsman.policies.outliers import Ejection
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance, Status
+from pointsman.state.fold_versions import CLOCKS_DIFFER
 from pointsman.state.scaling import CLOCKS_APART_MAX
 from pointsman.state.workload import EMPTY_QUEUE
 
@@ -31,6 +32,9 @@ SWITCH_SECONDS_MAX: EngineSeconds = 10.0
 def check_liveness(turn: Turn, timeouts: LivenessTimeouts, heard: Mapping[InstanceId, EngineSeconds]) -> None:
     """`heard`: from when silence counts (`HeardReports.silent_since`). A decision carries the time that it rests on, so that a
     replay decides alike."""
+    by_leader = (
+        turn.state.settings.fold_version >= CLOCKS_DIFFER
+    )  # and not by a worker's date: `heard` has what excuses it
     for instance in turn.state.fleet.instances:
         since = max(timeouts.heard_since, heard.get(instance.id, 0.0))
         # A date that is far ahead does not tell when the worker was heard: its heartbeats do.
@@ -41,7 +45,7 @@ def check_liveness(turn: Turn, timeouts: LivenessTimeouts, heard: Mapping[Instan
         evidence = msgspec.structs.replace(timeouts, heard_since=since)
         if silent > timeouts.leave_after:
             _remove(turn, instance, silent, evidence)
-        elif turn.now > instance.excused_until:
+        elif by_leader or turn.now > instance.excused_until:
             _suspect(turn, instance, silent, evidence)
 
 

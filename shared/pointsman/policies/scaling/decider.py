@@ -39,21 +39,27 @@ class Decider:
     dropped: Callable[[], Sequence] = lambda: 0
     first_roles: RoleSizes = NOT_SIZED
 
-    def decide(self, state: State, now: EngineSeconds, *, absent: int = 0) -> ScaleDecided | None:
-        """`absent`: instances that run and have not joined, or not again after the log was lost."""
+    def decide(self, state: State, now: EngineSeconds, *, absent: int = 0, unreplaced: int = 0) -> ScaleDecided | None:
+        """`absent`: instances that run and have not joined, or not again after the log was lost. `unreplaced`: instances that
+        take no requests and stay; the pool has them beside what the policy wants, which would wait for them for ever."""
         wanted = state.scaling.wanted
         if wanted is None:
             return self._first_decision(state, now, absent)
         roles = wanted_roles(state)
-        size = PoolSize(ready=len(in_service(state)), wanted=wanted, roles=roles, fixed=fixed_sizes(state.fleet))
+        ready = len(in_service(state))
+        beside = min(unreplaced, max(0, wanted - ready))
+        size = PoolSize(ready=ready, wanted=wanted - beside, roles=roles, fixed=fixed_sizes(state.fleet))
         target = self.policy.scale_target(state, size, now)
+        if beside:
+            reason = f"{target.reason}; {beside} more take no requests"
+            target = replace(target, wanted=target.wanted + beside, reason=reason)
         found = limited(target, state.scaling, now, self.limits)
         proportion = self._proportion(state)
         if wanted and state.fleet.split and not proportion.total:
             return None  # instances that cannot change their role do not replace each other: operators size this pool
         found = self._with_both_roles(found or ScaleTarget(wanted, target.reason), target, proportion)
         split = self._split(replace(size, roles=proportion), found.wanted, target.demand, state.scaling, now)
-        if found.wanted == wanted and split == roles:
+        if found.wanted == wanted and (split == roles or not wanted):
             return None
         return self.decision(state, found, now, roles=split)
 
@@ -62,9 +68,9 @@ class Decider:
     ) -> ScaleDecided:
         asked = f"{roles.prefill} to prefill and {roles.decode} to decode" if roles.total else str(wanted)
         target = ScaleTarget(wanted, f"{asker or 'somebody'} asked for {asked}")
-        return self.decision(
-            state, target, now, by=actor, roles=roles if roles.total else in_proportion(self._proportion(state), wanted)
-        )
+        if not roles.total:
+            roles = _resized(self._proportion(state), wanted)
+        return self.decision(state, target, now, by=actor, roles=roles)
 
     def repeated(self, state: State, now: EngineSeconds) -> ScaleDecided | None:
         """Repeats the newest decision for a log that is about to drop it."""
@@ -108,9 +114,9 @@ class Decider:
 
     def _proportion(self, state: State) -> RoleSizes:
         """In which the pool is split; NOT_SIZED: it is not, or operators do it."""
-        roles = wanted_roles(state)
-        if roles.total or self.first_roles.total:
-            return roles if roles.total else self.first_roles
+        for roles in (wanted_roles(state), _roles_before_sleep(state), self.first_roles):
+            if roles.total:
+                return roles
         present = present_sizes(state.fleet)
         if (state.scaling.wanted or 0) < SPLIT_SIZE_MIN and present.total == len(staying(state.fleet)) > 0:
             return RoleSizes(max(1, present.prefill), max(1, present.decode))
@@ -132,7 +138,7 @@ class Decider:
             return NOT_SIZED
         if total != roles.total:
             best = NOT_SIZED if demand is None else best_split(demand, total, size.fixed)
-            return best if best.total else in_proportion(roles, total)
+            return best if best.total else _resized(roles, total)
         if demand is None or now - max(scaling.changed_at(now)) < SWITCH_PAUSE_SECONDS:
             return roles
         return better_split(demand, roles, size.fixed, step=self.limits.step_up)
@@ -155,6 +161,16 @@ def wanted_roles(state: State) -> RoleSizes:
         return RoleSizes(decided.prefill, decided.decode)
     present = present_sizes(state.fleet)
     return present if present.prefill and present.decode and present.total == state.scaling.wanted else NOT_SIZED
+
+
+def _roles_before_sleep(state: State) -> RoleSizes:
+    decided = state.scaling.decided
+    return NOT_SIZED if decided is None or decided.wanted else RoleSizes(decided.prefill, decided.decode)
+
+
+def _resized(roles: RoleSizes, total: int) -> RoleSizes:
+    """A pool that is to sleep keeps its roles for when it wakes."""
+    return in_proportion(roles, total) if total else roles
 
 
 def in_service(state: State) -> list[Instance]:

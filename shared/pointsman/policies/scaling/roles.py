@@ -5,6 +5,7 @@ both roles compare. Bias: a role that is overloaded looks as loaded as it can be
 Limit: instances are taken as equals."""
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -184,11 +185,12 @@ class Switch:
     undo: bool = False
 
 
-def role_switches(state: State, sizes: RoleSizes) -> list[Switch]:
-    """What brings the pool closer to `sizes`, without leaving a role empty. Repeated until it finds none."""
+def role_switches(state: State, sizes: RoleSizes, hung: Collection[InstanceId] = ()) -> list[Switch]:
+    """What brings the pool closer to `sizes`, without leaving a role empty. Repeated until it finds none. `hung`: instances
+    that do not count."""
     if not sizes.total:
         return []
-    instances = staying(state.fleet)
+    instances = [instance for instance in staying(state.fleet) if instance.id not in hung]
     have = Counter(future_role(instance) for instance in instances)
     lacking: dict[SplitRole, int] = {
         "prefill": sizes.prefill - have["prefill"],

@@ -5,11 +5,10 @@ Bias: contexts and prefills count only as far as they correlate with the number 
 (`n`) the longest is taken to have their mean length."""
 
 from dataclasses import dataclass
-from math import ceil
 
 from typing_extensions import override
 
-from pointsman.contracts.requests import RequestFinished
+from pointsman.contracts.requests import RequestFinished, tpot_of_each
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId
 from pointsman.state.fold_versions import DECODE_ANSWERS
 from pointsman.state.trackers.base import Tracker
@@ -114,11 +113,9 @@ class DecodeLoad(Tracker):
 
 
 def _seconds_per_token(finished: RequestFinished, answers: int) -> EngineSeconds:
-    """Of each of so many answers, which came side by side: `tpot` divides by the tokens of all. 0: unknown."""
+    """0: unknown."""
     tokens = finished.completion_tokens
-    if tokens <= answers:
-        return 0.0
-    return finished.tpot if answers == 1 else finished.tpot * (tokens - 1) / (ceil(tokens / answers) - 1)
+    return 0.0 if tokens <= answers else tpot_of_each(finished.tpot, tokens, answers)
 
 
 def _fade(seconds: EngineSeconds) -> float:

@@ -37,7 +37,7 @@ UNSERVED = frozenset({FAILED, CANCELLED, REJECTED})
 
 @dataclass(slots=True, eq=False)
 class RecentRequest:
-    """Engine times. `sequence`, `ended_sequence`: of its first entry and its end. `unannounced`: its ingress granted it without
+    """Engine times, by the leader's clock. `sequence`, `ended_sequence`: of its first entry and its end. `unannounced`: its ingress granted it without
     a scheduler, and the log has no arrival yet."""
 
     id: RequestId
@@ -63,6 +63,7 @@ class RecentRequest:
     reason: str = ""
     ended_sequence: Sequence = 0
     unannounced: bool = False
+    clock_offset: EngineSeconds = 0.0
     end: RequestEnd | None = None
 
     def takes(self, event: RequestEvent) -> bool:
@@ -128,7 +129,8 @@ class RecentRequests:
         record = known or self._add(RecentRequest(event.request, sequence, event.arrived_at))
         self._records.move_to_end(event.request)
         record.unannounced = False
-        record.arrived_at = event.arrived_at
+        record.clock_offset = event.clock_offset
+        record.arrived_at = event.arrived_at + event.clock_offset
         record.client_request_id = event.client_request_id
         record.tenant, record.priority = event.tenant, event.priority
         record.adapter = event.adapter or event.alias
@@ -181,7 +183,8 @@ class RecentRequests:
             case RequestFailed() | RequestCancelled():
                 known.stage = FAILED if isinstance(event, RequestFailed) else CANCELLED
                 known.reason, known.output_tokens = event.reason, event.output_tokens
-                known.e2e, known.ended_sequence = event.at - known.arrived_at, sequence
+                at = event.at if event.stamp is not None else event.at + known.clock_offset
+                known.e2e, known.ended_sequence = at - known.arrived_at, sequence
             case RequestRejected():
                 known.stage, known.reason = (
                     REJECTED,

@@ -1,6 +1,7 @@
 """The recorder's archive as dictionaries, with injected database failures."""
 
 import asyncio
+from operator import itemgetter
 from random import Random
 
 from typing_extensions import override
@@ -40,11 +41,16 @@ class MemoryArchive(Archive):
         return Branch(identity, branch.number, last["sequence"], tail)
 
     @override
-    async def store(self, batch: Batch) -> None:
+    async def newest_numbers(self) -> dict[str, int]:
+        return {row["identity"]: row["branch"] for row in sorted(self.logs.values(), key=itemgetter("branch"))}
+
+    @override
+    async def store(self, batch: Batch, after: Branch | None = None) -> None:
         fails = self._chance.random() < self.failing
         if fails and self._chance.random() < 0.5:
             await self._fail()
         await asyncio.sleep(self._chance.expovariate(1 / ANSWER_SECONDS))
+        assert after is None or self._has(after)
         for row in batch.logs:
             self.logs.setdefault(row["log"], row)
         for table, rows in (
@@ -56,6 +62,10 @@ class MemoryArchive(Archive):
                 table.setdefault((row["log"], row["sequence"]), row)
         if fails:
             await self._fail()
+
+    def _has(self, branch: Branch) -> bool:
+        entry = branch.log, branch.last
+        return entry in self.events or entry in self.dead_letters or (branch.log in self.logs and not branch.last)
 
     async def _transact(self) -> None:
         if self._chance.random() < self.failing:

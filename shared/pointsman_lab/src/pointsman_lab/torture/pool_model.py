@@ -69,7 +69,7 @@ class PoolModel(PoolRequests):
                 self._leave(event)
             case InstanceReported():
                 if (instance := self._current(event.instance, event.epoch)) is not None:
-                    instance.receive(event)
+                    instance.receive(event, self.now)
                     instance.reported = self.sequence
                     self._compare_models()
             case InstanceProbed():

@@ -184,13 +184,13 @@ class ModelledInstance:
                 pass
         return True
 
-    def receive(self, event: InstanceReported) -> None:
-        """A report proves liveness, and its digest settles whether the cache is known."""
+    def receive(self, event: InstanceReported, now: EngineSeconds) -> None:
+        """A report proves liveness, and its digest settles whether the cache is known. `now`: by the leader's clock, at most."""
         is_news = event.at > self.heard_at
         self.heard_at = event.at if event.at < self.heard_at - CLOCK_BACK_SECONDS else max(self.heard_at, event.at)
         self.counted = self.counted or event.serving
         self.suspected = False
-        self.excused_until = event.at + event.back_within if event.back_within else 0.0
+        self.excused_until = now + event.back_within if event.back_within and is_news else 0.0
         self.serving = event.serving
         self.adapters, self.aliases = frozenset(event.adapters), frozenset(event.aliases)
         self.certain = event.certain

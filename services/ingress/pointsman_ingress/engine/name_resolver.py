@@ -1,0 +1,95 @@
+"""Addresses of engines that have names. While a lookup fails or takes long, the last addresses count: an engine stays
+reachable while DNS is not."""
+
+import asyncio
+import socket
+from contextlib import suppress
+from threading import Thread
+from typing import TypeAlias
+
+import aiohttp
+from aiohttp.abc import ResolveResult
+from typing_extensions import override
+
+from pointsman.primitives import WallSeconds
+
+LOOKUP_WALL_SECONDS_MAX: WallSeconds = WallSeconds(2.0)
+"""Then the lookup goes on for whoever asks next."""
+NAMES_MAX = 10_000
+
+Name: TypeAlias = tuple[str, int, int]
+"""Host, port, address family."""
+
+
+class NameResolver(aiohttp.abc.AbstractResolver):
+    """A thread for each lookup, at most one for each name: lookups that hang hold up no others, nor the process's end."""
+
+    def __init__(self) -> None:
+        self._known: dict[Name, list[ResolveResult]] = {}
+        self._lookups: dict[Name, asyncio.Future[list[ResolveResult]]] = {}
+
+    @override
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """Raises OSError if the name has no address, and had none before."""
+        name = (host, port, int(family))
+        lookup = self._lookups.get(name) or self._begin(name)
+        await asyncio.wait({lookup}, timeout=float(LOOKUP_WALL_SECONDS_MAX))
+        known = self._known.get(name)
+        if known is not None:
+            return known
+        if lookup.done():
+            return lookup.result()
+        message = f"the lookup of {host} took more than {LOOKUP_WALL_SECONDS_MAX:g} s"
+        raise OSError(message)
+
+    def _begin(self, name: Name) -> "asyncio.Future[list[ResolveResult]]":
+        loop = asyncio.get_running_loop()
+        lookup: asyncio.Future[list[ResolveResult]] = loop.create_future()
+        self._lookups[name] = lookup
+
+        def end(found: list[ResolveResult] | OSError) -> None:
+            del self._lookups[name]
+            if isinstance(found, OSError):
+                lookup.set_exception(found)
+                lookup.exception()  # whoever asked may have gone
+            else:
+                self._known.pop(name, None)
+                self._known[name] = found
+                if len(self._known) > NAMES_MAX:
+                    del self._known[next(iter(self._known))]
+                lookup.set_result(found)
+
+        def look_up() -> None:
+            found = _looked_up(name)
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(end, found)
+
+        Thread(target=look_up, name="lookup", daemon=True).start()
+        return lookup
+
+    @override
+    async def close(self) -> None:
+        self._known.clear()
+
+
+def _looked_up(name: Name) -> list[ResolveResult] | OSError:
+    host, port, family = name
+    try:
+        found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+    except OSError as error:
+        return error
+    except UnicodeError as error:
+        return OSError(str(error))
+    return [
+        ResolveResult(
+            hostname=host,
+            host=str(address[0]),
+            port=port,
+            family=found_family,
+            proto=protocol,
+            flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+        )
+        for found_family, _, protocol, _, address in found
+    ]
