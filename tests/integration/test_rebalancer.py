@@ -27,7 +27,7 @@ from pointsman.contracts.requests import RequestCancelled
 from pointsman.contracts.subjects import migrate_subject, route_subject
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set, rebalancing_policy
-from pointsman.ports import Commands, EventLog, Link, LogEntry, Reply
+from pointsman.ports import Clock, Commands, EventLog, Link, LogEntry, Reply
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.supervision import Supervisor
@@ -39,6 +39,7 @@ from pointsman_scheduler.service import SchedulerService
 from tests.support.events import first_token, joined, route
 from tests.support.log_worlds import LogWorld, MemoryWorld
 from tests.support.scheduling import running_scheduler
+from tests.support.settable_clock import SettableClock
 from tests.support.waiting import eventually
 
 WAIT_SECONDS = 15.0
@@ -166,7 +167,12 @@ async def fleet(world: LogWorld) -> AsyncIterator[Fleet]:
 
 @asynccontextmanager
 async def rebalancer(
-    world: LogWorld, name: str = "rebalancer", *, policy: str = "global", commands: Commands | None = None
+    world: LogWorld,
+    name: str = "rebalancer",
+    *,
+    policy: str = "global",
+    commands: Commands | None = None,
+    clock: Clock | None = None,
 ) -> AsyncIterator[RebalancerService]:
     board = HealthBoard()
     async with world.client(name) as link:
@@ -174,7 +180,7 @@ async def rebalancer(
             event_log=link.log,
             checkpoints=link.checkpoints,
             commands=commands or link.commands,
-            clock=ScaledClock(),
+            clock=clock or ScaledClock(),
             board=board,
             settings=RebalancerSettings(pool=world.pool),
             policy=rebalancing_policy(policy),
@@ -209,6 +215,33 @@ async def test_what_waits_for_a_hot_instance_moves_and_is_answered(world: LogWor
         grants = Counter(event.request for event in await running.of_kind(RequestGranted))
         assert set(grants.values()) == {1}
         assert len(grants) == CROWD
+
+
+@pytest.mark.parametrize("ahead", [-120.0, 60.0, 3600.0])
+async def test_a_rebalancer_with_a_wrong_clock_moves_the_same(in_memory: LogWorld, ahead: float) -> None:
+    clock = SettableClock()
+    clock.set_by = ahead
+    async with fleet(in_memory) as running, rebalancer(in_memory, clock=clock):
+        await running.join("a")
+        await running.crowd()
+        await running.join("b")
+        await eventually(lambda: running.waiting["b"] == 3)
+
+        assert not await running.of_kind(MigrationRefused)
+
+
+async def test_a_refused_move_is_not_planned_again_at_once(in_memory: LogWorld) -> None:
+    async with fleet(in_memory) as running, rebalancer(in_memory) as service:
+        await running.join("a")
+        await running.crowd()
+        refusing = {request: service._clock.wall() for request in running.asking}
+        service._refused.update(refusing)
+        await running.join("b")
+        await asyncio.sleep(0.3)
+        at_once = len(await running.of_kind(RequestMigrated))
+        await eventually(lambda: running.waiting["b"] == 3)
+
+        assert at_once == 0
 
 
 async def test_a_leader_that_knows_more_refuses_and_the_log_says_why(in_memory: LogWorld) -> None:

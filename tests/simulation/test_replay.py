@@ -113,7 +113,7 @@ def test_fetches_and_copies_are_decided_again_bit_for_bit_whatever_became_of_the
     granted: Counter[bool] = Counter()
     copied: Counter[bool] = Counter()
     ended: Counter[bool] = Counter()
-    for seed, routing in enumerate(("round_robin", "min_ttft", "pointsman"), start=3):
+    for seed, routing in enumerate(("round_robin", "min_ttft", "pointsman"), start=15):
         told = replace(policies(seed, routing), admission=AdmitAll(), prefill_window_tokens=16_384, copies=True)
         fleet = RecordedFleet(told, seed=seed, failing=True, fetching=True).live(1200)
         fleet.take_over()

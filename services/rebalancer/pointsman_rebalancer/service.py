@@ -15,13 +15,15 @@ from pointsman.contracts.fleet import FleetEvent
 from pointsman.contracts.requests import PrefillFinished
 from pointsman.contracts.subjects import migrate_subject
 from pointsman.policies.rebalancing import MigrationPlan, RebalancingPolicy
+from pointsman.policies.rebalancing.base import Migration
 from pointsman.policies.rebalancing.off import Off
 from pointsman.policies.rebalancing.redispatch import Redispatching, Window
 from pointsman.ports import Checkpoints, Clock, Commands, CommandTimeoutError, EventLog, NoResponderError
-from pointsman.primitives import EngineSeconds, PoolName, Sequence, Term, WallSeconds, engine_seconds
+from pointsman.primitives import EngineSeconds, PoolName, RequestId, Sequence, Term, WallSeconds, engine_seconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.containment import contained
 from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.leader_clock import LeaderClock
 from pointsman.runtime.log_follower import LogFollower
 from pointsman.runtime.log_metrics import measure_log
 from pointsman.state.state import PoolSettings, State
@@ -35,6 +37,8 @@ PLANNING_SHARE_MAX = 0.2
 ANSWER_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 SETTLED_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 """Time for the log to reach the leader's answer."""
+REFUSED_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
+"""A request whose move was refused is left out so long: the leader knows better, and each refusal is an entry of the log."""
 HITS_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
 """How long before its start a request was placed whose hits it knows; of those that wait longer it knows none."""
 
@@ -73,6 +77,7 @@ class RebalancerService:
         for metric in (telemetry.MIGRATION_PLANS, telemetry.MIGRATIONS_PLANNED):
             metric.show_zeros(pool=self._pool, policy=policy.name)
         self._clock = clock
+        self._leader_clock = LeaderClock(clock, lambda: self._follower.state)
         self._policy = policy
         self._rebind = settings.rebind
         self._window = Window()
@@ -85,6 +90,8 @@ class RebalancerService:
         self._entry_read = asyncio.Event()
         self._newest_decision: tuple[Term, int] = (Term(0), 0)
         """Newest decision read from the log."""
+        self._refused: dict[RequestId, WallSeconds] = {}
+        """When the leader refused to move it."""
 
     @property
     def state(self) -> State:
@@ -124,6 +131,7 @@ class RebalancerService:
         stamp = event.stamp
         if stamp is not None:
             self._newest_decision = max(self._newest_decision, (stamp.term, stamp.number))
+        self._leader_clock.note(event)
         if isinstance(event, LeaderElected):
             self._window = _window_of(event)
         if isinstance(event, TRIGGERS):
@@ -139,14 +147,20 @@ class RebalancerService:
         state = self.state
         if not self._follower.caught_up:
             return MigrationPlan(state.sequence), None
-        now = self._clock.now()
+        now = self._leader_clock.now()
         plan = self._policy.plan(state, now)
         if self._rebind:
             busy = {migration.target for migration in plan.migrations}
             rebinds = Redispatching(state, now, self._window).plan(busy=busy)
             plan = replace(plan, migrations=(*plan.migrations, *rebinds))
+        plan = replace(plan, migrations=self._without_refused(plan.migrations))
         self._plans += bool(plan.migrations)
         return replace(plan, id=f"{self._name}.{self._plans}", policy=self._policy.name), trigger_at
+
+    def _without_refused(self, moves: tuple[Migration, ...]) -> tuple[Migration, ...]:
+        since = self._clock.wall() - REFUSED_WALL_SECONDS
+        self._refused = {request: at for request, at in self._refused.items() if at > since}
+        return tuple(move for move in moves if move.request not in self._refused)
 
     async def _request_moves(self, plan: MigrationPlan, trigger_at: EngineSeconds | None) -> None:
         telemetry.MIGRATIONS_PLANNED.labels(self._pool, plan.policy).inc(len(plan.migrations))
@@ -167,13 +181,19 @@ class RebalancerService:
 
     def _record(self, plan: MigrationPlan, answer: MigrationAnswered, trigger_at: EngineSeconds | None) -> None:
         telemetry.MIGRATION_PLANS.labels(self._pool, plan.policy, answer.refusal or "taken").inc()
-        refused = sum(bool(move.refusal) for move in answer.moves)
-        applied = len(answer.moves) - refused
+        now, refused = self._clock.wall(), [move.request for move in answer.moves if move.refusal]
+        self._refused.update(dict.fromkeys(refused, now))
+        applied = len(answer.moves) - len(refused)
         if applied and trigger_at is not None:
-            reaction = (self._clock.now() - trigger_at) / self._clock.speed
+            reaction = (self._leader_clock.now() - trigger_at) / self._clock.speed
             telemetry.REBALANCING_REACTION_SECONDS.labels(self._pool).observe(max(0.0, reaction))
         log.info(
-            "planned", plan=plan.id, as_of=plan.as_of, applied=applied, refused=refused, refusal=answer.refusal or None
+            "planned",
+            plan=plan.id,
+            as_of=plan.as_of,
+            applied=applied,
+            refused=len(refused),
+            refusal=answer.refusal or None,
         )
 
     async def _until_read(self, as_of: Sequence, decision: tuple[Term, int]) -> None:

@@ -16,13 +16,13 @@ from pointsman.ports import Checkpoints, Clock, Commands, EventLog, InstanceProv
 from pointsman.primitives import PoolName, Term, WallSeconds
 from pointsman.runtime.containment import contained
 from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.leader_clock import LeaderClock
 from pointsman.runtime.leadership import Leadership
 from pointsman.runtime.log_follower import LogFollower
 from pointsman.runtime.log_metrics import measure_log
 from pointsman.state.state import PoolSettings, State
 from pointsman_scaler.decision_log import DecisionLog
 from pointsman_scaler.desired_page import DesiredPage
-from pointsman_scaler.leader_clock import LeaderClock
 from pointsman_scaler.reconciler import Grow, PoolStatus, Step
 from pointsman_scaler.scale_commands import ScaleCommands
 from pointsman_scaler.settings import ScalerSettings

@@ -119,16 +119,18 @@ class PoolView:
         *,
         excluded: Collection[InstanceId] = (),
         transfer_seconds: EngineSeconds | None = 0.0,
+        fetches: bool = True,
     ) -> None:
         """`excluded`: instances that failed it. `transfer_seconds`: of the KV transfer; None if no instance can
-        decode."""
+        decode. `fetches`: whether it may have its prefix fetched."""
         self.request = request
         self.now = now
         self._state = state
         self._limits_kv = state.tenants.limits_kv
         self._ahead: QueueClass = request.priority if state.pending.has_below(request.priority) else LOWEST
         """Pending work from this class on is ahead of it."""
-        self.retried = bool(excluded)
+        self._excluded = excluded
+        self._fetches = fetches and bool(state.fleet.fetches)
         self.some_ready = bool(state.fleet.ready)
         self.eligible: tuple[InstanceId, ...] = state.fleet.ready_for(request, excluded)
         """Ready instances that can serve this request, sorted by name; without `excluded` and `on_trial`."""
@@ -144,6 +146,10 @@ class PoolView:
     @cached_property
     def budget(self) -> EngineSeconds:
         return self.request.deadline - self.now
+
+    @property
+    def retried(self) -> bool:
+        return bool(self._excluded)
 
     @property
     def staleness(self) -> EngineSeconds:
@@ -294,7 +300,7 @@ class PoolView:
             load_seconds=state.slower.load_seconds(instance, loads) if loads else 0.0,
             margin_seconds=latency.margin_seconds(instance_id, queue_seconds),
         )
-        return self._with_fetch(instance, queue, estimate) if state.fleet.fetches else estimate
+        return self._with_fetch(instance, queue, estimate) if self._fetches else estimate
 
     def _with_fetch(self, instance: Instance, queue: InstanceQueue, computed: CandidateEstimate) -> CandidateEstimate:
         replace = msgspec.structs.replace
@@ -383,7 +389,7 @@ class PoolView:
 
     @cached_property
     def _fetch_source(self) -> FetchSource | None:
-        return fetch_source(self._state, self.request, self.now)
+        return fetch_source(self._state, self.request, self.now, self._excluded)
 
     @cached_property
     def _hits(self) -> dict[InstanceId, int]:

@@ -10,9 +10,10 @@ are not copied, though it pays where caches have room; the request must have tol
 
 from dataclasses import dataclass
 
-from pointsman.policies.prefix_fetch import fits, gives
+from pointsman.policies.prefix_fetch import fits, gives, is_known
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance
+from pointsman.state.fold_versions import FETCHES_THAT_PAY
 from pointsman.state.state import State
 from pointsman.state.workload import EMPTY_QUEUE, Request
 
@@ -31,6 +32,9 @@ def copy_at_grant(state: State, request: Request, now: EngineSeconds) -> PrefixC
         return None
     source = state.fleet.get(request.instance)
     blocks = state.demand.hot_blocks(request.keys, len(state.fleet.ready), now)
+    pays = state.settings.fold_version >= FETCHES_THAT_PAY
+    if pays:  # the target is asked for one token more
+        blocks = min(blocks, (request.prompt_tokens - 1) // state.settings.block_tokens)
     if source is None or not blocks or not gives(source):
         return None
     busy = state.copies.busy(now)
@@ -43,7 +47,9 @@ def copy_at_grant(state: State, request: Request, now: EngineSeconds) -> PrefixC
         if hits.get(name, 0) < blocks and name not in busy and not state.transfers.rests(source.id, name, now)
     ]
     able = [
-        state.fleet[name] for name in targets if fits(source, state.fleet[name]) and name not in state.fleet.on_trial
+        instance
+        for instance in map(state.fleet.__getitem__, targets)
+        if fits(source, instance) and instance.id not in state.fleet.on_trial and (is_known(instance) or not pays)
     ]
     if not able:
         return None

@@ -4,10 +4,12 @@ way there and its own (`state.transfers`), and costs both engines a step. It is 
 sooner. The source is the instance where most prefill is saved. Limit: a source that evicts the prefix before it is
 asked computes it again."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman.state.fleet import Instance, Status
+from pointsman.state.fold_versions import FETCHES_THAT_PAY
 from pointsman.state.state import State
 from pointsman.state.workload import InstanceQueue, Request
 
@@ -36,14 +38,17 @@ class Fetch:
     prefill_seconds: EngineSeconds
 
 
-def fetch_source(state: State, request: Request, now: EngineSeconds) -> FetchSource | None:
-    """Only what events tell counts: a promised block cannot be fetched yet."""
+def fetch_source(
+    state: State, request: Request, now: EngineSeconds, excluded: Collection[InstanceId]
+) -> FetchSource | None:
+    """Only what events tell counts: a promised block cannot be fetched yet. `excluded`: instances that failed it."""
     if not state.fleet.fetches or not request.exact:
         return None
+    failed = excluded if state.settings.fold_version >= FETCHES_THAT_PAY else ()
     best, most = None, 0.0
     for name, hit in state.index.hits(request.keys).items():
         instance = state.fleet.get(name)
-        if instance is None or not hit or not gives(instance):
+        if instance is None or not hit or not gives(instance) or name in failed:
             continue
         source = FetchSource(instance, hit, state.engine_wait(instance, now))
         cached = state.latency.cached_tokens(instance, hit, request.prompt_tokens)
@@ -79,8 +84,11 @@ def fetch_to(
 
 
 def fetch_at_grant(state: State, request: Request, now: EngineSeconds) -> Fetch | None:
-    """Decided anew: source and target may have evicted or got blocks since the placement."""
-    source = fetch_source(state, request, now)
+    """Decided anew: source and target may have evicted or got blocks since the placement. None for a request that was
+    taken out of another engine: its ingress goes on with the exchange, and fetches nothing."""
+    if request.rebound_from and state.settings.fold_version >= FETCHES_THAT_PAY:
+        return None
+    source = fetch_source(state, request, now, request.excluded)
     target = state.fleet.get(request.instance)
     if source is None or target is None:
         return None
@@ -106,8 +114,12 @@ def shared_fetch_seconds(queue: InstanceQueue, request: Request, now: EngineSeco
 
 
 def gives(instance: Instance) -> bool:
-    known = instance.relied_on and not instance.doubt and instance.parity is not False
-    return instance.fetches and instance.role == "both" and known and instance.status in GIVING
+    return instance.fetches and instance.role == "both" and is_known(instance) and instance.status in GIVING
+
+
+def is_known(instance: Instance) -> bool:
+    """Whether events tell what it holds."""
+    return instance.relied_on and not instance.doubt and instance.parity is not False
 
 
 def fits(source: Instance, target: Instance) -> bool:

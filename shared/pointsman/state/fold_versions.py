@@ -70,6 +70,9 @@ go back. A report ends a suspicion that was decided before it was read."""
 SHORT_TURNS = 11
 """Of what may be thousands at once, a turn of the leader decides a part: requests that it ends (what their ends make room
 for is granted behind them), and requests that leave an instance."""
+FETCHES_THAT_PAY = 11
+"""No prefix is fetched from an engine that failed the request, by one that leaves an engine, or copied to where no event
+tells of it. A pair that failed rests by the leader's time, and how fast a slower tier loads is forgotten after some minutes."""
 FAILURE_SHARE_BACK = 11
 """The failure share is that of the newest requests, of a minute where an interval has too few."""
 PREFILLERS_BLAMED = 11

@@ -335,7 +335,9 @@ def end_fetch(parts: StateParts, event: PrefixFetchEnded) -> None:
 def end_copy(parts: StateParts, event: PrefixCopyEnded) -> None:
     """What was copied is told by cache events."""
     if parts.copies.end(event.request) and event.failure:
-        until = event.at + engine_seconds(REST_WALL_SECONDS, parts.settings.speed)
+        # Its request may have ended, so that nothing makes its date the leader's.
+        now = parts.now if parts.settings.fold_version >= fold_versions.FETCHES_THAT_PAY else event.at
+        until = now + engine_seconds(REST_WALL_SECONDS, parts.settings.speed)
         parts.transfers.rest(event.source, event.instance, until=until)
 
 
@@ -452,7 +454,7 @@ def _learn_load(parts: StateParts, request: Request, observed: EngineSeconds) ->
     instance = parts.current(request.instance, request.epoch)
     if instance is not None and request.engine_seconds == request.prefill_seconds:
         expected = parts.latency.expected_prefill(instance.id, request.engine_seconds, request.engine_tokens)
-        parts.slower.learn(instance, request.loads, observed - expected)
+        parts.slower.learn(instance, request.loads, observed - expected, parts.now)
 
 
 def hand_over(parts: StateParts, event: RequestHandedOver | HandOverRefused, to: InstanceId) -> None:

@@ -25,6 +25,8 @@ STORE = InstanceId("")
 """The holder of the `external` tier."""
 
 REFUTED_WALL_SECONDS: WallSeconds = WallSeconds(300.0)
+RATE_SECONDS: EngineSeconds = 300.0
+"""After which a learned rate is forgotten."""
 REFUTED_KEYS_MAX = 65_536
 """Per instance; the oldest count as held again."""
 
@@ -40,10 +42,11 @@ TierBlocks = dict[SlowerTier, int]
 
 @dataclass(slots=True)
 class LoadRate:
-    """Fading sums over observed loads."""
+    """Fading sums over observed loads. `at`: of the last one."""
 
     seconds: EngineSeconds = 0.0
     tokens: float = 0.0
+    at: EngineSeconds = 0.0
 
     def per_token(self, prior: EngineSeconds) -> EngineSeconds:
         learned = (PRIOR_TOKENS * prior + self.seconds) / (PRIOR_TOKENS + self.tokens)
@@ -157,6 +160,12 @@ class SlowerTiers:
             known[key] = until
         forget_oldest(known, REFUTED_KEYS_MAX)
 
+    def forget_rates(self, until: EngineSeconds) -> None:
+        """Those last seen before: where a load was slow once, nothing is sent that would show how fast it is now."""
+        for rates in self._rates.values():
+            for tier in [tier for tier, rate in rates.items() if rate.at < until]:
+                del rates[tier]
+
     def settle(self, now: EngineSeconds) -> None:
         for instance, known in list(self._refuted.items()):
             forget_until(known, now)
@@ -172,7 +181,9 @@ class SlowerTiers:
             seconds += load.tokens * (rate.per_token(prior) if rate else prior)
         return seconds
 
-    def learn(self, instance: Instance, loads: Sequence[TierTokens], observed: EngineSeconds) -> None:
+    def learn(
+        self, instance: Instance, loads: Sequence[TierTokens], observed: EngineSeconds, now: EngineSeconds
+    ) -> None:
         """`observed`: seconds of a first token beyond its prefill; shared among the tiers as predicted."""
         predicted = self.load_seconds(instance, loads)
         if predicted <= 0:
@@ -183,6 +194,7 @@ class SlowerTiers:
             rate = rates.setdefault(load.tier, LoadRate())
             rate.seconds = FADE * rate.seconds + observed * share
             rate.tokens = FADE * rate.tokens + load.tokens
+            rate.at = now
 
     def _begin(self) -> None:
         for tier in TIERS:

@@ -57,6 +57,7 @@ from pointsman.state.fleet import Instance
 from pointsman.state.fold_versions import FOLD_VERSION
 from pointsman.state.parts import PoolSettings, StateParts, check_step
 from pointsman.state.recent_decisions import RecentDecisions
+from pointsman.state.slower_tiers import RATE_SECONDS
 from pointsman.state.workload import NO_INSTANCE
 
 __all__ = ["FOLD_VERSION", "PoolSettings", "State"]
@@ -180,6 +181,8 @@ class State(StateParts):
         self.delivered.settle(now)
         if self.slower:
             self.slower.settle(now)
+            if self.settings.fold_version >= fold_versions.FETCHES_THAT_PAY:
+                self.slower.forget_rates(now - RATE_SECONDS)
 
     def _apply_to_request(self, event: AnyRequestEvent) -> None:
         match event:

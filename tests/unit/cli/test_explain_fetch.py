@@ -2,12 +2,13 @@
 
 import pytest
 
+from pointsman.contracts.fleet import InstanceDraining
 from pointsman.contracts.requests import PrefixFetchEnded
 from pointsman.policies.admission.admit_all import AdmitAll
 from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
 from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.routing.min_ttft import MinTtft
-from pointsman.primitives import InstanceId, RequestId
+from pointsman.primitives import Epoch, InstanceId, RequestId
 from pointsman.state.state import PoolSettings
 from pointsman_cli.explain.causes import Cause
 from pointsman_cli.explain.diagnosis import verdict
@@ -30,9 +31,8 @@ def test_the_wait_for_a_prefix_is_its_cause(failure: str, said: str) -> None:
     for name in ("a", "b"):
         pool.happens(joined(name, fetches=True, transfer_tokens_per_s=100_000.0))
     pool.happens(stored("a", 1, prompt(1, 20)))
-    pool.decides(
-        pool.dispatcher.route(route("r", [*prompt(1, 20), 900], arrived_at=1.0, excluded=[InstanceId("a")]), 1.0)
-    )
+    pool.happens(InstanceDraining(at=0.5, instance=InstanceId("a"), epoch=Epoch(1)))
+    pool.decides(pool.dispatcher.route(route("r", [*prompt(1, 20), 900], arrived_at=1.0), 1.0))
     pool.happens(
         PrefixFetchEnded(
             at=5.0, request=RequestId("r"), instance=InstanceId("b"), source=InstanceId("a"),

@@ -14,7 +14,7 @@ from pointsman.contracts.decisions import (
     RequestPlaced,
     RequestRejected,
 )
-from pointsman.contracts.fleet import DecodeCost, InstanceLeft
+from pointsman.contracts.fleet import DecodeCost, InstanceDraining, InstanceLeft
 from pointsman.contracts.requests import PrefixFetchEnded, RequestAttemptFailed, RequestFailed, RequestFinished
 from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
 from pointsman.policies.dispatch import Dispatcher
@@ -180,7 +180,8 @@ def test_a_hand_over_ends_the_fetch_whose_end_was_lost_or_comes_later() -> None:
     )  # fmt: skip
     state, keys = dispatcher.state, list(range(1, 200))
     state.apply(stored("a", 1, keys))
-    dispatcher.route(route("r", [*keys[:100], 1001], excluded=[A], slo_ttft=PATIENT), 0.0)
+    state.apply(InstanceDraining(at=0.0, instance=A, epoch=Epoch(1)))
+    dispatcher.route(route("r", [*keys[:100], 1001], slo_ttft=PATIENT), 0.0)
     request = state.workload.requests[RequestId("r")]
     assert (request.fetching, request.instance, request.decode) == (True, B, D)
 

@@ -38,13 +38,18 @@ def pool(policies: PolicySet = POLICIES, rate: float = 100_000.0, **fields: Any)
 
 
 def serve(
-    dispatcher: Dispatcher, number: int, now: float, *, prefix: list[int] = PREFIX, **fields: Any
+    dispatcher: Dispatcher,
+    number: int,
+    now: float,
+    *,
+    prefix: list[int] = PREFIX,
+    rest: list[int] | None = None,
+    **fields: Any,
 ) -> RequestGranted:
-    """A request at `a`, granted, answered, and gone."""
+    """A request at `a`, granted, answered, and gone. `rest`: of its prompt."""
     name = f"r{number}"
-    events = dispatcher.route(
-        route(name, [*prefix, 10_000 + number], arrived_at=now, **{"excluded": [B, C]} | fields), now
-    )
+    rest = [10_000 + number] if rest is None else rest
+    events = dispatcher.route(route(name, [*prefix, *rest], arrived_at=now, **{"excluded": [B, C]} | fields), now)
     grant = next(event for event in events if isinstance(event, RequestGranted))
     dispatcher.state.apply(first_token(name, grant.instance, at=now))
     dispatcher.state.apply(finished(name, grant.instance, at=now))
@@ -71,6 +76,23 @@ def test_a_hot_prefix_goes_from_the_requests_instance_to_one_that_lacks_it() -> 
 
     assert (hot.instance, hot.copy_to, hot.copy_blocks) == (A, B, 16)
     assert hot.copy_seconds == pytest.approx(0.001 + 16 * BLOCK / 100_000.0 + 0.001)
+
+
+def test_a_prompt_of_whole_blocks_only_is_copied_without_its_last_which_needs_a_token_behind_it() -> None:
+    dispatcher = pool()
+    tokens = len(PREFIX) * BLOCK
+    grants = [serve(dispatcher, n, 10.0, rest=[], prompt_tokens=tokens) for n in range(ARRIVALS_MIN)]
+
+    assert (grants[-1].copy_to, grants[-1].copy_blocks) == (B, 15)
+
+
+@pytest.mark.parametrize("unknown", [{"cache": "no_events"}, {"cache": "unknown"}])
+def test_nothing_is_copied_to_where_no_event_would_tell_of_it(unknown: dict[str, Any]) -> None:
+    dispatcher = pool()
+    for name in (B, C):
+        dispatcher.state.apply(joined(name, epoch=2, fetches=True, transfer_tokens_per_s=100_000.0, **unknown))
+
+    assert not heated(dispatcher).copy_to
 
 
 def test_without_the_setting_nothing_is_copied() -> None:
@@ -135,6 +157,16 @@ def test_after_a_failure_the_pair_rests() -> None:
     dispatcher.state.apply(ended(heated(dispatcher).request, B, 10.0, "the source refused with status 500"))
 
     assert serve(dispatcher, 2000, 10.0).copy_to == C
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_the_pair_rests_by_the_leaders_time_whatever_the_ingress_has(hours: int) -> None:
+    dispatcher = pool()
+    failed = heated(dispatcher)
+    dispatcher.state.apply(ended(failed.request, B, 10.0 + 3600.0 * hours, "the source refused with status 500"))
+    resting = [dispatcher.state.transfers.rests(A, B, now) for now in (10.1, 39.9, 40.1)]
+
+    assert resting == [True, True, False]
 
 
 def test_an_end_that_nobody_expects_changes_nothing() -> None:

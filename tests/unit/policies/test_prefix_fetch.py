@@ -3,15 +3,18 @@
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import RequestGranted
+from pointsman.contracts.decisions import RequestGranted, RequestPlaced
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import PrefixFetchEnded, RequestCancelled
 from pointsman.policies.admission.admit_all import AdmitAll
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
 from pointsman.policies.policy_set import PolicySet, UnknownPolicyError, policy_set, recorded_policy_set
+from pointsman.policies.pool_view import PoolView
+from pointsman.policies.routing.base import Choice
 from pointsman.policies.routing.min_ttft import MinTtft
 from pointsman.primitives import InstanceId, RequestId, Term
 from pointsman.state.state import FOLD_VERSION, PoolSettings, State
@@ -26,9 +29,18 @@ TRANSFER_SECONDS = 0.001 + 20 * BLOCK / RATE + 0.001
 """A step at the source, the tokens, a step at the target."""
 
 
+class AsAsked(MinTtft):
+    """To the instance that a request names as its session, else where the first token comes soonest."""
+
+    @override
+    def choose(self, view: PoolView) -> Choice:
+        asked_for = [candidate for candidate in view.candidates if str(candidate.instance) == view.request.session]
+        return Choice(asked_for[0], "as asked", view.candidates) if asked_for else super().choose(view)
+
+
 def pool(rate: float = RATE, *, fold_version: int = FOLD_VERSION, **fields: Any) -> Dispatcher:
     """Two instances that fetch from each other; `a` holds the prefix."""
-    policies = PolicySet(routing=MinTtft(), admission=AdmitAll(), ordering=FirstComeFirstServed())
+    policies = PolicySet(routing=AsAsked(), admission=AdmitAll(), ordering=FirstComeFirstServed())
     state = State(PoolSettings(fold_version=fold_version), policies.trackers())
     for name in ("a", "b"):
         state.apply(joined(name, **{"fetches": True, "transfer_tokens_per_s": rate} | fields))
@@ -41,8 +53,8 @@ def asked(dispatcher: Dispatcher, request: str, keys: list[int], *, now: float =
 
 
 def at_b(dispatcher: Dispatcher, request: str, keys: list[int], *, now: float = 0.0, **fields: Any) -> list[LogEvent]:
-    """Routed there since `a` failed it."""
-    return asked(dispatcher, request, keys, now=now, excluded=[A], attempt=1, **fields)
+    """See `AsAsked`."""
+    return asked(dispatcher, request, keys, now=now, session=B, **fields)
 
 
 def granted(events: list[LogEvent]) -> RequestGranted:
@@ -57,7 +69,7 @@ def ended(request: str, *, at: float, seconds: float = 0.0, source: float = 0.0,
 
 
 def test_the_placement_says_what_is_fetched_from_where_and_books_only_what_is_left_to_compute() -> None:
-    placed = place(pool(), "r", [*PREFIX, 900], excluded=[A])
+    placed = place(pool(), "r", [*PREFIX, 900], session=B)
 
     assert (placed.instance, placed.hit_blocks, placed.uncached_tokens) == (B, 0, BLOCK + 1)
     assert (placed.fetch_from, placed.fetched_tokens) == (A, 20 * BLOCK)
@@ -73,20 +85,30 @@ def test_what_is_sooner_computed_or_cannot_be_fetched_is_computed(unable: dict[s
         dispatcher.state.apply(joined("a", epoch=2, fetches=True, role="decode"))
         dispatcher.state.apply(stored("a", 1, PREFIX, epoch=2))
 
-    placed = place(dispatcher, "r", [*PREFIX, 900], excluded=[A])
+    placed = place(dispatcher, "r", [*PREFIX, 900], session=B)
 
     assert (placed.fetch_from, placed.transfer_seconds, placed.uncached_tokens) == ("", 0.0, 21 * BLOCK + 1)
 
 
+@pytest.mark.parametrize(("failed", "source"), [("c", "a"), ("a", "")])
+def test_nothing_is_fetched_from_an_engine_that_failed_the_request(failed: str, source: str) -> None:
+    dispatcher = pool()
+    dispatcher.state.apply(joined("c", fetches=True, transfer_tokens_per_s=RATE))
+
+    events = asked(dispatcher, "r", [*PREFIX, 900], session=B, excluded=[failed])
+
+    assert [e.fetch_from for e in events if isinstance(e, RequestPlaced | RequestGranted)] == [source, source]
+
+
 def test_prompts_of_guessed_tokens_fetch_nothing() -> None:
-    assert not place(pool(), "r", [*PREFIX, 900], excluded=[A], exact=False).fetch_from
+    assert not place(pool(), "r", [*PREFIX, 900], session=B, exact=False).fetch_from
 
 
 def test_the_grant_decides_anew_since_the_source_may_have_evicted_the_prefix() -> None:
     dispatcher = pool()
     dispatcher.state.apply(joined("b", epoch=2, fetches=True, transfer_tokens_per_s=RATE))
     first = granted(at_b(dispatcher, "first", prompt(500, 300)))  # fills the window
-    waits = place(dispatcher, "r", [*PREFIX, 900], excluded=[A])
+    waits = place(dispatcher, "r", [*PREFIX, 900], session=B)
     dispatcher.state.apply(removed("a", 2, PREFIX))
     dispatcher.state.apply(first_token("first", "b", at=1.0))
 
@@ -140,10 +162,10 @@ def test_after_a_failure_the_request_computes_its_prompt_and_the_pair_rests() ->
     assert (request.uncached_tokens, queue.prefill_tokens) == (21 * BLOCK + 1, 21 * BLOCK + 1)
     assert queue.prefill_seconds == pytest.approx(21 * 0.064 + 0.001)
     assert state.transfers.rests(A, B, 30.9)
-    assert not place(dispatcher, "soon", [*PREFIX, 901, 902], now=30.9, excluded=[A]).fetch_from
+    assert not place(dispatcher, "soon", [*PREFIX, 901, 902], now=30.9, session=B).fetch_from
     state.apply(first_token("r", "b", at=31.0))
     state.apply(RequestCancelled(at=31.0, request=RequestId("r"), reason=""))
-    assert place(dispatcher, "later", [*prompt(1, 19), 903], now=31.1, excluded=[A], session="x").hit_blocks > 0
+    assert place(dispatcher, "later", [*prompt(1, 19), 903], now=31.1, session=B).hit_blocks > 0
 
 
 def test_requests_of_the_same_prefix_wait_for_the_fetch_and_others_do_not() -> None:
@@ -176,12 +198,12 @@ def test_a_client_that_leaves_ends_the_fetch_and_lets_the_others_go_on() -> None
 def test_transfers_under_way_at_the_source_delay_the_next() -> None:
     dispatcher = pool()
     dispatcher.state.apply(stored("a", 2, prompt(700, 20)))
-    alone = place(dispatcher, "alone", [*prompt(700, 20), 1], excluded=[A])
+    alone = place(dispatcher, "alone", [*prompt(700, 20), 1], session=B)
     dispatcher.cancel_ungranted(RequestId("alone"), CancelCause.CLIENT_GONE, 0.0)
     dispatcher.cancel_any(RequestId("alone"), CancelCause.CLIENT_GONE, 0.0)
     at_b(dispatcher, "first", [*PREFIX, 900])
 
-    behind = place(dispatcher, "behind", [*prompt(700, 20), 2], excluded=[A])
+    behind = place(dispatcher, "behind", [*prompt(700, 20), 2], session=B)
 
     assert behind.transfer_seconds == pytest.approx(alone.transfer_seconds + 20 * BLOCK / RATE)
 

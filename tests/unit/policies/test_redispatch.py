@@ -28,7 +28,7 @@ from pointsman.simulation.replay import verify
 from pointsman.state.outliers import OVERDUE_SECONDS
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request, Stage
-from tests.support.events import finished, first_token, joined, route
+from tests.support.events import finished, first_token, joined, route, stored
 from tests.support.leading import leader_of
 from tests.support.recorded_log import RecordedFleet
 
@@ -97,6 +97,25 @@ def test_what_is_overdue_starts_again_elsewhere_and_its_lost_work_is_counted() -
     assert (request.stage, request.instance, request.rebound_from) == (Stage.PREFILL, B, A)
     assert (list(lines[A].prefill), list(lines[B].prefill)) == ([], ["r1"])
     assert dispatcher.state.promises.blocks(A) == 0
+
+
+def test_what_starts_again_elsewhere_fetches_nothing() -> None:
+    """Its ingress goes on with the exchange."""
+    dispatcher = leader()
+    for name in (A, B):
+        dispatcher.state.apply(joined(name, epoch=2, fetches=True, transfer_tokens_per_s=1e6))
+    keys = list(range(1, 11))
+    dispatcher.state.apply(stored(A, 1, keys, epoch=2))
+    dispatcher.route(route("r1", [*keys, *range(500, 502)]), 0.0)
+    assert known(dispatcher, "r1").instance == A
+
+    migrated, granted = carried_out(dispatcher, 30.0)
+
+    assert isinstance(migrated, RequestMigrated)
+    assert isinstance(granted, RequestGranted)
+    assert (granted.instance, granted.fetch_from) == (B, "")
+    assert migrated.predicted_ttft > 0.5  # all twelve blocks and a token are computed
+    assert not known(dispatcher, "r1").fetching
 
 
 def test_lost_work_is_waited_out() -> None:

@@ -253,17 +253,31 @@ def test_the_speed_of_loading_is_learned_from_first_tokens() -> None:
         dispatcher.state.apply(first_token(request, "a", at=now + took))
         dispatcher.state.apply(_end(request, now + took + 1.0))
 
-    learned = place(dispatcher, "last", list(keys), now=10_000.0).load_seconds / (40 * BLOCK)
+    learned = place(dispatcher, "last", list(keys), now=6_000.0).load_seconds / (40 * BLOCK)
 
     assert abs(learned - slow) < 0.15 * slow
     assert dispatcher.state.latency.correction(A) == 1.0
+
+
+def test_how_slow_a_load_was_is_forgotten_after_some_minutes_since_nothing_slow_is_chosen_to_show_it() -> None:
+    state, loads = _leader().state, (TierTokens("host", 6_400),)
+    state.apply(tier_stored("a", 1, [BlockKey(1)]))
+    before = state.slower.load_seconds(state.fleet[A], loads)
+    state.slower.learn(state.fleet[A], loads, 4.5, now=10.0)
+    seconds = []
+    for now in (200.0, 311.0):
+        state.settle(now)
+        seconds.append(state.slower.load_seconds(state.fleet[A], loads))
+
+    assert seconds[0] > 4 * before
+    assert seconds[1] == before
 
 
 def test_a_load_that_seems_free_still_costs_something() -> None:
     state = _leader().state
     loads = (TierTokens("host", 100_000),)
     for _ in range(50):
-        state.slower.learn(state.fleet[A], loads, -1000.0)
+        state.slower.learn(state.fleet[A], loads, -1000.0, 0.0)
 
     assert state.slower.load_seconds(state.fleet[A], loads) > 0
 

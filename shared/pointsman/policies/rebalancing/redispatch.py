@@ -14,6 +14,7 @@ from pointsman.policies.rebalancing.migration_check import Veto
 from pointsman.policies.stall_detection import stalled_seconds
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman.state.fleet import Status
+from pointsman.state.fold_versions import FETCHES_THAT_PAY
 from pointsman.state.outliers import OVERDUE_SECONDS
 from pointsman.state.state import State
 from pointsman.state.workload import InstanceQueue, Request, Stage
@@ -78,7 +79,7 @@ class Redispatching:
             return Veto(MoveRefusal.TOO_MANY_REBOUND, f"{REBOUND_MAX} are under way")
         if not self._takes(request, target):
             return Veto(MoveRefusal.TARGET_UNAVAILABLE, f"{target} does not take it")
-        candidate = PoolView(self._state, request, self._now).candidate(target)
+        candidate = self._view(request).candidate(target)
         if not self._has_room(candidate):
             return Veto(MoveRefusal.TARGET_FULL, f"{target} could not begin it at once")
         redispatch = self._compare(request, candidate)
@@ -90,6 +91,11 @@ class Redispatching:
                 f"{redispatch.benefit:.2f} s sooner, {redispatch.wasted:.2f} s of work lost counted",
             )
         return redispatch
+
+    def _view(self, request: Request) -> PoolView:
+        """Its ingress goes on with the exchange at the target, and fetches nothing."""
+        fetches = self._state.settings.fold_version < FETCHES_THAT_PAY
+        return PoolView(self._state, request, self._now, fetches=fetches)
 
     def _in_engines(self) -> list[Request]:
         return [
@@ -105,7 +111,7 @@ class Redispatching:
         )
 
     def _best(self, request: Request, busy: Collection[InstanceId]) -> Redispatch | None:
-        view = PoolView(self._state, request, self._now)
+        view = self._view(request)
         best: Redispatch | None = None
         for instance in self._state.fleet.ready:
             if instance in busy or not self._takes(request, instance):

@@ -1,6 +1,6 @@
 """What the leader's clock shows: the time of the newest decision in the log, and what has passed here since it was read. The
-times that a scaler judges are the leader's, so its own date, which may be wrong, sizes no pool. Limit: after a start it
-may be behind until the leader decides something, and then nothing looks as late or as idle as it is."""
+times that scaler and rebalancer judge are the leader's, so that a wrong date of their own sizes no pool and moves nothing.
+Limit: after a start it may be behind until the leader decides something, and then nothing looks as late or as idle as it is."""
 
 from collections.abc import Callable
 
