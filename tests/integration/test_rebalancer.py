@@ -234,7 +234,7 @@ async def test_a_refused_move_is_not_planned_again_at_once(in_memory: LogWorld) 
     async with fleet(in_memory) as running, rebalancer(in_memory) as service:
         await running.join("a")
         await running.crowd()
-        refusing = {request: service._clock.wall() for request in running.asking}
+        refusing = {RequestId(request): service._clock.wall() for request in running.asking}
         service._refused.update(refusing)
         await running.join("b")
         await asyncio.sleep(0.3)
