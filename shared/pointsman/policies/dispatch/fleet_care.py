@@ -32,9 +32,8 @@ SWITCH_SECONDS_MAX: EngineSeconds = 10.0
 def check_liveness(turn: Turn, timeouts: LivenessTimeouts, heard: Mapping[InstanceId, EngineSeconds]) -> None:
     """`heard`: from when silence counts (`HeardReports.silent_since`). A decision carries the time that it rests on, so that a
     replay decides alike."""
-    by_leader = (
-        turn.state.settings.fold_version >= CLOCKS_DIFFER
-    )  # and not by a worker's date: `heard` has what excuses it
+    # By the leader's time: what a worker's date says is `excused_until` in earlier fold versions, and in `heard` from then on.
+    by_leader = turn.state.settings.fold_version >= CLOCKS_DIFFER
     for instance in turn.state.fleet.instances:
         since = max(timeouts.heard_since, heard.get(instance.id, 0.0))
         # A date that is far ahead does not tell when the worker was heard: its heartbeats do.
