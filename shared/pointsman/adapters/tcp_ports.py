@@ -34,6 +34,10 @@ def free_ports(count: int) -> list[int]:
     raise RuntimeError(message)
 
 
+def in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
 def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
