@@ -185,7 +185,10 @@ class DeploymentSettings:
         1, "Servers that hold the log; 3 survive the loss of one. Counts when the log is made.", bounds=COUNT
     )
     secret: str = setting(
-        PUBLIC_SECRET, "Secret of the deployment, mixed into every block key.", form=SECRET, secret=True
+        PUBLIC_SECRET,
+        "Secret of the deployment, mixed into every block key; at most 64 bytes.",
+        form=SECRET,
+        secret=True,
     )
 
     @property
