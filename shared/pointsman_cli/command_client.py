@@ -49,7 +49,11 @@ class NoAnswerError(click.ClickException):
 
 @asynccontextmanager
 async def connected_link(
-    settings: FleetSettings, *, name: str, error: type[click.ClickException] = NoAnswerError
+    settings: FleetSettings,
+    *,
+    name: str,
+    error: type[click.ClickException] = NoAnswerError,
+    advice: str = "name the fleet with --from",
 ) -> AsyncIterator[Link]:
     """A link to the fleet's nats-server that writes nothing into the log. Raises `error`."""
     configure_logging("error", "text")
@@ -58,7 +62,7 @@ async def connected_link(
         deadline = time.monotonic() + CONNECT_SECONDS_MAX
         while not link.commands.connected:
             if time.monotonic() > deadline:
-                msg = f"no connection to {settings.nats_shown}: {board.missing_parts.get(NATS_PART)}; name the fleet with --from"
+                msg = f"no connection to {settings.nats_shown}: {board.missing_parts.get(NATS_PART)}; {advice}"
                 raise error(msg)
             await asyncio.sleep(POLL_SECONDS)
         yield link

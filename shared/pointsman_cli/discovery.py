@@ -18,13 +18,12 @@ from pointsman.adapters.owner_only import OWNER_ONLY, is_open_to_others, make_ow
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.contracts.subjects import LOCAL_ACTOR
 from pointsman.runtime.bus_users import Credentials
-from pointsman.runtime.settings import FleetSettings, options
+from pointsman.runtime.settings import NATS_SCHEMES, FleetSettings, nats_shown, options
 from pointsman_cli.options import as_given
 from pointsman_cli.terminal import SeveralLinesError
 
 FLEET_FILE = "fleet.json"
 LOCK_FILE = "fleet.lock"
-NATS_SCHEMES = ("nats", "tls", "ws", "wss")
 LOCK_ATTEMPTS_MAX = 5
 LOCK_RETRY_SECONDS = 0.05
 
@@ -114,7 +113,7 @@ def find_fleet(nats: str | None = None, data: Path | None = None) -> FleetFile:
     if not running:
         if nats is None and (starting := starting_fleets()):
             raise _still_starting(starting[0])
-        where = f"on {nats}" if nats else "on this machine"
+        where = f"on {nats_shown(nats)}" if nats else "on this machine"
         other = "" if nats or not os.environ.get("POINTSMAN_NATS") else '; or name yours: --from "$POINTSMAN_NATS"'
         message = f"no fleet that was started here runs {where}; start one with: pointsman up{other}"
         raise NoFleetError(message)
@@ -165,11 +164,12 @@ def starting_fleets() -> list[Path]:
 def _held_directories() -> list[Path]:
     held = []
     for pointer in sorted(_pointers().glob("*.path")):
-        data = Path(pointer.read_text().strip())
-        if is_running(data):
-            held.append(data)
-        else:
-            pointer.unlink(missing_ok=True)
+        with suppress(OSError, ValueError):  # another user's, or damaged
+            data = Path(pointer.read_text().strip())
+            if is_running(data):
+                held.append(data)
+            else:
+                pointer.unlink(missing_ok=True)
     return held
 
 
@@ -240,13 +240,25 @@ def _locked(lock: IO[bytes]) -> bool:
 
 
 def _fleet_of(data: Path) -> FleetFile:
-    if not is_running(data):
+    try:
+        running = is_running(data)
+    except PermissionError as error:
+        message = f"{data} belongs to {_owner_of(data)}: only they can use its fleet from here"
+        raise NoFleetError(message) from error
+    if not running:
         message = f"no fleet runs with the data directory {data}; start it with: pointsman up --data {data}"
         raise NoFleetError(message)
     fleet = read_fleet_file(data)
     if fleet is None:
         raise _still_starting(data)
     return fleet
+
+
+def _owner_of(data: Path) -> str:
+    try:
+        return data.owner()
+    except (OSError, KeyError):
+        return "another user"
 
 
 def _still_starting(data: Path) -> NoFleetError:

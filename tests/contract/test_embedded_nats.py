@@ -29,6 +29,14 @@ async def test_it_stops_with_its_context_and_comes_back_on_the_same_port(tmp_pat
     assert second.process.returncode is not None
 
 
+async def test_it_starts_in_a_directory_with_any_letters(tmp_path: Path) -> None:
+    directory = tmp_path / 'jürgen "日本"'
+    async with embedded_nats(directory):
+        pass
+
+    assert (directory / "nats-server.log").is_file()
+
+
 async def test_a_directory_in_use_and_a_port_taken_are_named(tmp_path: Path) -> None:
     async with embedded_nats(tmp_path / "one") as server:
         with pytest.raises(NatsStartError, match=f"in use by another nats-server .*{server.pid}"):

@@ -860,4 +860,5 @@ COMMANDS: list[AnyCommand] = [
     HeartbeatNoted(log=True, flush=0.25),
     HeartbeatNoted(),
     ScalePool(size_read=True),
+    ResyncCache(instance=ENGINE, reason="it never joined", rejoin=True, above=EPOCH, epoch=EPOCH),
 ]

@@ -12,8 +12,9 @@ from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.fleet import InstanceLeft
 from pointsman.contracts.subjects import resync_subject, route_subject
 from pointsman.ports import Reply
-from pointsman.primitives import InstanceId, PoolName, Term, WallSeconds
+from pointsman.primitives import Epoch, InstanceId, PoolName, Term, WallSeconds
 from pointsman.simulation.replay import verify
+from pointsman.state.state import State
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_scheduler import resync
 from tests.support.events import joined, reported, route
@@ -70,6 +71,39 @@ async def test_an_instance_at_a_url_that_is_not_allowed_is_removed_and_gets_noth
     verdict = verify(entries)
     assert not verdict.differences
     assert not verdict.unchecked
+
+
+async def test_a_stranger_that_joins_under_a_known_name_keeps_its_worker_out_for_a_moment_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resync, "PERIOD_WALL_SECONDS", WallSeconds(0.02))
+    broker, clock, asked = MemoryBroker(POOL), ScaledClock(), list[Epoch]()
+    link = broker.client(clock, name="w")
+
+    async def on_resync(command: Any, reply: Reply) -> None:
+        asked.append(command.epoch)
+        if command.epoch == 1:
+            await link.log.append(joined("engine-1", at=clock.now(), url=OURS, epoch=command.above + 1))
+            await reply(ResyncAnswered(instance=command.instance, accepted=True))
+
+    def serving(state: State) -> list[str]:
+        return [instance.url for instance in state.fleet.instances]
+
+    async with (
+        running_scheduler(broker.client(clock, name="s"), clock, engine_urls=(f"engine-1={OURS}",)) as service,
+        link.commands.serve(resync_subject(POOL, InstanceId("engine-1")), on_resync),
+    ):
+        await link.log.append(joined("engine-1", at=clock.now(), url=OURS))
+        await eventually(lambda: serving(service.state) == [OURS])
+        await link.log.append(joined("engine-1", at=clock.now(), url=FOREIGN, epoch=2))
+        await eventually(lambda: not serving(service.state))
+        for _ in range(20):  # both go on reporting, the stranger last
+            await link.log.append(reported("engine-1", 0, [], at=clock.now(), epoch=1))
+            await link.log.append(reported("engine-1", 0, [], at=clock.now(), epoch=2))
+            await asyncio.sleep(0.01)
+        await eventually(lambda: serving(service.state) == [OURS])
+
+    assert asked == [1], "the stranger is not asked"
 
 
 async def test_an_instance_that_is_named_may_not_pose_at_the_url_of_another() -> None:

@@ -458,6 +458,7 @@ async def test_while_the_lease_cannot_be_renewed_nobody_decides_and_then_the_lea
         await eventually(lambda: one.leading is None)
         await asyncio.sleep(2 * LEASE_SECONDS)
         assert two.leading is None
+        assert "the lease cannot be written: the broker is away" in one._board.missing_parts["leadership"]
         world.broker.reconnect()
 
         assert (await world.route("r", [1])).term == 1

@@ -24,12 +24,17 @@ from typing_extensions import override
 
 from pointsman.adapters.tcp_ports import free_ports, why_taken
 from pointsman.adapters.tokenizer.tokenizer import BUILTIN_DIRECTORY
-from pointsman.runtime.settings import ENVIRONMENT_PREFIX, options
+from pointsman.contracts.codec import AnyCommand
+from pointsman.contracts.subjects import fleet_view_subject
+from pointsman.ports import Reply
+from pointsman.primitives import PoolName
+from pointsman.runtime.settings import ENVIRONMENT_PREFIX, FleetSettings, options
+from pointsman_cli.command_client import connected_link
 from pointsman_cli.discovery import find_fleet
 from pointsman_cli.main import main as pointsman
 from pointsman_cli.up.addresses import EngineAddress
 from pointsman_cli.up.child import ChildProcess
-from pointsman_cli.up.command import run_fleet
+from pointsman_cli.up.command import check_pools, run_fleet
 from pointsman_cli.up.process_checks import check_processes
 from pointsman_cli.up.processes import SOCKET_PATH_MAX, processes
 from pointsman_cli.up.runner import STOP_SECONDS_MAX, STOP_STAGES, Condition, FleetRunner, FleetStartError
@@ -37,6 +42,8 @@ from pointsman_cli.up.scripts import console_script, settings_type_of
 from pointsman_cli.up.settings import UpSettings, checked
 from pointsman_cli.vllm_cpu.home import EngineHome
 from pointsman_engine_sim.kv_transfer import parse_kv_transfer_config
+from tests.support.events import fleet_described
+from tests.support.nats import running_nats
 from tests.support.up import POINTSMAN, START_SECONDS_MAX, RunningUp, plan_of, pointsman_up
 from tests.support.waiting import eventually
 
@@ -94,6 +101,20 @@ def test_whatever_is_started_has_a_stage_in_which_it_stops() -> None:
 
     assert "console" in started
     assert started - {"engine"} <= frozenset.union(*STOP_STAGES)
+
+
+def test_no_process_takes_the_set_of_up_for_its_own() -> None:
+    for process in processes(plan_of(UpSettings(instances="1"))):
+        inherited = process.environment_in({"POINTSMAN_SET": "scheduler.admission=none", "PATH": "/bin"})
+        assert "POINTSMAN_SET" not in inherited
+        assert inherited["PATH"] == "/bin"
+
+
+@pytest.mark.parametrize(
+    ("host", "url"), [("::1", "http://[::1]:80"), ("::", "http://[::1]:80"), ("0.0.0.0", "http://127.0.0.1:80")]
+)
+def test_the_address_that_is_told_is_one_that_works(host: str, url: str) -> None:
+    assert plan_of(UpSettings(host=host)).ingress_url_at(80) == url
 
 
 def test_a_console_has_no_secret_and_its_own_port() -> None:
@@ -587,8 +608,42 @@ def test_an_engine_that_does_not_answer_is_named(tmp_path: Path) -> None:
 
 
 def test_a_nats_that_does_not_answer_is_named(tmp_path: Path) -> None:
-    for url in ("nats://127.0.0.1:9", "nats://[::1:4222"):
-        assert f"no nats-server answers at {url}" in up_fails(tmp_path, "--nats", url)
+    told = up_fails(tmp_path, "--nats", "nats://me:hunter2@127.0.0.1:9")
+    assert "no nats-server answers at nats://127.0.0.1:9" in told
+    assert "hunter2" not in told
+
+
+async def test_a_pool_that_another_fleet_uses_is_refused_while_it_does(tmp_path: Path) -> None:
+    async def on_describe(_command: AnyCommand, reply: Reply) -> None:
+        await reply(fleet_described(scheduler="scheduler-77-abc"))
+
+    async with running_nats(tmp_path / "nats") as url:
+        plan = replace(plan_of(UpSettings(nats=url, also=("other=1",))), nats=url)
+        await check_pools(plan)
+        settings = FleetSettings(nats=url, pool="other")
+        async with connected_link(settings, name="other") as link:
+            async with link.commands.serve(fleet_view_subject(PoolName("other")), on_describe):
+                told = await asyncio.to_thread(
+                    up_fails, tmp_path, "--nats", url, "--instances", "1", "--also", "other=1"
+                )
+            await check_pools(plan)  # it has just ended
+
+    assert "the pool 'other'" in told
+    assert "is in use: scheduler-77-abc leads it" in told
+    assert "--pool" in told
+
+
+@pytest.mark.parametrize(("content", "reason"), [("", "must not be empty"), ("s" * 65, "has 65 bytes")])
+def test_a_file_without_a_secret_is_named_and_left_as_it_is(tmp_path: Path, content: str, reason: str) -> None:
+    data = tmp_path / "data"
+    data.mkdir(mode=0o700)
+    (data / "secret").write_text(content)
+
+    told = up_fails(tmp_path, "--instances", "1")
+    assert f"{data / 'secret'} holds no secret" in told
+    assert reason in told
+    assert "restore it from the backup" in told
+    assert (data / "secret").read_text() == content
 
 
 def up_fails(directory: Path, *arguments: str) -> str:
@@ -724,6 +779,21 @@ def test_only_a_second_ctrl_c_kills_and_leaves_nobody_behind_either(
         assert up.process.returncode == 0, up.output
         assert gone(pids)
         assert kills or "killing" not in up.output
+
+
+def test_a_fleet_that_was_started_to_outlive_its_terminal_does(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with pointsman_up(tmp_path, "--instances", "1") as up:
+            up.wait_for("starting the fleet")
+            status = Path(f"/proc/{up.process.pid}/status").read_text()
+            up.stop(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+    ignored = re.search(r"SigIgn:\s*([0-9a-f]+)", status)
+    assert ignored is not None
+    assert int(ignored[1], 16) & 1 << signal.SIGHUP - 1
 
 
 def test_a_reader_who_goes_away_keeps_nobody_from_stopping_in_order(tmp_path: Path) -> None:

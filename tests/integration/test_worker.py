@@ -51,7 +51,7 @@ from pointsman.contracts.cache import (
 from pointsman.contracts.codec import LogEvent, decode_event, encode
 from pointsman.contracts.commands import ResyncAnswered, ResyncCache
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceProbed, InstanceReported
-from pointsman.ports import Commands, EngineTarget
+from pointsman.ports import Commands, CommandTimeoutError, EngineTarget
 from pointsman.primitives import WHOLE_MAX, BlockKey, Epoch, InstanceId, PoolName, Seconds, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.fleet import Knowledge
@@ -1312,6 +1312,22 @@ async def test_a_rejoin_above_an_epoch_that_none_can_follow_is_refused_and_the_w
         assert isinstance(answer, ResyncAnswered)
         assert not answer.accepted
         assert len(bench.log.of(InstanceReported)) > before
+
+
+async def test_a_worker_that_shares_its_name_leaves_the_others_question_to_the_other() -> None:
+    async with working(None) as bench:
+        await until(lambda: bench.log.of(InstanceReported))
+        epoch, subject = bench.log.of(InstanceReported)[-1].epoch, f"pm.default.cmd.resync.{INSTANCE}"
+        command = ResyncCache(instance=INSTANCE, reason="test", rejoin=True, above=epoch, epoch=Epoch(epoch + 1))
+        with pytest.raises(CommandTimeoutError):
+            await bench.commands.request(subject, command, timeout=WallSeconds(0.2))
+        assert {event.epoch for event in bench.log.of(InstanceJoined)} == {epoch}
+
+        command = msgspec.structs.replace(command, epoch=epoch)
+        answer = await bench.commands.request(subject, command, timeout=WallSeconds(10))
+        assert isinstance(answer, ResyncAnswered)
+        assert answer.accepted
+        await until(lambda: bench.log.of(InstanceReported)[-1].epoch > epoch)
 
 
 @pytest.mark.parametrize("ends", ["catches up", "pauses"])

@@ -266,12 +266,13 @@ class Candidacy:
         return self.term is not None and event.stamp is not None and event.stamp.term == self.term.term
 
     def report_readiness(self) -> None:
+        trouble = self._leadership.trouble and f": the lease cannot be written: {self._leadership.trouble}"
         if self.term is not None and self.leading is None:
-            self._board.missing(LEADERSHIP, "the lease could not be renewed in time")
+            self._board.missing(LEADERSHIP, f"the lease could not be renewed in time{trouble}")
         elif self.term is None and not self._replica.caught_up:
             self._board.missing(LEADERSHIP, "folding the log")
         elif self.term is None and self._leadership.leader in ("", self._name):
-            self._board.missing(LEADERSHIP, "taking over")
+            self._board.missing(LEADERSHIP, f"taking over{trouble}")
         else:
             self._board.restored(LEADERSHIP)
 

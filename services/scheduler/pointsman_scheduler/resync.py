@@ -9,9 +9,10 @@ import structlog
 
 from pointsman.adapters.backoff import Backoff
 from pointsman.contracts.commands import ResyncCache
+from pointsman.contracts.fleet import InstanceReported
 from pointsman.contracts.subjects import resync_subject
 from pointsman.ports import Clock, Commands, CommandTimeoutError, NoResponderError
-from pointsman.primitives import EngineSeconds, Epoch, InstanceId, PoolName, WallSeconds
+from pointsman.primitives import Epoch, InstanceId, PoolName, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.containment import contained
 from pointsman.state.state import State
@@ -28,13 +29,14 @@ AT_ONCE_MAX = 32
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """`distrust`: epoch in which the engine contradicted its own events. `reported_at`: of an unregistered instance."""
+    """`distrust`: epoch in which the engine contradicted its own events. `reported`: of an unregistered instance, which
+    alone is asked: another worker may have its name."""
 
     instance: InstanceId
     reason: str
     rejoin: bool = False
     distrust: Epoch | None = None
-    reported_at: EngineSeconds | None = None
+    reported: Epoch | None = None
 
 
 class _Unanswered:
@@ -55,7 +57,7 @@ class Resync:
         commands: Commands,
         clock: Clock,
         pool: PoolName,
-        is_refused: Callable[[InstanceId], bool],
+        is_refused: Callable[[InstanceId, Epoch], bool],
     ) -> None:
         self._is_refused = is_refused
         self._leader = leader
@@ -63,9 +65,14 @@ class Resync:
         self._commands = commands
         self._clock = clock
         self._pool = pool
-        self._rejoin_requested: dict[InstanceId, EngineSeconds] = {}
-        """Last report of each unregistered instance that was asked to join."""
+        self._reported: dict[InstanceId, Epoch] = {}
+        """Unregistered instances that reported since they were asked to join."""
         self._unanswered: dict[InstanceId, _Unanswered] = {}
+
+    def note_report(self, report: InstanceReported) -> None:
+        """Of the log, once it is applied."""
+        if report.instance in self._replica.state.unregistered and not self._is_refused(report.instance, report.epoch):
+            self._reported[report.instance] = report.epoch
 
     async def run(self) -> None:
         while True:
@@ -84,14 +91,13 @@ class Resync:
 
     def _of_unregistered(self, state: State) -> Iterator[_Question]:
         reason = "it reports, but the log does not say that it joined"
-        for instance, reported_at in state.unregistered.items():
-            asked = self._rejoin_requested.get(instance) == reported_at  # by the instance's clock, which may be wrong
-            if not asked and not self._is_refused(instance):
-                yield _Question(instance, reason, rejoin=True, reported_at=reported_at)
+        for instance, epoch in self._reported.items():
+            if instance in state.unregistered:
+                yield _Question(instance, reason, rejoin=True, reported=epoch)
 
     def _forget_others(self, state: State, questions: dict[InstanceId, _Question]) -> None:
-        for name in self._rejoin_requested.keys() - state.unregistered.keys():
-            del self._rejoin_requested[name]
+        for name in self._reported.keys() - state.unregistered.keys():
+            del self._reported[name]
         for name in self._unanswered.keys() - questions.keys() - state.unregistered.keys():
             del self._unanswered[name]
 
@@ -106,8 +112,8 @@ class Resync:
 
     async def _request(self, question: _Question) -> None:
         instance, distrust = question.instance, question.distrust
-        if question.reported_at is not None:
-            self._rejoin_requested[instance] = question.reported_at
+        if question.reported is not None:
+            self._reported.pop(instance, None)
         telemetry.CACHE_RESYNCS.labels(self._pool, instance).inc()
         log.info("resync", instance=instance, doubt=question.reason, rejoin=question.rejoin, distrust=distrust)
         newest = self._replica.state.newest_epoch(instance) if question.rejoin else distrust or Epoch(0)
@@ -117,6 +123,7 @@ class Resync:
             rejoin=question.rejoin,
             above=max(Epoch(0), newest),
             distrust=distrust is not None,
+            epoch=question.reported or Epoch(0),
         )
         try:
             await self._commands.request(resync_subject(self._pool, instance), command, timeout=TIMEOUT_WALL_SECONDS)

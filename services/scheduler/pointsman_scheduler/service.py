@@ -228,6 +228,8 @@ class SchedulerService:
                     term.flush_pace.event_read()
                 elif isinstance(event, InstanceJoined | InstanceReported):
                     term.heard.read(self.state, event, self._clock.now())
+                    if isinstance(event, InstanceReported):
+                        self._resync.note_report(event)
                 if standing is None or standing != self._standing(event):
                     await self._react(term, event, queue)
 

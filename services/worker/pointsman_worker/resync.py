@@ -9,7 +9,7 @@ from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import ResyncAnswered, ResyncCache, refusal_of
 from pointsman.contracts.subjects import resync_subject
 from pointsman.ports import Commands, Reply
-from pointsman.primitives import WHOLE_MAX, PoolName
+from pointsman.primitives import WHOLE_MAX, Epoch, PoolName
 from pointsman_worker.session import CacheSession, SessionState
 from pointsman_worker.writer import LogWriter
 
@@ -37,6 +37,8 @@ class ResyncHandler:
         if (unread := refusal_of(command, (ResyncCache,))) is not None:
             await reply(unread)
             return
+        if isinstance(command, ResyncCache) and command.epoch and not self._reports_in(command.epoch):
+            return  # another worker has the same name
         if isinstance(command, ResyncCache) and command.rejoin and state.session is not None:
             refusal = self._rejoin(command, state.session)
         elif isinstance(command, ResyncCache) and command.distrust:
@@ -46,6 +48,9 @@ class ResyncHandler:
         else:
             refusal = self._refusal(command) or await self.writer.snapshot()
         await reply(ResyncAnswered(instance=state.instance, accepted=not refusal, detail=refusal))
+
+    def _reports_in(self, epoch: Epoch) -> bool:
+        return self.state.session is not None and self.state.session.epoch == epoch
 
     def _rejoin(self, command: ResyncCache, session: CacheSession) -> str:
         """As `_refusal`."""

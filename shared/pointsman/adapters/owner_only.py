@@ -34,13 +34,16 @@ def tighten(path: Path) -> bool:
     return bool(mode & _OTHERS)
 
 
-def write_whole(path: Path, content: bytes, *, mode: int = OWNER_ONLY) -> None:
-    """Atomically; only the owner can read it unless `mode` says otherwise. Raises OSError."""
+def write_whole(path: Path, content: bytes, *, mode: int = OWNER_ONLY, synced: bool = False) -> None:
+    """Atomically; only the owner can read it unless `mode` says otherwise. `synced`: it survives a power cut. Raises OSError."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
+        if synced:
+            file.flush()
+            os.fsync(file.fileno())
     draft.replace(path)
 
 

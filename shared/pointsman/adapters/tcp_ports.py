@@ -50,6 +50,10 @@ def _reserve(port: int) -> bool:
     return True
 
 
+def in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
 def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback

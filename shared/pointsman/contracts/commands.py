@@ -214,13 +214,15 @@ class CancelAnswered(Command, frozen=True, kw_only=True):
 
 class ResyncCache(Command, frozen=True, kw_only=True):
     """`cmd.resync.<instance>`: publish a CacheSnapshot. `rejoin`: first join under an epoch above `above`. `distrust`:
-    the engine contradicted its events in epoch `above`; join with unknown contents."""
+    the engine contradicted its events in epoch `above`; join with unknown contents. `epoch`: only the worker that reports
+    in it is asked; 0: any of the name."""
 
     instance: InstanceId
     reason: Text
     rejoin: bool = False
     above: Epoch = Epoch(0)
     distrust: bool = False
+    epoch: Epoch = Epoch(0)
 
 
 class ResyncAnswered(Command, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ import sysconfig
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -179,7 +180,7 @@ def _owner(data_dir: Path) -> str:
 
 def _configuration(data_dir: Path, port: int, sync_interval: str, cluster: ClusterNode | None) -> str:
     directory = data_dir.absolute()
-    quoted = json.dumps  # a JSON string is a NATS configuration string
+    quoted = partial(json.dumps, ensure_ascii=False)  # a NATS configuration string, which knows no \\uXXXX
     lines = [
         "# Written by pointsman at each start; changes are lost.",
         f"server_name: {quoted(cluster.name if cluster else 'pointsman')}",

@@ -16,6 +16,7 @@ LOOKS_PER_LEASE = 8
 LISTENING_SHARE = 0.5
 """Share of the lease: a longer pause between reads restarts the watcher's count."""
 RENEWALS_PER_LEASE = 4
+TROUBLE_LOG_SECONDS: WallSeconds = WallSeconds(5.0)
 ACTING_SHARE = 0.75
 """Share of the lease for which a leader acts after a renewal."""
 
@@ -33,6 +34,9 @@ class Leadership:
         self._newest = Term(0)
         """Latest term seen; lease and log may have lost it since."""
         self.leader = ""
+        self.trouble = ""
+        """Why the lease cannot be read or written; empty if it can."""
+        self._told, self._told_at = "", -TROUBLE_LOG_SECONDS
 
     @property
     def holds(self) -> bool:
@@ -45,8 +49,8 @@ class Leadership:
         while True:
             try:
                 found = await self._lease.look()
-            except StoreUnavailableError:
-                pass
+            except StoreUnavailableError as error:
+                self._note(error)
             else:
                 listened = self._clock.wall() - looked_at < LISTENING_SHARE * self._lease_seconds
                 looked_at = self._clock.wall()
@@ -60,6 +64,8 @@ class Leadership:
                         log.warning("lease_expired", leader=found.holder, seconds=self._lease_seconds)
                     if await self._take(found):
                         return
+                else:
+                    self.trouble = ""
             await self._clock.sleep_wall(self._lease_seconds / LOOKS_PER_LEASE)
 
     async def keep(self, *, deposed: Callable[[], str]) -> str:
@@ -104,7 +110,10 @@ class Leadership:
         asked_at = self._clock.wall()
         try:
             tenure = await self._lease.put(self._name, Term(self._newest + 1), after=found.revision if found else 0)
-        except (LeaseTakenError, StoreUnavailableError):
+        except LeaseTakenError:
+            return False
+        except StoreUnavailableError as error:
+            self._note(error)
             return False
         self._hold(tenure, asked_at)
         return True
@@ -120,8 +129,8 @@ class Leadership:
             self._hold(await self._lease.put(self._name, tenure.term, after=tenure.revision), asked_at)
         except LeaseTakenError:
             return await self._look_again(tenure)
-        except StoreUnavailableError:
-            pass  # `holds` runs out by itself; no other process can take it either
+        except StoreUnavailableError as error:
+            self._note(error)  # `holds` runs out by itself; no other process can take it either
         return ""
 
     async def _look_again(self, tenure: Tenure) -> str:
@@ -137,11 +146,18 @@ class Leadership:
                 self._hold(await self._lease.put(self._name, tenure.term, after=found.revision), asked_at)
         except LeaseTakenError:
             return "somebody else took the lease"
-        except StoreUnavailableError:
-            pass
+        except StoreUnavailableError as error:
+            self._note(error)
         return ""
 
+    def _note(self, error: StoreUnavailableError) -> None:
+        self.trouble, now = str(error), self._clock.wall()
+        if self.trouble != self._told and now - self._told_at >= TROUBLE_LOG_SECONDS:
+            self._told, self._told_at = self.trouble, now
+            log.warning("lease_unavailable", reason=self.trouble)
+
     def _hold(self, tenure: Tenure, asked_at: WallSeconds) -> None:
+        self.trouble = self._told = ""
         if not self._resigned:
             self._tenure, self._newest = tenure, max(self._newest, tenure.term)
             self._acts_until = asked_at + ACTING_SHARE * self._lease_seconds

@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, NewType, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+from urllib.parse import urlsplit
 
 import click
 from typing_extensions import override
 
 from pointsman.bounds import BOUNDS, COUNT, NOT_NEGATIVE, PORT, POSITIVE, Bounds, bounds_of
+from pointsman.contracts.block_keys import SECRET_BYTES_MAX
 from pointsman.contracts.permissions import JETSTREAM_API
 from pointsman.contracts.subjects import LOCAL_ACTOR, valid_name
 from pointsman.runtime.number_types import Finite, Whole
@@ -24,6 +26,7 @@ CONFIG = "config"
 PUBLIC_SECRET = "pointsman-development"
 """The default; see `runtime.public_secret`."""
 FILE_SUFFIX = "_FILE"
+NATS_SCHEMES = ("nats", "tls", "ws", "wss")
 NATS_URL = "nats://127.0.0.1:4222"
 
 
@@ -55,7 +58,7 @@ class SubjectType(click.ParamType[str]):
 
 
 class TextType(click.ParamType[str]):
-    """Not empty: an empty path is the current directory, an empty secret no secret."""
+    """Not empty: an empty path is the current directory."""
 
     name = "text"
 
@@ -64,6 +67,51 @@ class TextType(click.ParamType[str]):
         if not str(value).strip():
             self.fail("must not be empty", param, ctx)
         return str(value)
+
+
+class SecretType(TextType):
+    """As `block_keys.KeyChain` takes it, and the same whether it came by a flag, a variable or a file."""
+
+    name = "secret"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        secret = super().convert(value, param, ctx).strip()
+        if (size := len(secret.encode())) > SECRET_BYTES_MAX:
+            self.fail(f"has {size} bytes, and may have {SECRET_BYTES_MAX}, as of openssl rand -hex 32", param, ctx)
+        return secret
+
+
+class NatsType(click.ParamType[str]):
+    """URLs of nats-servers, comma-separated, or a list of them in the settings file."""
+
+    name = "url"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        scheme = "" if "://" in text else "nats://"
+        servers = [scheme + server.strip() for server in text.split(",")]
+        if not all(map(_is_nats_url, servers)):
+            shown = nats_shown(text)
+            self.fail(f"'{shown}' is no URL such as nats://host:4222; a password has no comma, /, # or ?", param, ctx)
+        return ",".join(servers)
+
+
+def _is_nats_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        _ = parts.port  # raises ValueError
+    except ValueError:
+        return False
+    return parts.scheme in NATS_SCHEMES and bool(parts.hostname)
+
+
+def nats_shown(servers: str) -> str:
+    """Without what proves who asks, also where that is written wrongly: all up to the last @ of a server."""
+    return ",".join(
+        re.sub(r"^(\w+://)?.*@", r"\1", server, flags=re.DOTALL) for server in re.split(r",(?=\w+://)", servers)
+    )
 
 
 class ConfigType(click.Path):
@@ -76,6 +124,8 @@ class ConfigType(click.Path):
 
 NUMBERS: dict[Any, Callable[[Bounds], click.ParamType[Any]]] = {int: Whole, float: Finite}
 TEXT = TextType()
+SECRET = SecretType()
+NATS = NatsType()
 
 
 def setting(
@@ -101,6 +151,7 @@ class DeploymentSettings:
         "URL of the nats-server that carries the log and the commands; may contain USER:PASSWORD@ or TOKEN@. Default: "
         f"{NATS_URL}.",
         secret=True,
+        form=NATS,
     )
     nats_credentials: str = setting("", "File with this process's NATS user: an nkey seed, or a .creds file.")
     nats_ca: str = setting("", "File with the certificates that sign the nats-server's; makes TLS mandatory.")
@@ -134,7 +185,10 @@ class DeploymentSettings:
         1, "Servers that hold the log; 3 survive the loss of one. Counts when the log is made.", bounds=COUNT
     )
     secret: str = setting(
-        PUBLIC_SECRET, "Secret of the deployment, mixed into every block key.", form=TEXT, secret=True
+        PUBLIC_SECRET,
+        "Secret of the deployment, mixed into every block key; at most 64 bytes.",
+        form=SECRET,
+        secret=True,
     )
 
     @property
@@ -151,7 +205,7 @@ class DeploymentSettings:
 
     @property
     def nats_shown(self) -> str:
-        return re.sub(r"//[^/,]*@", "//", self.nats)
+        return nats_shown(self.nats)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.tcp_ports import in_url
 from pointsman.analysis.shadow import RECORDED_WINDOWS_MAX, SHADOWS_MAX, Shadow
 from pointsman.bounds import PORT
 from pointsman.primitives import PoolName
@@ -23,6 +24,7 @@ from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.number_types import Whole
 from pointsman.runtime.settings import (
     ENVIRONMENT_PREFIX,
+    NATS_SCHEMES,
     FleetSettings,
     LogSettings,
     config_option,
@@ -43,7 +45,7 @@ from pointsman_cli.console.web.actions import Actions
 from pointsman_cli.console.web.security import Guard
 from pointsman_cli.console.web.site import Site
 from pointsman_cli.console.web.viewers import Viewers
-from pointsman_cli.discovery import NATS_SCHEMES, fleet_settings, is_running
+from pointsman_cli.discovery import fleet_settings, is_running
 from pointsman_cli.history.entries import History
 from pointsman_cli.history.sources import ARCHIVE_FILE, STANDARD_INPUT, open_history
 from pointsman_cli.history.time_options import Moment, moment_in
@@ -252,8 +254,7 @@ async def _serve(
 async def _announce(server: HttpServer, host: str, origin: str) -> None:
     while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
         await asyncio.sleep(STARTED_POLL_SECONDS)
-    shown = f"[{host}]" if ":" in host else host
-    print_line(f"console on http://{shown}:{server.bound_port}, of {origin}")
+    print_line(f"console on http://{in_url(host)}:{server.bound_port}, of {origin}")
 
 
 def _is_live(place: str | None) -> bool:

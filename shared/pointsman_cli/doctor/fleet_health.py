@@ -31,6 +31,7 @@ class FleetHealth(Examiner):
         self._silent_for: dict[InstanceId, EngineSeconds] = {}
         self._left: dict[InstanceId, list[str]] = {}
         self._stopped: set[InstanceId] = set()
+        self._refused: set[InstanceId] = set()
         self._restarts = Restarts()
         self._restarted: Counter[InstanceId] = Counter()
         self._down: Counter[InstanceId] = Counter()
@@ -58,12 +59,15 @@ class FleetHealth(Examiner):
             case InstanceLeft():
                 self._left.setdefault(event.instance, []).append(event.reason or "no reason given")
                 del self._left[event.instance][:-3]
+                if event.refused:
+                    self._refused.add(event.instance)
                 if event.stamp is None:
                     self._stopped.add(event.instance)
                 else:
                     self._went_away(event.instance, event.at)
             case InstanceJoined():
                 self._stopped.discard(event.instance)
+                self._refused.discard(event.instance)
                 known = state.fleet.get(event.instance)
                 self._note_restart(
                     self._restarts.take(event, was_there=known is not None and event.epoch > known.epoch)
@@ -118,9 +122,9 @@ class FleetHealth(Examiner):
             )
         yield from self._gone(state)
         yield from self._troubled()
-        if state.unregistered and not self._blind:
+        if (unregistered := sorted(state.unregistered.keys() - self._refused)) and not self._blind:
             yield self.warning(
-                f"{', '.join(sorted(state.unregistered))} reports but never joined, according to this log",
+                f"{', '.join(unregistered)} reports but never joined, according to this log",
                 [],
                 "A leader asks it to join again. If that goes on, restart its worker.",
             )
@@ -154,7 +158,7 @@ class FleetHealth(Examiner):
                 [self._history_of(name) for name in dict.fromkeys((*gone, *unwell))]
                 + [f"{name} drains: pointsman drain{fleet_as_given()} {name} --undo" for name in idle],
                 "Start the engines and their workers, or take back who drains; requests wait up to --hold-seconds and then "
-                "get 503 no_instance.",
+                f"get 503 no_instance. {self._refusal_of(gone)}".strip(),
             )
         elif gone or unwell:
             names = list(dict.fromkeys((*gone, *unwell)))
@@ -162,8 +166,23 @@ class FleetHealth(Examiner):
                 f"at the end of the log {', '.join(names)} is away, {len(ready)} take requests"
                 + (f", of {len(state.unregistered)} that is not known" if unknown else ""),
                 [self._history_of(name) for name in names],
-                "Look at its engine and its worker: it was not stopped in order.",
+                self._advice_on(names),
             )
+
+    def _advice_on(self, names: list[InstanceId]) -> str:
+        stopped = (
+            "" if self._refused.issuperset(names) else "Look at its engine and its worker: it was not stopped in order."
+        )
+        return f"{stopped} {self._refusal_of(names)}".strip()
+
+    def _refusal_of(self, names: list[InstanceId]) -> str:
+        refused = ", ".join(name for name in names if name in self._refused)
+        return (
+            f"The leader refuses the URL of {refused}: name it in --engine-urls if it is yours, else stop that worker or give "
+            "it another name."
+            if refused
+            else ""
+        )
 
     def _troubled(self) -> Iterator[Finding]:
         silent = [name for name in self._suspected if name not in self._flapped_at]

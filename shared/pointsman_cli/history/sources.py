@@ -10,8 +10,9 @@ from pathlib import Path
 import click
 
 from pointsman.contracts.codec import short_reason
+from pointsman.runtime.settings import NATS_SCHEMES
 from pointsman.runtime.telemetry import configure_logging
-from pointsman_cli.discovery import NATS_SCHEMES, NoFleetError, fleet_settings, is_running
+from pointsman_cli.discovery import NoFleetError, fleet_settings, is_running
 from pointsman_cli.history.archive import ArchiveHistory
 from pointsman_cli.history.bundle import BundleHistory
 from pointsman_cli.history.entries import Header, History, HistoryError

@@ -7,6 +7,7 @@ from urllib.parse import SplitResult, parse_qs, urlsplit
 
 import click
 
+from pointsman.adapters.tcp_ports import in_url
 from pointsman.contracts.fleet import Role
 from pointsman.contracts.subjects import valid_name
 
@@ -94,7 +95,7 @@ def _fragment(part: str, text: str) -> dict[str, list[str]]:
 
 def _endpoint(named: str, host: str, text: str) -> str:
     if named.isdecimal():
-        return f"tcp://{f'[{host}]' if ':' in host else host}:{named}"
+        return f"tcp://{in_url(host)}:{named}"
     if named and not named.startswith(("tcp://", "ipc://")):
         refuse("--engine", f"'{text}': '{named}' is neither a port nor an endpoint like tcp://host:5557 or ipc:///path")
     return named

@@ -15,14 +15,25 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from pointsman.adapters.owner_only import OWNER_ONLY, create_owner_only, is_open_to_others, write_whole
+from pointsman.adapters.owner_only import create_owner_only, is_open_to_others, write_whole
 from pointsman.adapters.tcp_ports import LOOPBACK, free_ports, why_taken
-from pointsman.contracts.subjects import LOCAL_ACTOR
+from pointsman.contracts.commands import DescribeFleet, FleetDescribed
+from pointsman.contracts.permissions import BusRole, BusUser
+from pointsman.contracts.subjects import LOCAL_ACTOR, fleet_view_subject
 from pointsman.policies.routing import DEFAULT_ROUTING
-from pointsman.primitives import PoolName
+from pointsman.ports import (
+    CommandRefusedError,
+    Commands,
+    CommandTimeoutError,
+    CommandUnsendableError,
+    ForbiddenError,
+    LogUnavailableError,
+    NoResponderError,
+)
+from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.bus_users import Credentials
 from pointsman.runtime.environment_names import unknown_variables
-from pointsman.runtime.settings import PUBLIC_SECRET, command
+from pointsman.runtime.settings import PUBLIC_SECRET, SECRET, FleetSettings, command, nats_shown
 from pointsman.runtime.settings_file import SETTINGS, read_settings_file
 from pointsman_cli.discovery import data_dir_held
 from pointsman_cli.options import CONSOLE_PORT
@@ -115,7 +126,9 @@ async def run_fleet(settings: UpSettings, data: Path, config: Path | None, conso
         await _check_nats(settings)
         if plan.console_port:
             _make_token(plan.console_token)
-        return await FleetSession(replace(plan, credentials=_credentials(plan)), console).run()
+        plan = replace(plan, credentials=_credentials(plan))
+        await check_pools(plan)
+        return await FleetSession(plan, console).run()
 
 
 @contextlib.contextmanager
@@ -170,10 +183,52 @@ def _check_room(data: Path) -> None:
 
 
 async def _check_nats(settings: UpSettings) -> None:
-    urls = settings.nats.split(",") if settings.nats else []
-    if urls and not any([await accepts_connections(url, timeout=ENGINE_ANSWER_SECONDS) for url in urls]):
-        message = f"no nats-server answers at {settings.nats}; start it, or leave --nats away to have one started"
+    if settings.nats and not any(
+        [await accepts_connections(url, timeout=ENGINE_ANSWER_SECONDS) for url in settings.nats.split(",")]
+    ):
+        message = (
+            f"no nats-server answers at {nats_shown(settings.nats)}; start it, or leave --nats away to have one started"
+        )
         raise click.ClickException(message)
+
+
+async def check_pools(plan: FleetPlan) -> None:
+    """Two fleets in one pool would take each other's names. Raises click.ClickException."""
+    if not plan.settings.nats:
+        return
+    from pointsman_cli.command_client import connected_link  # large
+
+    for of_pool in plan.pools:
+        pool, tls = of_pool.settings.pool, plan.settings.tls_files
+        settings = FleetSettings(
+            nats=plan.nats,
+            nats_credentials=str(plan.credentials.file(BusUser(BusRole.READER))) if plan.credentials else "",
+            nats_ca=tls["nats_ca"],
+            nats_certificate=tls["nats_certificate"],
+            nats_key=tls["nats_key"],
+            pool=pool,
+        )
+        async with connected_link(settings, name="up", advice="see --nats-credentials and --nats-ca") as link:
+            if found := await _leader_of(link.commands, PoolName(pool)):
+                message = f"the pool '{pool}' on {settings.nats_shown} is in use: {found}. Give this fleet its own with --pool, "
+                message += "or stop that scheduler if an earlier run left it over"
+                raise click.ClickException(message)
+
+
+async def _leader_of(commands: Commands, pool: PoolName) -> str:
+    """Empty if there is none. Raises click.ClickException."""
+    try:
+        answer = await commands.request(
+            fleet_view_subject(pool), DescribeFleet(), timeout=WallSeconds(ENGINE_ANSWER_SECONDS)
+        )
+    except (ForbiddenError, CommandUnsendableError, LogUnavailableError) as error:
+        message = f"whether the pool '{pool}' is in use is not known: {error}"
+        raise click.ClickException(message) from error
+    except (CommandRefusedError, CommandTimeoutError) as error:
+        return f"its scheduler says: {error}"
+    except NoResponderError:
+        return ""
+    return f"{answer.scheduler} leads it" if isinstance(answer, FleetDescribed) else "it has a scheduler"
 
 
 async def _model(settings: UpSettings, engines: list[EngineAddress]) -> str:
@@ -210,16 +265,19 @@ def _make_engine(home: EngineHome, engines: int, console: Console) -> None:
 
 def _secret(settings: UpSettings, file: Path) -> str:
     """As given, or created once per data directory, readable by its owner only. Raises click.BadParameter for the
-    public one."""
+    public one, and click.ClickException for a file that holds none: with another, no API key is valid any more."""
     if settings.secret == PUBLIC_SECRET:
         refuse("--secret", "is the default of services, which everybody knows; leave it away to have one made")
     if settings.secret is None and file.exists():
-        return file.read_text().strip()
+        try:
+            return SECRET.convert(file.read_text(), None, None)
+        except (click.BadParameter, OSError, UnicodeDecodeError) as error:
+            reason = error.message if isinstance(error, click.BadParameter) else error
+            message = f"{file} holds no secret ({reason}); restore it from the backup"
+            raise click.ClickException(message) from error
     secret = settings.secret or secrets.token_urlsafe(SECRET_BYTES)
     with written_to(file.parent):
-        file.touch(mode=OWNER_ONLY)
-        file.chmod(OWNER_ONLY)
-        file.write_text(secret + "\n")
+        write_whole(file, f"{secret}\n".encode(), synced=True)
     return secret
 
 

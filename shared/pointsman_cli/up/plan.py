@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pointsman.adapters.providers.names import free_names
-from pointsman.adapters.tcp_ports import LOOPBACK
+from pointsman.adapters.tcp_ports import LOOPBACK, in_url
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.primitives import PoolName
 from pointsman.runtime.bus_users import Credentials
 from pointsman.runtime.engine_command import engine_environment
+from pointsman.runtime.settings import ENVIRONMENT_PREFIX
 from pointsman_cli.up.addresses import EngineAddress, FurtherPool
 from pointsman_cli.up.settings import BUILTIN_TOKENIZER, POOL_SERVICES, SIMULATED, UpSettings
 from pointsman_cli.vllm_cpu.home import EngineHome
@@ -18,6 +19,7 @@ SIMULATED_MODEL = "pointsman-sim"
 ENGINE_BLOCK_TOKENS = 64
 """Block size of engines started here; smaller if it does not divide `block_tokens`."""
 PORTS_EACH_ENGINE = 4
+OWN_SET = ENVIRONMENT_PREFIX + "SET"
 FURTHER_SERVICES = ("scheduler", "rebalancer", "recorder")
 
 
@@ -37,9 +39,9 @@ class ProcessPlan:
     foreign: bool = False
 
     def environment_in(self, outer: Mapping[str, str]) -> dict[str, str]:
-        """`outer`: of `up`, which its processes inherit."""
+        """`outer`: of `up`, which its processes inherit but for its own `--set`: theirs takes other names."""
         inherited = engine_environment(outer) if self.role == "engine" else outer
-        return {**inherited, **self.environment}
+        return {**{name: value for name, value in inherited.items() if name != OWN_SET}, **self.environment}
 
     @property
     def probe_url(self) -> str:
@@ -164,8 +166,8 @@ class FleetPlan:
         return self.ingress_url_at(self.settings.port)
 
     def ingress_url_at(self, port: int) -> str:
-        host = {"0.0.0.0": LOOPBACK, "::": "[::1]"}.get(self.settings.host, self.settings.host)
-        return f"http://{host}:{port}"
+        host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(self.settings.host, self.settings.host)
+        return f"http://{in_url(host)}:{port}"
 
 
 def ports_needed(settings: UpSettings, engines: int, further: Sequence[FurtherPool] = ()) -> int:

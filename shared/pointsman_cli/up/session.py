@@ -16,6 +16,7 @@ from rich.text import Text
 
 from pointsman.adapters.providers.process import kill_all, stop_all
 from pointsman.primitives import InstanceId
+from pointsman.runtime.settings import nats_shown
 from pointsman_cli.discovery import FleetFile, FleetProcess, announce
 from pointsman_cli.formatting import plural
 from pointsman_cli.up.child import START_ERRORS, ChildProcess, NatsProcess, ServiceProcess
@@ -59,7 +60,8 @@ class FleetSession:
     async def run(self) -> int:
         """Returns the exit code: 1 if the fleet did not start."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
+                asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         try:
             if await self._unless_stopped(self._start()):
                 await self._unless_stopped(self._keep())
@@ -199,7 +201,7 @@ class FleetSession:
             FleetProcess(name=child.name, role=child.role, pid=child.pid, url=child.url, admin_url=child.admin_url)
             for child in self._runner.children
         ]
-        running = [FleetProcess(name="nats", role="nats", pid=0, url=plan.nats)] if settings.nats else []
+        running = [FleetProcess(name="nats", role="nats", pid=0, url=nats_shown(plan.nats))] if settings.nats else []
         running += [
             FleetProcess(name=name, role="engine", pid=0, url=engine.url)
             for of_pool in plan.pools

@@ -12,7 +12,7 @@ from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES
 from pointsman.policies.scaling.roles import parse_split
 from pointsman.policies.setting_text import SettingTextError, parts_of
 from pointsman.runtime.embedded_nats import SYNC_INTERVAL
-from pointsman.runtime.settings import TEXT, PoolNameType, setting
+from pointsman.runtime.settings import NATS, SECRET, TEXT, PoolNameType, setting
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 from pointsman_cli.options import CONSOLE_PORT
 from pointsman_cli.up.addresses import INSTANCES_MAX, EngineAddress, FurtherPool, engine_address, further_pool, refuse
@@ -95,7 +95,9 @@ class UpSettings:
         "--engine, with block_tokens=N in the fragment if it differs. Repeatable.",
     )
     lora: tuple[str, ...] = setting((), "LoRA adapter of the simulated engines. Repeatable.")
-    nats: str | None = setting(None, "Use this nats-server (or cluster, comma-separated URLs) instead of starting one.")
+    nats: str | None = setting(
+        None, "Use this nats-server (or cluster, comma-separated URLs) instead of starting one.", form=NATS
+    )
     nats_credentials: str | None = setting(
         None, "Directory written by 'pointsman credentials', with users of the nats-server of --nats."
     )
@@ -125,7 +127,7 @@ class UpSettings:
         bounds=COUNT,
     )
     secret: str | None = setting(
-        None, "Secret of the deployment. Default: generated once, in the data directory.", secret=True, form=TEXT
+        None, "Secret of the deployment. Default: generated once, in the data directory.", secret=True, form=SECRET
     )
     start_seconds_max: float | None = setting(
         None,

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from pointsman_cli import discovery
 from pointsman_cli.discovery import (
     FLEET_FILE,
     FleetFile,
@@ -121,6 +122,27 @@ def test_a_fleet_is_found_by_its_data_directory_and_by_its_nats(started: StartFl
 
     assert find_fleet(data=tmp_path / "a") == first
     assert find_fleet(nats=second.nats) == second
+
+
+def test_a_pointer_that_cannot_be_read_hides_no_other_fleet(started: StartFleet, tmp_path: Path) -> None:
+    fleet = started("a")
+    pointers = tmp_path / "state" / "pointsman" / "fleets"
+    (pointers / "0.path").mkdir()
+    (pointers / "1.path").write_bytes(b"\xff")
+    (pointers / "2.path").write_bytes(b"/x\0")
+
+    assert find_fleet() == fleet
+
+
+def test_a_data_directory_of_somebody_else_is_told_by_its_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_running(_data: Path) -> bool:
+        raise PermissionError
+
+    monkeypatch.setattr(discovery, "is_running", is_running)
+    with pytest.raises(NoFleetError, match=f"{tmp_path} belongs to {tmp_path.owner()}"):
+        find_fleet(data=tmp_path)
 
 
 def test_several_fleets_are_listed_with_what_to_type(started: StartFleet, tmp_path: Path) -> None:

@@ -793,6 +793,15 @@ def test_leaders_of_several_releases_are_named_with_their_versions(
 POOL, ENGINE, SETTINGS = PoolName("default"), InstanceId("engine-1"), PoolSettings()
 
 
+def test_a_refused_url_is_told_with_what_to_do_also_while_its_worker_goes_on_reporting() -> None:
+    leader = Stamp(term=Term(0), number=1, as_of=Sequence(0))
+    left = InstanceLeft(at=2.0, instance=ENGINE, epoch=Epoch(1), reason="its URL", stamp=leader, refused=True)
+    findings = examined([joined("engine-1", at=1.0), left, reported("engine-1", 0, [], at=3.0)], FleetHealth).findings
+
+    assert [finding.advice for finding in findings if "--engine-urls" in finding.advice]
+    assert not [finding for finding in findings if "never joined" in finding.what]
+
+
 def examined(events: list[LogEvent], examiner: type[Examiner]) -> Diagnosis:
     entries = [LogEntry.read(n, subject_of(POOL, event), encode(event)) for n, event in enumerate(events, 1)]
     return examine(entries, SETTINGS, [examiner(SETTINGS)], StartPoint(None, ""))

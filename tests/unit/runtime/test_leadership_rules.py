@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from typing_extensions import override
 
-from pointsman.ports import Clock, Lease, Tenure
+from pointsman.ports import Clock, Lease, StoreUnavailableError, Tenure
 from pointsman.primitives import Term, WallSeconds
 from pointsman.runtime.leadership import Leadership
 from pointsman_lab.memory.stores import MemoryLease
@@ -154,6 +154,32 @@ async def test_at_most_one_holds_the_lease_and_somebody_does(seed: int) -> None:
     assert led > 400, "somebody leads for most of the time"
     assert terms == sorted(terms)
     assert terms
+
+
+async def test_why_the_lease_cannot_be_had_is_logged_once_and_kept_until_it_can(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class RefusedLease(MemoryLease):
+        refusal = "insufficient memory resources available"
+
+        @override
+        async def put(self, holder: str, term: Term, *, after: int) -> Tenure:
+            if self.refusal:
+                raise StoreUnavailableError(self.refusal)
+            return await super().put(holder, term, after=after)
+
+    timeline, lease = Timeline(), RefusedLease(lambda: True)
+    leadership = Leadership(lease, ProcessClock(timeline), name="one", lease_seconds=WallSeconds(LEASE_SECONDS))
+    obtaining = asyncio.create_task(leadership.obtain(term_of_log=lambda: Term(0)))
+    await timeline.steps(until=20.0)
+    assert leadership.trouble == lease.refusal
+    assert capsys.readouterr().err.count("lease_unavailable") == 1
+
+    lease.refusal = ""
+    await timeline.steps(until=21.0)
+    await obtaining
+    assert leadership.holds
+    assert leadership.trouble == ""
 
 
 async def test_a_term_is_not_used_again_though_lease_and_log_have_forgotten_it() -> None:

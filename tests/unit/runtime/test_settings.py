@@ -51,6 +51,10 @@ def settled(*arguments: str, **variables: str) -> OrchestraSettings:
         ("--speed", "0", "must be above 0, not 0.0"),
         ("--block-tokens", "0", "must be at least 1, not 0"),
         ("--pool", "A b", "lower-case letters"),
+        ("--secret", "s" * 65, "has 65 bytes, and may have 64"),
+        ("--nats", "nats://[::1:4222", "is no URL such as nats://host:4222"),
+        ("--nats", "nats://a:4222,nats://b:port", "is no URL such as nats://host:4222"),
+        ("--nats", "http://a:4222", "is no URL such as nats://host:4222"),
     ],
 )
 def test_what_no_process_could_run_with_is_refused_by_its_flag(flag: str, value: str, says: str) -> None:
@@ -159,6 +163,37 @@ def test_a_server_is_shown_without_what_proves_who_asks() -> None:
     settings = FleetSettings(nats="nats://pointsman:hunter2@a:4222,nats://s3cret@b:4222,tls://c:4222")
 
     assert settings.nats_shown == "nats://a:4222,nats://b:4222,tls://c:4222"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["nats://u:hunter2/x@a:4222", "nats://u:hunter2,x@a:4222", "u:hunter2@a:4222", "nats://b:4222,hunter2,@a:4222"],
+)
+def test_nor_where_that_is_written_in_another_way(text: str) -> None:
+    refusal, settings = run("--nats", text)
+
+    assert "hunter2" not in FleetSettings(nats=text).nats_shown
+    assert "a:4222" in FleetSettings(nats=text).nats_shown
+    assert "hunter2" not in refusal.output
+    assert settings is None or text.startswith("u:")
+
+
+def test_servers_may_be_a_list_in_the_file(tmp_path: Path) -> None:
+    (tmp_path / "fleet.toml").write_text('nats = ["nats://a", "nats://b:4223"]\n')
+
+    assert settled("--config", str(tmp_path / "fleet.toml")).nats == "nats://a,nats://b:4223"
+
+
+def test_a_server_without_a_scheme_is_one_of_nats() -> None:
+    assert settled("--nats", "a, b:4223").nats == "nats://a,nats://b:4223"
+
+
+def test_a_secret_is_the_same_from_a_variable_and_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(" one \n")
+
+    from_file = settled(POINTSMAN_SECRET_FILE=str(tmp_path / "secret")).secret
+    assert from_file == settled(POINTSMAN_SECRET=" one \n").secret == "one"
+    assert settled(POINTSMAN_SECRET="s" * 64).secret == "s" * 64
 
 
 def test_a_secret_may_stand_in_a_file_and_the_variable_itself_wins(tmp_path: Path) -> None:

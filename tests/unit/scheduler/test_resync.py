@@ -10,14 +10,17 @@ from typing_extensions import override
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import AnyCommand, LogEvent
 from pointsman.contracts.commands import ResyncAnswered, ResyncCache
+from pointsman.contracts.fleet import InstanceReported
 from pointsman.ports import Commands, CommandTimeoutError
-from pointsman.primitives import PoolName, WallSeconds
+from pointsman.primitives import Epoch, PoolName, WallSeconds
 from pointsman.state.parts import PoolSettings
 from pointsman.state.state import State
 from pointsman_scheduler.leader import Candidacy
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.resync import AT_ONCE_MAX, PERIOD_WALL_SECONDS, RETRY_WALL_SECONDS_MAX, Resync
 from tests.support.events import joined, reported, stored
+
+REFUSED = Epoch(99)
 
 
 class SteppedClock(ScaledClock):
@@ -35,6 +38,7 @@ class Workers:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.epochs: list[int] = []
         self.open_max = 0
         self.released = asyncio.Event()
         self._open = 0
@@ -42,6 +46,7 @@ class Workers:
     async def request(self, subject: str, command: AnyCommand, *, timeout: WallSeconds) -> AnyCommand:
         assert isinstance(command, ResyncCache)
         self.asked.append(command.instance)
+        self.epochs.append(command.epoch)
         if command.instance.startswith("broken"):
             raise ValueError(command.instance)
         if command.instance.startswith("hung"):
@@ -67,12 +72,14 @@ class World:
             commands=cast(Commands, self.workers),
             clock=self.clock,
             pool=PoolName("default"),
-            is_refused=lambda _instance: False,
+            is_refused=lambda _instance, epoch: epoch == REFUSED,
         )
 
     def apply(self, *events: LogEvent) -> None:
         for event in events:
             self.state.apply(event, self.state.sequence + 1)
+            if isinstance(event, InstanceReported):
+                self.resync.note_report(event)
 
     async def round(self) -> list[str]:
         """Who is asked in it."""
@@ -129,7 +136,17 @@ async def test_an_unregistered_instance_is_asked_once_for_each_report_and_forgot
 
     world.apply(joined("late"))
     assert await world.round() == []
-    assert world.resync._rejoin_requested == {}
+    assert world.resync._reported == {}
+
+
+async def test_of_two_workers_with_one_name_only_the_one_that_was_not_refused_is_asked() -> None:
+    world = World()
+    world.apply(reported("twice", 0, [], at=1.0, epoch=7), reported("twice", 0, [], at=1.1, epoch=REFUSED))
+    assert await world.round() == ["twice"]
+    assert world.workers.epochs == [7]
+
+    world.apply(reported("twice", 0, [], at=2.0, epoch=REFUSED))
+    assert await world.round() == []
 
 
 @pytest.mark.parametrize("hung", ["hung", "well"])
@@ -142,5 +159,5 @@ async def test_nothing_is_remembered_of_names_that_are_gone(hung: str) -> None:
             await world.round()
     await world.round()
 
-    for memory in (world.resync._rejoin_requested, world.resync._unanswered):
+    for memory in (world.resync._reported, world.resync._unanswered):
         assert set(memory) <= set(world.state.unregistered)
