@@ -19,6 +19,7 @@ SHOWN_ELSEWHERE = {
     "pointsman_redispatch_wasted_prefill_seconds_total",
     "pointsman_migrations_planned_total",
     "pointsman_engine_urls_refused_total",
+    "pointsman_handovers_without_transfer_total",
 }
 """Metrics that no panel needs: for `pool` in the menu, and for a look at /metrics."""
 

@@ -190,7 +190,8 @@ DEFECTS = (
     ),
     Defect(
         "a request that fails everywhere ejects",
-        "        if not cancelled and len({failure.instance for failure in failures}) == 1:\n            self._convict(failures[-1])\n",
+        "        if not cancelled and len({failure.instance for failure in failures}) == 1:\n"
+        "            self._convict(self.accused(failures[-1]) or failures[-1])\n",
         "        for failure in failures:\n            self._convict(failure)\n",
     ),
 )
