@@ -58,7 +58,7 @@ def generated(workloads: Workloads, name: str) -> Source:
 
 def _prefill_only(workloads: Workloads) -> Iterable[Study]:
     for name, rates in RATES.items():
-        source = generated(workloads, name)
+        source, seeds = generated(workloads, name), SEEDS[:1] if name in ONE_SEED else SEEDS
         slug = short(source)
         yield Study(
             key=f"generated-{slug}",
@@ -67,7 +67,7 @@ def _prefill_only(workloads: Workloads) -> Iterable[Study]:
             source=source,
             rows=everyone(),
             rates=rates,
-            seeds=SEEDS[:1],
+            seeds=seeds,
             conditions=AS_LIVE,
             judged="best",
         )
@@ -78,7 +78,7 @@ def _prefill_only(workloads: Workloads) -> Iterable[Study]:
             source=source,
             rows=everyone(*LIVE_DEFAULT),
             rates=rates,
-            seeds=SEEDS[:1] if name in ONE_SEED else SEEDS,
+            seeds=seeds,
             judged="best",
             metrics=(*USUAL, "rejected_share", "jain"),
         )
