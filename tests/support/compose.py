@@ -4,6 +4,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
@@ -66,16 +67,18 @@ def settings_of(service: OwnService, monkeypatch: pytest.MonkeyPatch, *, config:
     """What the service reads from its command line, its variables and `config`; secrets from a file that is there."""
     for name in [name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)]:
         monkeypatch.delenv(name)
-    for name, value in service.variables.items():
-        monkeypatch.setenv(name, str(ROOT / "LICENSE") if name.endswith(FILE_SUFFIX) else value)
     if config is not None:
         monkeypatch.setenv(ENVIRONMENT_PREFIX + "CONFIG", str(config))
     read: list[ProcessSettings] = []
     flags = [f"{flag}={value}" for flag, value in service.flags.items()]
     table = service.script.removeprefix("pointsman-")
-    command(settings_type_of(service.script), name=service.script, table=table)(read.append).main(
-        flags, standalone_mode=False
-    )
+    with NamedTemporaryFile() as file:
+        Path(file.name).write_text("a secret\n")
+        for name, value in service.variables.items():
+            monkeypatch.setenv(name, file.name if name.endswith(FILE_SUFFIX) else value)
+        command(settings_type_of(service.script), name=service.script, table=table)(read.append).main(
+            flags, standalone_mode=False
+        )
     return read[0]
 
 
