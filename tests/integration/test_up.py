@@ -49,6 +49,15 @@ from tests.support.waiting import eventually
 
 GONE_SECONDS_MAX = 20.0
 
+
+@pytest.fixture(autouse=True)
+def _hang_ups_end_processes() -> Iterator[None]:
+    """Also where whoever runs the tests ignores them, as under nohup: children inherit that."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 # The plan: what is started, and what it is told
 
 
