@@ -24,7 +24,7 @@ from pointsman.runtime.telemetry import ENGINE_FAILURES, HANDOVERS_WITHOUT_TRANS
 from pointsman.runtime.tracing import NO_SPAN, Span
 from pointsman_ingress import metrics
 from pointsman_ingress.context import RequestContext
-from pointsman_ingress.engine.disaggregation import PrefillResult
+from pointsman_ingress.engine.disaggregation import NO_TRANSFER, PrefillResult
 from pointsman_ingress.engine.prefix_fetch import FetchOutcome
 from pointsman_ingress.engine.streams import StreamTail
 from pointsman_ingress.engine.usage import Usage, capped
@@ -34,7 +34,6 @@ log = structlog.get_logger()
 
 DETAIL_CHARACTERS_MAX = 500
 GAPS_MAX = 100_000
-NO_TRANSFER = "it gave no kv_transfer_params that can be used: has it a connector?"
 
 _transfer_warnings = RateLimit()  # of all requests of this process
 
@@ -112,7 +111,10 @@ class RequestLifecycle:
             HANDOVERS_WITHOUT_TRANSFER.labels(self.pool.name, grant.prefilled_by).inc()
             if _transfer_warnings.allows():
                 log.warning(
-                    "handover_without_transfer", request=self.request, instance=grant.prefilled_by, reason=NO_TRANSFER
+                    "handover_without_transfer",
+                    request=self.request,
+                    instance=grant.prefilled_by,
+                    reason=f"it {NO_TRANSFER}",
                 )
 
     def requeued(self, *, refused: bool) -> None:

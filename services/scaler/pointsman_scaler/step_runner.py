@@ -123,9 +123,8 @@ class StepRunner:
         if not any(isinstance(step, Grow) for step in steps):
             self._growth.error, self._missing_since = "", None
         taken = [step for step in steps if self.provider.manages or not isinstance(step, Grow)]
-        taken = sorted(taken, key=lambda step: not isinstance(step, Drain | Undrain | Switch)) + self._stops_again(
-            status
-        )
+        taken.sort(key=lambda step: not isinstance(step, Drain | Undrain | Switch))
+        taken += self._stops_again(status)
         waiting = {i for i in status.provided if self._waits_for_stop(i)}
         stopped = {step.instance for step in taken if isinstance(step, Stop)}
         self._stops = {i: attempts for i, attempts in self._stops.items() if i in waiting | stopped}

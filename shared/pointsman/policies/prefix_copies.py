@@ -10,7 +10,7 @@ are not copied, though it pays where caches have room; the request must have tol
 
 from dataclasses import dataclass
 
-from pointsman.policies.prefix_fetch import fits, gives, is_known
+from pointsman.policies.prefix_fetch import fits, gives
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance
 from pointsman.state.fold_versions import FETCHES_THAT_PAY
@@ -49,7 +49,7 @@ def copy_at_grant(state: State, request: Request, now: EngineSeconds) -> PrefixC
     able = [
         instance
         for instance in map(state.fleet.__getitem__, targets)
-        if fits(source, instance) and instance.id not in state.fleet.on_trial and (is_known(instance) or not pays)
+        if fits(source, instance) and instance.id not in state.fleet.on_trial and (instance.contents_known or not pays)
     ]
     if not able:
         return None

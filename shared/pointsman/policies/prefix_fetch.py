@@ -114,12 +114,7 @@ def shared_fetch_seconds(queue: InstanceQueue, request: Request, now: EngineSeco
 
 
 def gives(instance: Instance) -> bool:
-    return instance.fetches and instance.role == "both" and is_known(instance) and instance.status in GIVING
-
-
-def is_known(instance: Instance) -> bool:
-    """Whether events tell what it holds."""
-    return instance.relied_on and not instance.doubt and instance.parity is not False
+    return instance.fetches and instance.role == "both" and instance.contents_known and instance.status in GIVING
 
 
 def fits(source: Instance, target: Instance) -> bool:

@@ -180,7 +180,7 @@ def _owner(data_dir: Path) -> str:
 
 def _configuration(data_dir: Path, port: int, sync_interval: str, cluster: ClusterNode | None) -> str:
     directory = data_dir.absolute()
-    quoted = partial(json.dumps, ensure_ascii=False)  # a NATS configuration string, which knows no \\uXXXX
+    quoted = partial(json.dumps, ensure_ascii=False)  # a NATS configuration string, which knows no \uXXXX
     lines = [
         "# Written by pointsman at each start; changes are lost.",
         f"server_name: {quoted(cluster.name if cluster else 'pointsman')}",

@@ -172,6 +172,11 @@ class Instance:
         return self.cache == "empty" and self.certain and not self.contradicted
 
     @property
+    def contents_known(self) -> bool:
+        """Whether events tell what it holds, as far as nothing speaks against it."""
+        return self.relied_on and not self.doubt and self.parity is not False
+
+    @property
     def knowledge_reason(self) -> str:
         """Why knowledge is not exact; empty if it is."""
         if self.cache == "no_events":

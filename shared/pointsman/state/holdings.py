@@ -239,7 +239,7 @@ def learn_delivered(parts: StateParts, request: Request, event: RequestFinished)
         return
     keys, name, tokens, block_tokens = request.keys, instance.id, event.cached_tokens, parts.settings.block_tokens
     delivered = min(tokens // block_tokens, len(keys))
-    if not instance.relied_on or instance.doubt or instance.parity is False:
+    if not instance.contents_known:
         _learn_hit(parts, instance, keys[:delivered], event.at)
         return
     held = parts.index.depth(name, keys)

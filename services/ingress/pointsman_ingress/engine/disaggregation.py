@@ -26,6 +26,8 @@ NOT_FOR_PREFILL = ("stream_options", "min_tokens", "logprobs", "top_logprobs", "
 TRANSFER_BYTES_MAX = 1024 * 1024
 """Of an engine's `kv_transfer_params`. They list the blocks of the prompt: half of that for a million tokens at 16 a block."""
 
+NO_TRANSFER = "gave no kv_transfer_params that can be used: has it a connector?"
+
 ONE_ANSWER = (b"1", b"null")
 """Values of `n`. Fields stay undecoded: engines take numbers that Python's decoder does not."""
 

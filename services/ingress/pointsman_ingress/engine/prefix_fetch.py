@@ -15,7 +15,7 @@ from pointsman.ports import Clock
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens, WallSeconds, engine_seconds
 from pointsman.runtime.tracing import NO_SPAN, Span
 from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest
-from pointsman_ingress.engine.disaggregation import REMOTE_DECODE, TRANSFER_BYTES_MAX, read_prefill
+from pointsman_ingress.engine.disaggregation import NO_TRANSFER, REMOTE_DECODE, TRANSFER_BYTES_MAX, read_prefill
 from pointsman_ingress.http.json_form import LIGHT_BYTES_MAX
 from pointsman_ingress.http.request_headers import Headers
 from pointsman_ingress.token_ids import SLICE_TOKENS, json_list
@@ -104,7 +104,7 @@ class PrefixFetcher:
                 given = await self.work.run_unless(len(whole) <= LIGHT_BYTES_MAX, OWNER, read_prefill, whole)
                 answered = self.clock.wall()
                 if not given.transfer:
-                    return outcome("the source gave no kv_transfer_params that can be used: has it a connector?")
+                    return outcome(f"the source {NO_TRANSFER}")
                 take = await ask(grant.instance, grant.url, grant.dp_rank, "take", given.transfer)
                 await self._whole(take, "the target")
         except TimeoutError:
