@@ -2,7 +2,7 @@
 decisions of before stay as they were made. 1 is a log that names none. A new rule that changes how an old event folds, or
 an old decision is made, gets the next version, an entry here and a golden fold (`tests/golden`)."""
 
-FOLD_VERSION = 11
+FOLD_VERSION = 12
 """Of this release."""
 
 DELIVERIES_CHECKED = 2
@@ -78,3 +78,6 @@ FAILURE_SHARE_BACK = 11
 PREFILLERS_BLAMED = 11
 """A request that fails where a KV cache should have come may be the fault of the engine that prefilled it. One that finishes
 was served by both."""
+ATTEMPTS_KEPT = 12
+"""A failure is that of its own attempt, also where two more have been placed before it is read. One of a request that has
+ended is dated by the leader's clock."""

@@ -130,7 +130,7 @@ def place(parts: StateParts, event: RequestPlaced) -> None:
     if not event.instance:
         return  # forged: nobody would ever take it from there
     if trigger is Trigger.RETRIED and request.instance:
-        request.attempt_before = AttemptBefore(
+        before = AttemptBefore(
             request.attempt,
             request.instance,
             request.epoch,
@@ -138,6 +138,7 @@ def place(parts: StateParts, event: RequestPlaced) -> None:
             request.grant,
             request.prefill_epoch,
         )
+        request.attempts_before = (*request.attempts_before, before)
     _unplace(parts, request, event.at)
     request.attempt = event.attempt
     request.excluded = tuple(event.excluded)
@@ -516,12 +517,16 @@ def fail_attempt(parts: StateParts, event: RequestAttemptFailed) -> None:
     request = parts.workload.requests.get(event.request)
     if instance is None:
         return
-    since, grant = event.at, parts.next_grant_place(event.at)
+    kept = parts.settings.fold_version >= fold_versions.ATTEMPTS_KEPT
+    at = parts.now if request is None and kept else event.at  # nothing tells what its clock is
+    since, grant = at, parts.next_grant_place(at)
     prefiller = parts.fleet.get(event.prefilled_by)
     prefill_epoch = prefiller.epoch if prefiller is not None else NO_EPOCH
     counted = parts.settings.fold_version >= fold_versions.ATTEMPTS_COUNTED
-    before = request.attempt_before if request is not None and counted else None
-    if before is not None and (before.attempt, before.instance) == (event.attempt, event.instance):
+    attempts = request.attempts_before if request is not None and counted else ()
+    own = (event.attempt, event.instance)
+    before = next((a for a in (attempts if kept else attempts[-1:]) if (a.attempt, a.instance) == own), None)
+    if before is not None:
         if before.epoch != instance.epoch:
             return
         if before.granted_at:
@@ -537,7 +542,7 @@ def fail_attempt(parts: StateParts, event: RequestAttemptFailed) -> None:
     if given_up is not None:
         since, grant = given_up
     proven = event.failure == "connect_failure" or given_up is not None
-    failure = Failure(event.instance, event.at, since, grant, event.what)
+    failure = Failure(event.instance, at, since, grant, event.what)
     blamed = parts.settings.fold_version >= fold_versions.PREFILLERS_BLAMED
     if blamed and prefiller is not None and prefiller.epoch == prefill_epoch:
         what = f"{event.instance} got no KV cache of it: {event.what}"

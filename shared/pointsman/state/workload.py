@@ -63,7 +63,7 @@ class OverLimit:
 
 @dataclass(frozen=True, slots=True)
 class AttemptBefore:
-    """Of a request that is placed again: where and when the attempt before was sent."""
+    """Of a request that is placed again: where and when an earlier attempt was sent."""
 
     attempt: int
     instance: InstanceId
@@ -116,7 +116,7 @@ class Request:
     granted_at: EngineSeconds = 0.0
     grant: int = 0
     """Its place among all grants."""
-    attempt_before: AttemptBefore | None = None
+    attempts_before: tuple[AttemptBefore, ...] = ()
     engine_seconds: EngineSeconds = 0.0
     """Prefill work in the engine at its grant, its own included."""
     engine_tokens: Tokens = 0

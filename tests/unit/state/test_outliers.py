@@ -470,6 +470,51 @@ def test_a_failure_that_is_read_after_the_next_attempt_counts_as_one_that_is_rea
     assert pool.proven
 
 
+def test_failures_that_are_read_after_two_more_attempts_do_not_accuse_the_engines_next_life() -> None:
+    pool = Pool()
+    moved: list[str] = []
+    while len(moved) < 5:
+        request, instance = pool.asks()
+        if instance == A:
+            moved.append(request)
+        else:
+            pool.answers(request, instance)
+    pool.happens(joined("a", at=pool.now, epoch=2))
+    for request in moved:
+        _, second = pool.asks(request=request, attempt=2, excluded="a")
+        _, third = pool.asks(request=request, attempt=3, excluded=f"a{second}")
+        pool.fails(request, A, "connect_failure")
+        pool.answers(request, third)
+
+    assert not pool.look()
+    pool.visit(A, 4, sick=A)
+    assert not pool.ejections()
+    pool.visit(A, 1, sick=A)
+    assert [e.detail for e in pool.ejections()] == ["5 requests in a row failed there: 500 Internal Server Error"]
+    assert pool.proven
+
+
+def test_failures_of_ended_requests_count_now_whatever_the_clock_of_their_ingress() -> None:
+    """Of an ingress that is hours ahead, they would be the newest ones for hours."""
+    pool = Pool(policies=policies(consecutive_failures=0, success_rate_stdev_factor=0), clock=7200.0)
+    ended: list[str] = []
+    while len(ended) < 6:
+        request, instance = pool.asks()
+        pool.answers(request, instance)
+        if instance == A:
+            ended.append(request)
+    for request in ended[:4]:
+        pool.fails(request, A, "connect_failure")
+    assert not pool.look()
+    pool.later(300.0)
+    pool.visit(A, 4)
+    for request in ended[4:]:
+        pool.fails(request, A, "connect_failure")
+
+    assert not pool.look()
+    assert pool.proven
+
+
 def test_the_failures_of_requests_whose_next_attempt_was_refused_accuse_their_engine() -> None:
     """Its command comes before the log's entry: where engines fail under overload, that is the rule."""
     pool = Pool()

@@ -252,7 +252,7 @@ class PoolModel(PoolRequests):
         self.health.failed(
             event.request,
             event.instance,
-            event.at,
+            event.at if request is not None else self.now,
             grant,
             proven=event.failure == "connect_failure",
             prefilled_by=event.prefilled_by if event.prefilled_by in self.instances else None,
