@@ -16,7 +16,7 @@ from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tenant, To
 from pointsman.simulation.goodput import TARGET
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request
-from pointsman_cli.doctor.client_faults import is_clients_fault
+from pointsman.analysis.client_faults import is_clients_fault
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity
 from pointsman_cli.doctor.late_causes import advice_for
