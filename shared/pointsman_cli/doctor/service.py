@@ -8,6 +8,7 @@ from itertools import groupby
 
 from typing_extensions import override
 
+from pointsman.analysis.client_faults import is_clients_fault
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestPlaced, RequestRejected
 from pointsman.contracts.reasons import TENANT_LIMITS
@@ -16,7 +17,6 @@ from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tenant, To
 from pointsman.simulation.goodput import TARGET
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request
-from pointsman.analysis.client_faults import is_clients_fault
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity
 from pointsman_cli.doctor.late_causes import advice_for
