@@ -12,7 +12,7 @@ _SENTENCES = {
     Cause.SLOW_ENGINE: ("their engine was slow", "Compare its machine with the others' (clock rate, neighbours); drain it if need be."),
     Cause.STALE_INDEX: ("tokens expected in a cache were not there and had to be computed", "See the findings on caches: emptied behind its back, evicted while requests wait, or events lost."),
     Cause.FAILED_ATTEMPTS: ("an engine failed them first", "See the findings on engines."),
-    Cause.TRANSPORT: ("their ingress hung", "See the finding on requests that were given up: engines and scheduler did their part."),
+    Cause.TRANSPORT: ("time went by between the processes: ingress, scheduler or network were busy or hung", "Engines did their part. Look at the CPU of ingresses and schedulers, at the network, and at the findings on leader changes and requests that were given up."),
     Cause.NO_INSTANCE: ("no instance or scheduler could take them", "See the findings on the fleet and the log."),
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ from pointsman.analysis.lateness_rules import HALF, LESS_BUSY_SHARE_MAX, SLOW_FA
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import Candidate, RequestPlaced, RequestRejected
 from pointsman.contracts.reasons import TENANT_LIMITS, RejectReason
-from pointsman.contracts.requests import RequestFailed, RequestFinished
+from pointsman.contracts.requests import RequestArrived, RequestFinished
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tokens
 from pointsman.state.queue_figures import queue_seconds
 from pointsman.state.state import PoolSettings, State
@@ -69,6 +69,8 @@ class Lateness(Examiner):
         super().__init__(settings)
         self._level = max(1, settings.affinity_level_tokens // settings.block_tokens)
         self._queued: dict[RequestId, _Queued] = {}
+        self._on_the_way: dict[RequestId, EngineSeconds] = {}
+        """From its arrival until its leader had it, without the time for which no scheduler answered."""
         self._missed = MissedHits()
         self._late: Sample[_Late] = Sample()
         self._ends = 0
@@ -83,6 +85,12 @@ class Lateness(Examiner):
             keep(self._queued, event.request, ahead, IN_FLIGHT_MAX)
 
     @override
+    def after(self, event: LogEvent, state: State) -> None:
+        request = state.workload.requests.get(event.request) if isinstance(event, RequestArrived) else None
+        if isinstance(event, RequestArrived) and request is not None:
+            keep(self._on_the_way, event.request, event.at - request.arrived_at - event.held_up, IN_FLIGHT_MAX)
+
+    @override
     def ended(self, end: Ended, state: State) -> None:
         self._missed.note(end, state)
         match end.event:
@@ -92,8 +100,9 @@ class Lateness(Examiner):
                 self._reject(event, end.request, end.slo_ttft, state)
             case _:
                 pass
-        self._ends += not isinstance(end.event, RequestFailed)
+        self._ends += _is_judged(end)
         self._queued.pop(end.event.request, None)
+        self._on_the_way.pop(end.event.request, None)
 
     def _ahead(
         self, state: State, instance: InstanceId, request: Request, candidates: Sequence[Candidate], now: EngineSeconds
@@ -126,8 +135,9 @@ class Lateness(Examiner):
             return
         before = request.placed_at - request.arrived_at
         if before > HALF * event.ttft:
-            cause = Cause.FAILED_ATTEMPTS if request.attempt > 1 else Cause.NO_INSTANCE
-            self._late.add(_Late(request.id, cause))
+            way = self._on_the_way.get(request.id, 0.0)
+            other = Cause.TRANSPORT if way > HALF * before else Cause.NO_INSTANCE
+            self._late.add(_Late(request.id, Cause.FAILED_ATTEMPTS if request.attempt > 1 else other))
             return
         self._best_effort += request.best_effort
         if request.best_effort:  # until its grant it yields: nothing was ahead of it
@@ -203,6 +213,17 @@ class Lateness(Examiner):
         if slow > max(ahead, missed):
             return Cause.SLOW_ENGINE
         return Cause.STALE_INDEX if missed > ahead else _cause_ahead(queued, late.objective)
+
+
+def _is_judged(end: Ended) -> bool:
+    """As `service` counts them; failed ones have findings of their own."""
+    match end.event:
+        case RequestFinished():
+            return end.request is not None
+        case RequestRejected() as event:
+            return event.reason not in TENANT_LIMITS
+        case _:
+            return False
 
 
 def _cause_ahead(queued: _Queued, objective: EngineSeconds) -> Cause:

@@ -669,7 +669,9 @@ def test_no_engine_is_slow_because_an_ingress_hung(tmp_path: Path) -> None:
     lost = next(f for f in told if "given up" in f["what"])
 
     assert not [f for f in told if f["area"] == "engines" and f not in plain]
-    assert late["what"].endswith("were late because their ingress hung")
+    assert late["what"].endswith(
+        "because time went by between the processes: ingress, scheduler or network were busy or hung"
+    )
     assert [line for line in lost["evidence"] if "hung: it wrote nothing" in line] == [
         "ingress-2 hung: it wrote nothing from 1970-01-01 00:00:07 to 00:00:18",
         "ingress-2 hung: it wrote nothing from 1970-01-01 00:00:19 to 00:00:30",
@@ -875,18 +877,26 @@ def test_lateness_that_does_not_depend_on_the_length_blames_no_length() -> None:
     assert not [f for f in examined(events, Service).findings if "prompt lengths" in f.what]
 
 
-def test_a_wait_for_a_scheduler_makes_late_although_admission_excuses_it() -> None:
+@pytest.mark.parametrize(
+    ("held_up", "cause"),
+    [
+        (9.0, "no instance or scheduler could take them"),
+        (0.0, "time went by between the processes: ingress, scheduler or network were busy or hung"),
+    ],
+)
+def test_a_wait_for_a_scheduler_makes_late_although_admission_excuses_it(held_up: float, cause: str) -> None:
     events: list[LogEvent] = [joined("engine-1")]
     for number in range(10):
         placed = RequestPlaced(
             at=10.0, request=RequestId(f"r-{number}"), instance=ENGINE, hit_blocks=0, uncached_tokens=10, queue_seconds=0.0,
             prefill_seconds=0.01, predicted_ttft=0.01, policy="p", settings={}, reason="", candidates=[],
         )  # fmt: skip
-        events += [replace(asked(number, 10), at=10.0, held_up=9.0), placed, answered(number, late=True)]
+        events += [replace(asked(number, 10), at=10.0, held_up=held_up), placed, answered(number, late=True)]
+    events += [asked(10, 10), replace(given_up("r-10", at=11.0), cause=CancelCause.CLIENT_GONE)]
     (late,) = examined(events, Lateness).findings
     (summary,) = examined(events, Service).summary
 
-    assert late.what == "10 of 10 requests were late because no instance or scheduler could take them"
+    assert late.what == f"10 of 10 requests were late because {cause}"
     assert summary.startswith("10 requests, 0.0% with the first token in time")
 
 
