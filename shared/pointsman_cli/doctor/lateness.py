@@ -142,7 +142,8 @@ class Lateness(Examiner):
         self._best_effort += request.best_effort
         if request.best_effort:  # until its grant it yields: nothing was ahead of it
             before = request.granted_at - request.arrived_at
-        others = [state.latency.correction(i.id) for i in state.fleet.instances if i.id != request.instance]
+        peers = [i.id for i in state.fleet.instances if i.id != request.instance and i.role != "decode"]
+        others = [state.latency.correction(name) for name in peers]
         self._late.add(
             _Late(
                 request=request.id,

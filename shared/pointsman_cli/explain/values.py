@@ -19,6 +19,8 @@ from pointsman.primitives import Answers, EngineSeconds, InstanceId, RequestId, 
 
 NOT_KNOWN = "not known"
 """Status of an instance that joined before the log begins."""
+UNSUITED = "unsuited"
+"""Status of a ready instance that cannot serve the request: it only decodes, or lacks its adapter or length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
