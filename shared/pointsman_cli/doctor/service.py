@@ -15,6 +15,7 @@ from pointsman.contracts.reasons import TENANT_LIMITS
 from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished, tpot_of_each
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tenant, Tokens
 from pointsman.simulation.goodput import TARGET
+from pointsman.simulation.metrics import percentile
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request
 from pointsman_cli.doctor.examination import Examiner
@@ -161,9 +162,8 @@ class Service(Examiner):
             yield unjudged if self._unjudged else "no request was answered, refused or failed"
             return
         text = f"{plural(self._all.whole, 'request')}, {self._all.value:.1%} with the first token in time"
-        ttfts = sorted(self._ttfts.values)
-        if ttfts:
-            p50, p99 = (ttfts[int(share * (len(ttfts) - 1))] for share in (0.5, 0.99))
+        p50, p99 = (percentile(self._ttfts.values, percent) for percent in (50, 99))
+        if p50 is not None:
             text += f", after {p50:.2f} s at the median, {p99:.2f} s at P99"
         yield f"{text}; {unjudged}" if self._unjudged else text
 

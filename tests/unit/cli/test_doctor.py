@@ -47,6 +47,7 @@ from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName, RequestI
 from pointsman.state.state import PoolSettings
 from pointsman_cli.discovery import fleet_as_given
 from pointsman_cli.doctor import examination
+from pointsman_cli.doctor.balance import Balance
 from pointsman_cli.doctor.engine_failures import EngineFailures
 from pointsman_cli.doctor.examination import Diagnosis, Examiner, examine
 from pointsman_cli.doctor.fleet_health import FleetHealth
@@ -107,13 +108,27 @@ def test_a_healthy_log_gives_nothing_to_complain_about(healthy: Entries, tmp_pat
 
 @pytest.mark.parametrize("ahead", WRONG_CLOCKS)
 def test_of_an_ingress_with_a_wrong_clock_nothing_is_said_but_that(ahead: float, tmp_path: Path) -> None:
-    """`balance` takes its samples at other moments."""
     slowed = ServedLog(pace={"engine-2": 6.0}, gap=0.25, policies=policy_set(routing="round_robin")).entries
     _, right = diagnosed(with_ingress_clock(slowed, 0.0), tmp_path)
     _, wrong = diagnosed(with_ingress_clock(slowed, ahead), tmp_path)
 
-    assert "engines" in {finding["area"] for finding in right}
-    assert [f for f in wrong if f["area"] not in {"clocks", "balance"}] == [f for f in right if f["area"] != "balance"]
+    assert {"engines", "balance"} <= {finding["area"] for finding in right}
+    assert [f for f in wrong if f["area"] != "clocks"] == right
+
+
+@pytest.mark.parametrize("odd", ["a client's objective", "a worker's clock"])
+def test_one_client_or_clock_tells_nothing_of_the_balance(odd: str) -> None:
+    slow: dict[str, Any] = {"pace": {"engine-2": 6.0}, "gap": 0.25, "policies": policy_set(routing="round_robin")}
+    skew = {"engine-1": 3600.0} if odd == "a worker's clock" else {}
+    plain, told = ([e.event for e in ServedLog(**slow, skew=by).entries if e.event] for by in ({}, skew))
+    if odd == "a client's objective":
+        told = [
+            replace(e, slo_ttft=600.0) if isinstance(e, RequestArrived) and e.request[-1] == "9" else e for e in told
+        ]
+
+    (right,), (found,) = (examined(events, Balance).findings for events in (plain, told))
+
+    assert found.what == right.what
 
 
 def test_a_healthy_log_that_has_lost_its_beginning_is_healthy_from_its_checkpoint_on(tmp_path: Path) -> None:
