@@ -60,6 +60,12 @@ class _Late:
     usual: float = 1.0
     queued: _Queued | None = None
     objective: EngineSeconds = 0.0
+    elsewhere: EngineSeconds = 0.0
+    cause_elsewhere: Cause = Cause.NO_INSTANCE
+    """What most of the time before its placement was lost by, and how much of it."""
+    streamed: bool = True
+    pace: float = 1.0
+    """Of its engine's prefills, as learned by then."""
 
 
 class Lateness(Examiner):
@@ -69,8 +75,8 @@ class Lateness(Examiner):
         super().__init__(settings)
         self._level = max(1, settings.affinity_level_tokens // settings.block_tokens)
         self._queued: dict[RequestId, _Queued] = {}
-        self._on_the_way: dict[RequestId, EngineSeconds] = {}
-        """From its arrival until its leader had it, without the time for which no scheduler answered."""
+        self._on_the_way: dict[RequestId, tuple[EngineSeconds, EngineSeconds]] = {}
+        """From its arrival until its leader had it; of that, for how long no scheduler answered."""
         self._missed = MissedHits()
         self._late: Sample[_Late] = Sample()
         self._ends = 0
@@ -88,7 +94,7 @@ class Lateness(Examiner):
     def after(self, event: LogEvent, state: State) -> None:
         request = state.workload.requests.get(event.request) if isinstance(event, RequestArrived) else None
         if isinstance(event, RequestArrived) and request is not None:
-            keep(self._on_the_way, event.request, event.at - request.arrived_at - event.held_up, IN_FLIGHT_MAX)
+            keep(self._on_the_way, event.request, (event.at - request.arrived_at, event.held_up), IN_FLIGHT_MAX)
 
     @override
     def ended(self, end: Ended, state: State) -> None:
@@ -134,10 +140,15 @@ class Lateness(Examiner):
             self._late.add(_Late(request.id, Cause.TRANSPORT))
             return
         before = request.placed_at - request.arrived_at
+        way, held_up = self._on_the_way.get(request.id, (0.0, 0.0))
+        lost = {
+            Cause.NO_SCHEDULER: held_up,
+            Cause.TRANSPORT: way - held_up,
+            Cause.FAILED_ATTEMPTS if request.attempt > 1 else Cause.NO_INSTANCE: before - way,
+        }
+        elsewhere = max(lost, key=lost.__getitem__)
         if before > HALF * event.ttft:
-            way = self._on_the_way.get(request.id, 0.0)
-            other = Cause.TRANSPORT if way > HALF * before else Cause.NO_INSTANCE
-            self._late.add(_Late(request.id, Cause.FAILED_ATTEMPTS if request.attempt > 1 else other))
+            self._late.add(_Late(request.id, elsewhere))
             return
         self._best_effort += request.best_effort
         if request.best_effort:  # until its grant it yields: nothing was ahead of it
@@ -153,6 +164,10 @@ class Lateness(Examiner):
                 usual=min(USUAL_MAX, max(1.0, median(others))) if others else 1.0,
                 queued=None if request.best_effort else self._queued.get(request.id),
                 objective=slo_ttft,
+                elsewhere=lost[elsewhere],
+                cause_elsewhere=elsewhere,
+                streamed=request.streaming,
+                pace=state.latency.correction(request.instance),
             )
         )
 
@@ -206,14 +221,23 @@ class Lateness(Examiner):
     def _cause_of(self, late: _Late) -> Cause:
         queued = late.queued
         if late.usual * late.own > late.objective or queued is None:
-            return Cause.LONG_PROMPT if late.usual * late.own > HALF * late.spent else Cause.SLOW_ENGINE
+            return Cause.LONG_PROMPT if late.usual * late.own > HALF * late.spent else _cause_beyond(late, late.own)
         missed = self._missed.seconds(late.request) + sum(map(self._missed.seconds, queued.ahead))
         work = late.own + missed + queued.seconds
         slow = late.spent - late.usual * work if late.spent > SLOW_FACTOR_MIN * late.usual * work else 0.0
         ahead, missed = late.usual * queued.seconds, late.usual * missed
+        if late.elsewhere > max(slow, ahead, missed):
+            return late.cause_elsewhere
         if slow > max(ahead, missed):
-            return Cause.SLOW_ENGINE
+            return _cause_beyond(late, work)
         return Cause.STALE_INDEX if missed > ahead else _cause_ahead(queued, late.objective)
+
+
+def _cause_beyond(late: _Late, work: EngineSeconds) -> Cause:
+    """Of what exceeds the work: an answer that is not streamed comes with its last token. As in `explain`, its engine is to blame
+    for no more than its prefills show."""
+    is_slow = late.pace - late.usual > HALF * (late.spent / work - late.usual) if work else False
+    return Cause.SLOW_ENGINE if late.streamed or is_slow else Cause.WHOLE_ANSWER
 
 
 def _is_judged(end: Ended) -> bool:

@@ -34,6 +34,7 @@ from pointsman_cli.explain.values import (
     QueuedAhead,
     RequestTimeline,
     WeighedCandidate,
+    soonest,
 )
 
 Decision = RequestPlaced | RequestRejected | RequestMigrated
@@ -183,7 +184,7 @@ class _LeaderFold:
         stamp = event.stamp
         upper = event.predicted_ttft_upper if isinstance(event, RequestPlaced) else 0.0
         candidates = self._weighed(request, event, instance)
-        best = min(candidates, key=lambda c: c.predicted_ttft, default=None)
+        best = soonest(candidates)
         ahead_at = instance or (best.instance if best else InstanceId(""))
         ahead_seconds, ahead_tokens = self._work_ahead(ahead_at, request, event.at)
         at = state.fleet.get(ahead_at)

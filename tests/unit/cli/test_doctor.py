@@ -895,7 +895,7 @@ def test_lateness_that_does_not_depend_on_the_length_blames_no_length() -> None:
 @pytest.mark.parametrize(
     ("held_up", "cause"),
     [
-        (9.0, "no instance or scheduler could take them"),
+        (9.0, "no scheduler answered for a while"),
         (0.0, "time went by between the processes: ingress, scheduler or network were busy or hung"),
     ],
 )
@@ -913,6 +913,23 @@ def test_a_wait_for_a_scheduler_makes_late_although_admission_excuses_it(held_up
 
     assert late.what == f"10 of 10 requests were late because {cause}"
     assert summary.startswith("10 requests, 0.0% with the first token in time")
+
+
+@pytest.mark.parametrize(
+    ("streaming", "cause"),
+    [(True, "their engine was slow"), (False, "they were not streamed, and the whole answer had to be written first")],
+)
+def test_late_answers_that_are_not_streamed_blame_no_engine(streaming: bool, cause: str) -> None:
+    events: list[LogEvent] = [joined("engine-1")]
+    for number in range(10):
+        placed = RequestPlaced(
+            at=1.0, request=RequestId(f"r-{number}"), instance=ENGINE, hit_blocks=0, uncached_tokens=10, queue_seconds=0.0,
+            prefill_seconds=0.01, predicted_ttft=0.01, policy="p", settings={}, reason="", candidates=[],
+        )  # fmt: skip
+        events += [replace(asked(number, 10), streaming=streaming), placed, answered(number, late=True)]
+    (late,) = examined(events, Lateness).findings
+
+    assert late.what == f"10 of 10 requests were late because {cause}"
 
 
 def test_a_request_that_comes_again_under_another_id_is_one_request() -> None:
