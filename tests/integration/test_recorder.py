@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from pointsman.adapters import jetstream
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.contracts.codec import encode
+from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import RequestGranted, RequestPlaced
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.requests import RequestArrived
@@ -166,7 +166,7 @@ async def test_requests_shows_what_was_measured_and_not_what_a_leader_assumed(ur
     """Of an answer that is not streamed a leader assumes when its first token came; -1 is no number of tokens."""
     log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
     stamp = Stamp(term=Term(1), number=1, as_of=0)
-    told = [
+    told: list[LogEvent] = [
         replace(first_token("r1", "engine-2", at=11.0), stamp=stamp),
         replace(finished("r1", "engine-2", at=10.0), cached_tokens=-1),
         first_token("r2", "engine-2", at=5.0),
