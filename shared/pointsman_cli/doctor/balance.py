@@ -1,5 +1,5 @@
 """Balance: whether requests queue on one instance while another is idle. A single long prompt is no queue, and under
-`pointsman` requests that are late everywhere wait at one instance on purpose."""
+`pointsman` requests that are late everywhere wait at one instance on purpose. Samples are of placements."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -47,9 +47,9 @@ class Balance(Examiner):
             self._objectives.add(event.slo_ttft)
         elif isinstance(event, RequestPlaced):
             self._gathers_late = event.policy == "pointsman"
-        if event.stamp is not None and event.at >= self._due and self._objectives.seen:
-            self._due = event.at + SAMPLE_SECONDS
-            self._sample(event.at, state)
+            if event.at >= self._due and self._objectives.seen:
+                self._due = event.at + SAMPLE_SECONDS
+                self._sample(event.at, state)
 
     @property
     def _bound(self) -> EngineSeconds:

@@ -26,7 +26,7 @@ from pointsman_cli.doctor.samples import Heavy, Sample, Share, Stretch, Timeline
 from pointsman_cli.explain.causes import Cause
 from pointsman_cli.formatting import plural
 from pointsman_cli.options import as_given
-from pointsman_cli.terminal import wall_time
+from pointsman_cli.terminal import wall_span, wall_time
 
 SERIOUS_BELOW = 0.5
 GROUP_MIN = 30
@@ -207,8 +207,8 @@ class Service(Examiner):
         )
 
     def _period_line(self, stretch: Stretch) -> str:
-        begun, ended = (wall_time(at, self.settings.speed) for at in (stretch.begun, stretch.ended))
-        return f"{begun:%Y-%m-%d %H:%M:%S} to {ended:%H:%M:%S}: {stretch.share.value:.1%} of {stretch.share.whole:,} that arrived then"
+        span = wall_span(stretch.begun, stretch.ended, self.settings.speed)
+        return f"{span}: {stretch.share.value:.1%} of {stretch.share.whole:,} that arrived then"
 
     def _worse_groups(self, what: str, groups: "dict[InstanceId, Share] | dict[str, Share]") -> Iterator[Finding]:
         worse = [(n, s) for n, s in groups.items() if self._is_worse(s)]

@@ -61,7 +61,7 @@ from pointsman_cli.history.sources import Header
 from pointsman_cli.history.start_point import StartPoint
 from pointsman_cli.main import main
 from pointsman_cli.options import as_given
-from pointsman_cli.terminal import wall_time
+from pointsman_cli.terminal import wall_span, wall_time
 from tests.support.events import (
     finished,
     fleet_described,
@@ -872,6 +872,13 @@ def answered(number: int, *, late: bool = False) -> RequestFinished:
         at=20.0, request=RequestId(f"r-{number}"), instance=ENGINE, e2e=9.0, prompt_tokens=1, cached_tokens=0,
         completion_tokens=1, ttft=9.0 if late else 1.0, tpot=0.0,
     )  # fmt: skip
+
+
+def test_a_span_that_ends_on_another_day_says_which() -> None:
+    begun, ended = wall_time(0.0, 1.0), wall_time(90_000.0, 1.0)
+
+    assert wall_span(0.0, 90_000.0, 1.0) == f"{begun:%Y-%m-%d %H:%M:%S} to {ended:%Y-%m-%d %H:%M:%S}"
+    assert wall_span(0.0, 60.0, 1.0) == f"{begun:%Y-%m-%d %H:%M:%S} to {wall_time(60.0, 1.0):%H:%M:%S}"
 
 
 def test_only_prompt_lengths_that_are_served_worse_are_listed_and_one_length_is_one_line() -> None:
