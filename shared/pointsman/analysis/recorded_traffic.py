@@ -372,7 +372,8 @@ class TrafficReader:
         if self._split:
             msg = (
                 "some instances only prefill or only decode in this span; only pools whose instances all do both can be "
-                "simulated as they were. Take a span without such instances (--since, --until)"
+                "simulated as they were. Take a span without such instances (--since, --until), or compare split pools by a "
+                "workload (pointsman simulate --split)"
             )
             raise UnusableTrafficError(msg)
         if not self._ready:
