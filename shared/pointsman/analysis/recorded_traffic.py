@@ -406,7 +406,7 @@ class TrafficReader:
             f"{', '.join(others)}: another cost model or KV cache than most; simulated as one of them": bool(others),
             "engines load from slower cache tiers: they are not simulated, and what is only there is computed": bool(self._state.slower),
             f"{adapted:,} requests are for LoRA adapters: every simulated engine has them all": bool(adapted),
-            f"{unknown:,} requests have prompts that are not known in whole (embeddings, images, ...): the rest counts as new": bool(unknown),
+            f"{unknown:,} requests have prompts that are not known in whole (embeddings, images, several prompts): the rest counts as new": bool(unknown),
             f"{self._forgotten:,} earlier requests are left out: the latest, {self._bounds}, are simulated": bool(self._forgotten),
             f"several policies placed these requests: {', '.join(self._policies)}; compared with the last": len(self._policies) > 1,
             f"before entry {self._first:,} nothing is simulated: the caches begin empty there": self._first > 1,

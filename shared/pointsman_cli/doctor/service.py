@@ -265,10 +265,11 @@ class Service(Examiner):
         )
 
     def _hot(self, instances: int) -> Iterator[Finding]:
+        too_high = self._arrivals / PREFIXES_MAX  # as much as a count may be
         hot = [
             (key, count)
             for key, count in self._heavy.counts.most_common(SHOWN_MAX)
-            if instances > 1 and self._arrivals >= GROUP_MIN and count > self._arrivals / instances
+            if instances > 1 and self._arrivals >= GROUP_MIN and count - too_high > self._arrivals / instances
         ]
         if not hot:
             return

@@ -510,6 +510,14 @@ def test_times_of_a_long_log_stay_bounded_and_right() -> None:
     assert worst.ended - worst.begun < 2_500
 
 
+def test_of_many_engines_no_prefix_is_hot_that_came_once() -> None:
+    """More engines than prefixes that are counted: each count is too high by as much as one more engine's share."""
+    events: list[LogEvent] = [joined(f"engine-{number}") for number in range(300)]
+    events += [replace(asked(n, 640), keys=pack_keys(range(100 * n + 1, 100 * n + 11))) for n in range(900)]
+
+    assert not [f for f in examined(events, Service).findings if "hot" in f.what]
+
+
 def test_a_prefix_that_everybody_shares_is_hot(tmp_path: Path) -> None:
     _, findings = diagnosed(ServedLog(families=1).entries, tmp_path)
 
