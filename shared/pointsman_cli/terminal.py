@@ -173,3 +173,10 @@ def _escaped(found: re.Match[str]) -> str:
 
 def wall_time(at: EngineSeconds, speed: float) -> datetime:
     return datetime.fromtimestamp(min(max(0.0, wall_time_of(at, speed)), UNIX_SECONDS_MAX)).astimezone()
+
+
+def wall_span(begun: EngineSeconds, ended: EngineSeconds, speed: float) -> str:
+    """Local times; the day of its end only if that is another."""
+    first, last = wall_time(begun, speed), wall_time(ended, speed)
+    day = "" if last.date() == first.date() else f"{last:%Y-%m-%d} "
+    return f"{first:%Y-%m-%d %H:%M:%S} to {day}{last:%H:%M:%S}"

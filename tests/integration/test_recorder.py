@@ -16,15 +16,17 @@ import click
 import pytest
 import sqlalchemy as sa
 import structlog
+from msgspec.structs import replace
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from pointsman.adapters import jetstream
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.contracts.codec import encode
+from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import RequestGranted, RequestPlaced
+from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.requests import RequestArrived
 from pointsman.ports import EventLog
-from pointsman.primitives import InstanceId, PoolName, RequestId, Tenant, WallSeconds
+from pointsman.primitives import InstanceId, PoolName, RequestId, Tenant, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_cli.history.archive import ArchiveHistory
 from pointsman_lab.memory.log import MemoryBroker
@@ -148,7 +150,7 @@ async def test_requests_shows_one_row_for_each_request(file: Path) -> None:
     )  # fmt: skip
     await log.append(RequestGranted(at=10.6, request=request, instance=instance))
     await log.append(first_token("r1", "engine-2", at=11.0))
-    await log.append(finished("r1", "engine-2", at=12.0))
+    await log.append(replace(finished("r1", "engine-2", at=12.0), ttft=11.0))
     await log.append(joined("engine-2"))
 
     async with recording(log, file):
@@ -158,6 +160,29 @@ async def test_requests_shows_one_row_for_each_request(file: Path) -> None:
     assert rows(file, f"SELECT {columns}, placements, ends FROM requests") == [
         ("r1", "acme", 10.25, 640, "dualmap", 0.45, "engine-2", 11.0, "RequestFinished", 12.0, 1, 1)
     ]
+
+
+async def test_requests_shows_what_was_measured_and_not_what_a_leader_assumed(url: str) -> None:
+    """Of an answer that is not streamed a leader assumes when its first token came; -1 is no number of tokens."""
+    log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
+    stamp = Stamp(term=Term(1), number=1, as_of=0)
+    told: list[LogEvent] = [
+        replace(first_token("r1", "engine-2", at=11.0), stamp=stamp),
+        replace(finished("r1", "engine-2", at=10.0), cached_tokens=-1),
+        first_token("r2", "engine-2", at=5.0),
+    ]
+
+    async with archive_at(url) as archive:
+        async with recording_into(archive, log, HealthBoard()) as recorder:
+            for event in told:
+                await log.append(event)
+            await eventually(lambda: recorder._archived_sequence == len(told))
+
+        columns = "request, first_token_at, ttft, cached_tokens"
+        assert await ask(archive, f"SELECT {columns} FROM requests ORDER BY request") == [
+            ("r1", None, 10.0, None),
+            ("r2", 5.0, 5.0, None),
+        ]
 
 
 async def test_what_does_not_decode_is_kept_as_a_dead_letter(file: Path) -> None:

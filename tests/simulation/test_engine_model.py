@@ -275,11 +275,21 @@ def test_what_cannot_be_is_refused_and_leaves_no_trace() -> None:
         model.submit(RequestId("x"), prompt(), max_tokens=2, now=0.0)
     with pytest.raises(ValueError, match="4294967295"):
         model.submit(RequestId("x"), prompt(-1), max_tokens=2, now=0.0)
-    with pytest.raises(ValueError, match="whole blocks"):
-        model.submit(RequestId("x"), HashedPrompt(9, [1]), max_tokens=2, now=0.0)
 
     assert model.idle
     assert not model.abort(RequestId("x"), 0.0)
+
+
+def test_blocks_of_a_prompt_without_hashes_are_computed_and_hit_by_no_other() -> None:
+    model = EngineModel(PROFILE, SMALL)
+    prompts = [HashedPrompt(9, [1]), HashedPrompt(9, [1]), HashedPrompt(9, [])]
+
+    for number, one in enumerate(prompts):
+        model.submit(RequestId(f"r{number}"), one, max_tokens=1, now=float(number))
+        model.begin_step(float(number))
+        first = model.end_step(number + 0.5).first_tokens
+
+        assert [ended.cached_tokens for ended in first] == [4 if number == 1 else 0]
 
 
 def test_the_cache_is_reset_only_while_nobody_holds_blocks() -> None:

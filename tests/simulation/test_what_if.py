@@ -296,6 +296,38 @@ def test_of_several_answers_one_is_simulated(entries: list[LogEntry]) -> None:
     assert any(note.startswith("1 requests asked for several answers (n)") for note in record.notes)
 
 
+def test_prompts_that_nobody_knows_are_simulated_as_new_ones(entries: list[LogEntry]) -> None:
+    told = _changed(entries, RequestArrived, lambda event: {"keys": b""} if event.request[-1] == "7" else {})
+    record = read_record(told, origin="a log", settings=SETTINGS)
+    fleet = ReplayedFleet(record)
+
+    outcome = outcome_of(fleet.run(fleet.scenario))
+
+    unknown = [row for row in outcome.rows if not record.requests[row.number].keys]
+    assert len(unknown) == 24
+    assert {row.end for row in outcome.rows} == {"finished"}
+    assert {row.cached_tokens for row in unknown} == {0}
+    assert [note.split(" (")[0] for note in record.notes] == ["24 requests have prompts that are not known in whole"]
+
+
+@pytest.mark.parametrize(("status", "simulated"), [(400, 239), (500, 240)])
+def test_what_an_engine_refused_for_its_client_is_no_failure(
+    entries: list[LogEntry], status: int, simulated: int
+) -> None:
+    finished = next(e for e in entries if isinstance(e.event, RequestFinished) and e.event.request == "r-7")
+    assert isinstance(finished.event, RequestFinished)
+    refused = RequestFailed(at=finished.event.at, request=RequestId("r-7"), reason="engine_refused", status=status)
+    record = read_record(rewritten(entries, finished.sequence, refused), origin="a log", settings=SETTINGS)
+
+    assert len(record.requests) == simulated
+    assert summarise(record.outcome).failures == simulated - 239
+    assert record.notes == [
+        "1 requests are left out: cancelled, refused by engines for what their clients asked, or without an end"
+        if status == 400
+        else "1 requests failed; failures are not simulated"
+    ]
+
+
 def test_notes_say_where_the_simulated_fleet_is_another(entries: list[LogEntry]) -> None:
     def notes(told: list[LogEntry]) -> str:
         return "; ".join(read_record(told, origin="a log", settings=SETTINGS).notes)

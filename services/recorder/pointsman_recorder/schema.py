@@ -9,6 +9,7 @@ from pointsman.contracts.decisions import RequestEnd
 
 ORDINARY_NUMBER = "^-?[0-9]{1,31}(?:[.][0-9]{1,60})?(?:[eE][-+]?[0-9]{1,2})?$"
 """What `double precision` always holds. JSON may also say 1e-400, which the codec reads as 0 and PostgreSQL refuses."""
+UNKNOWN_TOKENS = -1
 metadata = sa.MetaData()
 
 logs = sa.Table(
@@ -66,7 +67,8 @@ def requests_view(dialect: sa.Dialect) -> str:
 
 
 def _requests(dialect: sa.Dialect) -> sa.Select[Any]:
-    """One row per request and log: request, placement, end. `ends` is 1 in a healthy log."""
+    """One row per request and log: request, placement, end. `ends` is 1 in a healthy log. `ttft` is the ingress's: of an answer
+    that is not streamed its whole time. What a leader only assumed (its PrefillFinished has a stamp) is in no column."""
 
     def word(kind: str, name: str) -> sa.ColumnElement[Any]:
         return sa.func.max(sa.case((events.c.type == kind, _payload(dialect)[name].as_string())))
@@ -79,6 +81,9 @@ def _requests(dialect: sa.Dialect) -> sa.Select[Any]:
 
     def count(*kinds: str) -> sa.ColumnElement[Any]:
         return sa.func.count(sa.case((events.c.type.in_(kinds), events.c.sequence)))
+
+    seen = sa.and_(events.c.type == "PrefillFinished", _payload(dialect)["stamp"].as_string().is_(None))
+    first_token_after = sa.func.max(sa.case((seen, _number(dialect, "ttft"))))
 
     return (
         sa.select(
@@ -94,12 +99,12 @@ def _requests(dialect: sa.Dialect) -> sa.Select[Any]:
             at("RequestGranted").label("granted_at"),
             word("RequestGranted", "instance").label("granted_instance"),
             word("RequestFinished", "instance").label("instance"),
-            at("PrefillFinished").label("first_token_at"),
-            number("PrefillFinished", "ttft").label("ttft"),
+            sa.func.max(sa.case((seen, events.c.at))).label("first_token_at"),
+            sa.func.coalesce(number("RequestFinished", "ttft"), first_token_after).label("ttft"),
             number("RequestFinished", "tpot").label("tpot"),
             number("RequestFinished", "e2e").label("e2e"),
-            number("RequestFinished", "cached_tokens").label("cached_tokens"),
-            number("RequestFinished", "completion_tokens").label("completion_tokens"),
+            sa.func.nullif(number("RequestFinished", "cached_tokens"), UNKNOWN_TOKENS).label("cached_tokens"),
+            sa.func.nullif(number("RequestFinished", "completion_tokens"), UNKNOWN_TOKENS).label("completion_tokens"),
             sa.func.max(sa.case((events.c.type.in_(ENDS), events.c.type))).label("end_type"),
             at(*ENDS).label("ended_at"),
             count("RequestPlaced").label("placements"),

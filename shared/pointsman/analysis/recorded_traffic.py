@@ -1,6 +1,6 @@
 """Converts a log to a workload and an outcome of the simulator, while the log is folded; dates are the leader's. Cancelled
-and unended requests are left out; failed ones count as late. Requests before `since`, or before the checkpoint of a
-truncated log, only warm the caches."""
+and unended requests are left out, as are those that engines refused for what their clients asked; others that failed count
+as late. Requests before `since`, or before the checkpoint of a truncated log, only warm the caches."""
 
 import math
 from collections import Counter
@@ -12,9 +12,10 @@ from msgspec import structs
 from typing_extensions import override
 
 from pointsman.analysis.calibration import profile_of, usual_profile
+from pointsman.analysis.client_faults import is_clients_fault
 from pointsman.analysis.log_time import Passed
 from pointsman.analysis.restarts import Restarts
-from pointsman.contracts.block_keys import unpack_keys
+from pointsman.contracts.block_keys import KEY_BYTES, unpack_keys
 from pointsman.contracts.cache import CacheEvent
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
@@ -237,6 +238,8 @@ class TrafficReader:
             case RequestPlaced() | RequestRejected() | RequestMigrated() | RequestGranted() | PrefillFinished():
                 if request := self._requests.get(event.request):
                     self._step(request, event)
+            case RequestFailed() if is_clients_fault(event):
+                pass
             case RequestFinished() | RequestFailed():
                 if (request := self._requests.get(event.request)) and request.row.end == "unfinished":
                     _end(request, event)
@@ -369,7 +372,8 @@ class TrafficReader:
         if self._split:
             msg = (
                 "some instances only prefill or only decode in this span; only pools whose instances all do both can be "
-                "simulated as they were. Take a span without such instances (--since, --until)"
+                "simulated as they were. Take a span without such instances (--since, --until), or compare split pools by a "
+                "workload (pointsman simulate --split)"
             )
             raise UnusableTrafficError(msg)
         if not self._ready:
@@ -385,11 +389,12 @@ class TrafficReader:
         not_streamed = sum(not request.arrival.streaming for request in requests)
         several = sum(request.arrival.answers > 1 for request in requests)
         adapted = sum(bool(request.arrival.adapter) for request in requests)
+        unknown = sum(_is_known_in_part(request.arrival, self._state.settings) for request in requests)
         joins = [self._joins[name] for name in instances]
         usual = usual_profile(joins)
         others = [join.instance for join in joins if profile_of(join) != usual]
         notes = {
-            f"{len(left_out):,} requests that were cancelled or have no end are left out": bool(left_out),
+            f"{len(left_out):,} requests are left out: cancelled, refused by engines for what their clients asked, or without an end": bool(left_out),
             f"{failed:,} requests failed; failures are not simulated": bool(failed),
             f"the fleet had {min(sizes)} to {max(sizes)} instances; what it had most of the time is simulated": len(sizes) > 1,
             f"instances restarted ({restarts:,} in all); that is not simulated": bool(restarts),
@@ -401,6 +406,7 @@ class TrafficReader:
             f"{', '.join(others)}: another cost model or KV cache than most; simulated as one of them": bool(others),
             "engines load from slower cache tiers: they are not simulated, and what is only there is computed": bool(self._state.slower),
             f"{adapted:,} requests are for LoRA adapters: every simulated engine has them all": bool(adapted),
+            f"{unknown:,} requests have prompts that are not known in whole (embeddings, images, several prompts): the rest counts as new": bool(unknown),
             f"{self._forgotten:,} earlier requests are left out: the latest, {self._bounds}, are simulated": bool(self._forgotten),
             f"several policies placed these requests: {', '.join(self._policies)}; compared with the last": len(self._policies) > 1,
             f"before entry {self._first:,} nothing is simulated: the caches begin empty there": self._first > 1,
@@ -481,6 +487,10 @@ def _request(
         keys=arrival.keys,
         way_s=request.way,
     )
+
+
+def _is_known_in_part(arrival: RequestArrived, settings: PoolSettings) -> bool:
+    return len(arrival.keys) // KEY_BYTES < arrival.prompt_tokens // settings.block_tokens
 
 
 def _block_ids(arrival: RequestArrived, number: int, settings: PoolSettings) -> tuple[int, ...]:

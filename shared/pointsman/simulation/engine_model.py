@@ -86,7 +86,7 @@ class EngineModel:
         """Queue a request for the next step that begins at or after `now`. `received`: leading prompt tokens with a KV
         cache from another engine; computed only after a preemption. `held`: keep the whole blocks after its end, until
         `release_kv`. Raises RequestTooLongError if it cannot fit alone, ValueError for an empty prompt, `max_tokens`
-        below 1, a known id, or too few hashes."""
+        below 1, or a known id."""
         length = prompt.length if isinstance(prompt, HashedPrompt) else len(prompt.tokens)
         self._check(request, length, max_tokens)
         self._submitted += 1
@@ -377,10 +377,9 @@ class EngineModel:
     def _chain(self, prompt: Prompt) -> BlockChain:
         if isinstance(prompt, HashedPrompt):
             whole_blocks = prompt.length // self._block_size
-            if len(prompt.hashes) < whole_blocks:
-                msg = f"a prompt of {prompt.length} tokens has {whole_blocks} whole blocks, not {len(prompt.hashes)}"
-                raise ValueError(msg)
-            return OpaqueChain(prompt.hashes[:whole_blocks], unique=self._unique)
+            chain = OpaqueChain(prompt.hashes[:whole_blocks], unique=self._unique)
+            chain.extend_to(whole_blocks)
+            return chain
         return TokenChain(prompt.tokens, generated=prompt.generated, hasher=self._hasher, identity=prompt.identity)
 
     @property

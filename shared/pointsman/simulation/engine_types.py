@@ -56,6 +56,8 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class HashedPrompt:
+    """`hashes`: of its leading whole blocks. A block without one is like no other."""
+
     length: Tokens
     hashes: Sequence[BlockHash]
 

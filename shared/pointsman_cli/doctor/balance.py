@@ -1,8 +1,9 @@
 """Balance: whether requests queue on one instance while another is idle. A single long prompt is no queue, and under
-`pointsman` requests that are late everywhere wait at one instance on purpose."""
+`pointsman` requests that are late everywhere wait at one instance on purpose. Samples are of placements."""
 
 from collections import Counter
 from collections.abc import Iterator
+from statistics import median_low
 
 from typing_extensions import override
 
@@ -16,9 +17,11 @@ from pointsman.state.workload import EMPTY_QUEUE, Request
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding
 from pointsman_cli.doctor.late_causes import advice_for
+from pointsman_cli.doctor.samples import Sample
 from pointsman_cli.explain.causes import Cause
 
 SAMPLE_SECONDS = 1.0
+OBJECTIVES_MAX = 256
 LONG_SHARE_OF_OBJECTIVE = 0.5
 IDLE_SECONDS = 0.1
 UNEVEN_SHARE_MAX = 0.1
@@ -35,18 +38,23 @@ class Balance(Examiner):
         self._uneven = 0
         self._longest: Counter[InstanceId] = Counter()
         self._idle: Counter[InstanceId] = Counter()
-        self._objective: EngineSeconds = 0.0
+        self._objectives: Sample[EngineSeconds] = Sample(OBJECTIVES_MAX)
         self._gathers_late = False
 
     @override
     def after(self, event: LogEvent, state: State) -> None:
         if isinstance(event, RequestArrived):
-            self._objective = event.slo_ttft
+            self._objectives.add(event.slo_ttft)
         elif isinstance(event, RequestPlaced):
             self._gathers_late = event.policy == "pointsman"
-        if event.at >= self._due and self._objective:
-            self._due = event.at + SAMPLE_SECONDS
-            self._sample(event.at, state)
+            if event.at >= self._due and self._objectives.seen:
+                self._due = event.at + SAMPLE_SECONDS
+                self._sample(event.at, state)
+
+    @property
+    def _bound(self) -> EngineSeconds:
+        """Of the usual objective: any client may ask for another."""
+        return LONG_SHARE_OF_OBJECTIVE * median_low(self._objectives.values)
 
     def _sample(self, now: EngineSeconds, state: State) -> None:
         queues = {name: queue_seconds(state, name, now) for name in state.fleet.ready}
@@ -54,7 +62,7 @@ class Balance(Examiner):
             return
         self._samples += 1
         longest, shortest = max(queues, key=queues.__getitem__), min(queues, key=queues.__getitem__)
-        long = min(queues[longest], self._waiting(longest, state)) > LONG_SHARE_OF_OBJECTIVE * self._objective
+        long = min(queues[longest], self._waiting(longest, state)) > self._bound
         if long and queues[shortest] < IDLE_SECONDS:
             self._uneven += 1
             self._longest[longest] += 1
@@ -76,9 +84,8 @@ class Balance(Examiner):
     def findings(self, state: State) -> Iterator[Finding]:
         share = self._uneven / self._samples if self._samples else 0.0
         if self._samples >= SAMPLES_MIN and share > UNEVEN_SHARE_MAX:
-            bound = LONG_SHARE_OF_OBJECTIVE * self._objective
             yield self.warning(
-                f"for {share:.0%} of the busy time one queue was longer than {bound:.1f} s while another was empty",
+                f"for {share:.0%} of the busy time one queue was longer than {self._bound:.1f} s while another was empty",
                 [
                     f"longest: {name}, {count / self._uneven:.0%} of that time"
                     for name, count in self._longest.most_common(3)

@@ -35,7 +35,7 @@ from pointsman_cli.history.sources import History, open_history
 from pointsman_cli.history.start_point import beginning_of
 from pointsman_cli.options import CONTEXT, from_options, json_switch
 from pointsman_cli.output_file import print_json
-from pointsman_cli.terminal import output_console, say, wall_time
+from pointsman_cli.terminal import output_console, say, wall_span
 
 SERIOUS_EXIT_CODE = 1
 EXAMINERS: tuple[type[Examiner], ...] = (
@@ -110,8 +110,7 @@ def examiners_of(history: History) -> list[Examiner]:
 
 def _show(console: Console, diagnosis: Diagnosis, settings: PoolSettings) -> None:
     say(console, verdict(diagnosis), "bold")
-    begun, ended = (wall_time(at, settings.speed) for at in (diagnosis.first_at, diagnosis.last_at))
-    span = f", {begun:%Y-%m-%d %H:%M:%S} to {ended:%H:%M:%S}" if diagnosis.entries else ""
+    span = f", {wall_span(diagnosis.first_at, diagnosis.last_at, settings.speed)}" if diagnosis.entries else ""
     say(console, f"{diagnosis.entries:,} entries{span}")
     for line in (*diagnosis.summary, ""):
         say(console, line)

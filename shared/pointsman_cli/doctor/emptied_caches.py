@@ -15,7 +15,7 @@ from pointsman_cli.doctor.findings import Finding
 from pointsman_cli.doctor.request_ends import Ended
 from pointsman_cli.explain.causes import Cause
 from pointsman_cli.formatting import plural
-from pointsman_cli.terminal import wall_time
+from pointsman_cli.terminal import wall_span
 
 ANSWERS_MIN = 2
 NOTHING_LEFT_SHARE = 0.1
@@ -57,13 +57,12 @@ class EmptiedCaches(Examiner):
         for name, loss in sorted(self._losses.items()):
             if loss.answers < ANSWERS_MIN:
                 continue
-            begun, ended = (wall_time(at, self.settings.speed) for at in (loss.first_at, loss.last_at))
             emptied = loss.delivered < NOTHING_LEFT_SHARE * loss.promised
             how = "was emptied" if emptied else "lost blocks"
             yield self.warning(
                 f"the cache of {name} {how} behind its back: in {plural(loss.answers, 'answer')} it found {loss.delivered:,} of "
                 f"{loss.promised:,} tokens that its events say it holds",
-                [f"{begun:%Y-%m-%d %H:%M:%S} to {ended:%H:%M:%S}, for example request {loss.example}"],
+                [f"{wall_span(loss.first_at, loss.last_at, self.settings.speed)}, for example request {loss.example}"],
                 "Its requests are slow because they compute again what should be cached; the engine is not slow. Something resets "
                 "its cache (/reset_prefix_cache, a sleep, weights loaded anew), or its removals are lost: look into the "
                 "engine's log, and give its events a replay endpoint. Restarting its worker makes what it holds unknown, and so right.",

@@ -18,7 +18,7 @@ from pointsman_cli.doctor.findings import Finding, Severity, times
 from pointsman_cli.doctor.request_ends import Ended
 from pointsman_cli.doctor.samples import keep
 from pointsman_cli.formatting import plural
-from pointsman_cli.terminal import wall_time
+from pointsman_cli.terminal import wall_span
 
 TOUCHED_SHARE_MAX = 0.02
 REQUESTS_MAX = 10_000
@@ -160,9 +160,9 @@ class EngineFailures(Examiner):
     def _failures_of(self, engine: _Engine, failed: int) -> Iterator[str]:
         if failed:
             kinds = ", ".join(f"{count:,} {kind}" for kind, count in engine.failed.most_common(SHOWN_MAX))
-            begun, ended = (wall_time(at, self.settings.speed) for at in (engine.first_at, engine.last_at))
+            span = wall_span(engine.first_at, engine.last_at, self.settings.speed)
             own = f"{failed:,} of {max(failed, engine.granted):,} requests sent there"
-            yield f"{kinds}; {own}, {begun:%H:%M:%S} to {ended:%H:%M:%S}; the last {engine.example}"
+            yield f"{kinds}; {own}, {span}; the last {engine.example}"
         if failed and engine.without_cache_of:
             sources = ", ".join(
                 f"{count:,} of {name}" for name, count in engine.without_cache_of.most_common(SHOWN_MAX)

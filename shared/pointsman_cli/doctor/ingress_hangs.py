@@ -9,7 +9,7 @@ from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import RequestArrived, RequestEvent, is_given_up
 from pointsman.primitives import EngineSeconds, RequestId
 from pointsman_cli.doctor.samples import keep
-from pointsman_cli.terminal import wall_time
+from pointsman_cli.terminal import wall_span
 
 HANG_WALL_SECONDS_MIN = 2.0
 """Less than leaders wait (`--waiter-seconds`). An ingress that only lost its connection leaves no such gap: what it wrote
@@ -32,8 +32,7 @@ class Hang:
         return max(0.0, min(until, self.ended) - max(since, self.begun))
 
     def line(self, speed: float) -> str:
-        begun, ended = wall_time(self.begun, speed), wall_time(self.ended, speed)
-        return f"{self.ingress} hung: it wrote nothing from {begun:%Y-%m-%d %H:%M:%S} to {ended:%H:%M:%S}"
+        return f"{self.ingress} hung: it wrote nothing from {wall_span(self.begun, self.ended, speed)}"
 
 
 @dataclass(slots=True)

@@ -10,10 +10,12 @@ _SENTENCES = {
     Cause.OVERLOAD: ("every engine had a queue (overload)", "`pointsman what-if{given} --instances N` says how many engines would do."),
     Cause.BUSY_INSTANCE: ("they queued at one engine while another was nearly idle", "`pointsman what-if{given} --policy pointsman` (or dualmap) shows what a policy that balances would make of it."),
     Cause.SLOW_ENGINE: ("their engine was slow", "Compare its machine with the others' (clock rate, neighbours); drain it if need be."),
+    Cause.WHOLE_ANSWER: ("they were not streamed, and the whole answer had to be written first", "Until it is there no client has a token: stream them, or give them a longer objective (x-slo-ttft-ms)."),
     Cause.STALE_INDEX: ("tokens expected in a cache were not there and had to be computed", "See the findings on caches: emptied behind its back, evicted while requests wait, or events lost."),
     Cause.FAILED_ATTEMPTS: ("an engine failed them first", "See the findings on engines."),
-    Cause.TRANSPORT: ("their ingress hung", "See the finding on requests that were given up: engines and scheduler did their part."),
-    Cause.NO_INSTANCE: ("no instance or scheduler could take them", "See the findings on the fleet and the log."),
+    Cause.TRANSPORT: ("time went by between the processes: ingress, scheduler or network were busy or hung", "Engines did their part. Look at the CPU of ingresses and schedulers, at the network, and at the findings on leader changes and requests that were given up."),
+    Cause.NO_SCHEDULER: ("no scheduler answered for a while", "Look at when the leader changed, and at the CPU of the schedulers; a second one (--schedulers 2) takes over within seconds."),
+    Cause.NO_INSTANCE: ("no instance could take them", "See the findings on the fleet."),
 }  # fmt: skip
 
 

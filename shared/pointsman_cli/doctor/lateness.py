@@ -12,7 +12,7 @@ from pointsman.analysis.lateness_rules import HALF, LESS_BUSY_SHARE_MAX, SLOW_FA
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import Candidate, RequestPlaced, RequestRejected
 from pointsman.contracts.reasons import TENANT_LIMITS, RejectReason
-from pointsman.contracts.requests import RequestFailed, RequestFinished
+from pointsman.contracts.requests import RequestArrived, RequestFinished
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tokens
 from pointsman.state.queue_figures import queue_seconds
 from pointsman.state.state import PoolSettings, State
@@ -60,6 +60,12 @@ class _Late:
     usual: float = 1.0
     queued: _Queued | None = None
     objective: EngineSeconds = 0.0
+    elsewhere: EngineSeconds = 0.0
+    cause_elsewhere: Cause = Cause.NO_INSTANCE
+    """What most of the time before its placement was lost by, and how much of it."""
+    streamed: bool = True
+    pace: float = 1.0
+    """Of its engine's prefills, as learned by then."""
 
 
 class Lateness(Examiner):
@@ -69,6 +75,8 @@ class Lateness(Examiner):
         super().__init__(settings)
         self._level = max(1, settings.affinity_level_tokens // settings.block_tokens)
         self._queued: dict[RequestId, _Queued] = {}
+        self._on_the_way: dict[RequestId, tuple[EngineSeconds, EngineSeconds]] = {}
+        """From its arrival until its leader had it; of that, for how long no scheduler answered."""
         self._missed = MissedHits()
         self._late: Sample[_Late] = Sample()
         self._ends = 0
@@ -83,6 +91,12 @@ class Lateness(Examiner):
             keep(self._queued, event.request, ahead, IN_FLIGHT_MAX)
 
     @override
+    def after(self, event: LogEvent, state: State) -> None:
+        request = state.workload.requests.get(event.request) if isinstance(event, RequestArrived) else None
+        if isinstance(event, RequestArrived) and request is not None:
+            keep(self._on_the_way, event.request, (event.at - request.arrived_at, event.held_up), IN_FLIGHT_MAX)
+
+    @override
     def ended(self, end: Ended, state: State) -> None:
         self._missed.note(end, state)
         match end.event:
@@ -92,8 +106,9 @@ class Lateness(Examiner):
                 self._reject(event, end.request, end.slo_ttft, state)
             case _:
                 pass
-        self._ends += not isinstance(end.event, RequestFailed)
+        self._ends += _is_judged(end)
         self._queued.pop(end.event.request, None)
+        self._on_the_way.pop(end.event.request, None)
 
     def _ahead(
         self, state: State, instance: InstanceId, request: Request, candidates: Sequence[Candidate], now: EngineSeconds
@@ -125,14 +140,21 @@ class Lateness(Examiner):
             self._late.add(_Late(request.id, Cause.TRANSPORT))
             return
         before = request.placed_at - request.arrived_at
+        way, held_up = self._on_the_way.get(request.id, (0.0, 0.0))
+        lost = {
+            Cause.NO_SCHEDULER: held_up,
+            Cause.TRANSPORT: way - held_up,
+            Cause.FAILED_ATTEMPTS if request.attempt > 1 else Cause.NO_INSTANCE: before - way,
+        }
+        elsewhere = max(lost, key=lost.__getitem__)
         if before > HALF * event.ttft:
-            cause = Cause.FAILED_ATTEMPTS if request.attempt > 1 else Cause.NO_INSTANCE
-            self._late.add(_Late(request.id, cause))
+            self._late.add(_Late(request.id, elsewhere))
             return
         self._best_effort += request.best_effort
         if request.best_effort:  # until its grant it yields: nothing was ahead of it
             before = request.granted_at - request.arrived_at
-        others = [state.latency.correction(i.id) for i in state.fleet.instances if i.id != request.instance]
+        peers = [i.id for i in state.fleet.instances if i.id != request.instance and i.role != "decode"]
+        others = [state.latency.correction(name) for name in peers]
         self._late.add(
             _Late(
                 request=request.id,
@@ -142,6 +164,10 @@ class Lateness(Examiner):
                 usual=min(USUAL_MAX, max(1.0, median(others))) if others else 1.0,
                 queued=None if request.best_effort else self._queued.get(request.id),
                 objective=slo_ttft,
+                elsewhere=lost[elsewhere],
+                cause_elsewhere=elsewhere,
+                streamed=request.streaming,
+                pace=state.latency.correction(request.instance),
             )
         )
 
@@ -195,14 +221,34 @@ class Lateness(Examiner):
     def _cause_of(self, late: _Late) -> Cause:
         queued = late.queued
         if late.usual * late.own > late.objective or queued is None:
-            return Cause.LONG_PROMPT if late.usual * late.own > HALF * late.spent else Cause.SLOW_ENGINE
+            return Cause.LONG_PROMPT if late.usual * late.own > HALF * late.spent else _cause_beyond(late, late.own)
         missed = self._missed.seconds(late.request) + sum(map(self._missed.seconds, queued.ahead))
         work = late.own + missed + queued.seconds
         slow = late.spent - late.usual * work if late.spent > SLOW_FACTOR_MIN * late.usual * work else 0.0
         ahead, missed = late.usual * queued.seconds, late.usual * missed
+        if late.elsewhere > max(slow, ahead, missed):
+            return late.cause_elsewhere
         if slow > max(ahead, missed):
-            return Cause.SLOW_ENGINE
+            return _cause_beyond(late, work)
         return Cause.STALE_INDEX if missed > ahead else _cause_ahead(queued, late.objective)
+
+
+def _cause_beyond(late: _Late, work: EngineSeconds) -> Cause:
+    """Of what exceeds the work: an answer that is not streamed comes with its last token. As in `explain`, its engine is to blame
+    for no more than its prefills show."""
+    is_slow = late.pace - late.usual > HALF * (late.spent / work - late.usual) if work else False
+    return Cause.SLOW_ENGINE if late.streamed or is_slow else Cause.WHOLE_ANSWER
+
+
+def _is_judged(end: Ended) -> bool:
+    """As `service` counts them; failed ones have findings of their own."""
+    match end.event:
+        case RequestFinished():
+            return end.request is not None
+        case RequestRejected() as event:
+            return event.reason not in TENANT_LIMITS
+        case _:
+            return False
 
 
 def _cause_ahead(queued: _Queued, objective: EngineSeconds) -> Cause:

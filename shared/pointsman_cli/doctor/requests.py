@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from typing_extensions import override
 
+from pointsman.analysis.client_faults import is_clients_fault
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestEnd, RequestGranted, RequestRejected
 from pointsman.contracts.reasons import TENANT_LIMITS, CancelCause, RejectReason
@@ -13,7 +14,6 @@ from pointsman.primitives import EngineSeconds
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request, Stage
 from pointsman_cli.discovery import fleet_as_given
-from pointsman_cli.doctor.client_faults import is_clients_fault
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity
 from pointsman_cli.doctor.late_causes import advice_for

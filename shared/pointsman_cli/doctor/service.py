@@ -8,15 +8,16 @@ from itertools import groupby
 
 from typing_extensions import override
 
+from pointsman.analysis.client_faults import is_clients_fault
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestPlaced, RequestRejected
 from pointsman.contracts.reasons import TENANT_LIMITS
 from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished, tpot_of_each
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tenant, Tokens
 from pointsman.simulation.goodput import TARGET
+from pointsman.simulation.metrics import percentile
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request
-from pointsman_cli.doctor.client_faults import is_clients_fault
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity
 from pointsman_cli.doctor.late_causes import advice_for
@@ -25,7 +26,7 @@ from pointsman_cli.doctor.samples import Heavy, Sample, Share, Stretch, Timeline
 from pointsman_cli.explain.causes import Cause
 from pointsman_cli.formatting import plural
 from pointsman_cli.options import as_given
-from pointsman_cli.terminal import wall_time
+from pointsman_cli.terminal import wall_span, wall_time
 
 SERIOUS_BELOW = 0.5
 GROUP_MIN = 30
@@ -161,9 +162,8 @@ class Service(Examiner):
             yield unjudged if self._unjudged else "no request was answered, refused or failed"
             return
         text = f"{plural(self._all.whole, 'request')}, {self._all.value:.1%} with the first token in time"
-        ttfts = sorted(self._ttfts.values)
-        if ttfts:
-            p50, p99 = (ttfts[int(share * (len(ttfts) - 1))] for share in (0.5, 0.99))
+        p50, p99 = (percentile(self._ttfts.values, percent) for percent in (50, 99))
+        if p50 is not None:
             text += f", after {p50:.2f} s at the median, {p99:.2f} s at P99"
         yield f"{text}; {unjudged}" if self._unjudged else text
 
@@ -207,8 +207,8 @@ class Service(Examiner):
         )
 
     def _period_line(self, stretch: Stretch) -> str:
-        begun, ended = (wall_time(at, self.settings.speed) for at in (stretch.begun, stretch.ended))
-        return f"{begun:%Y-%m-%d %H:%M:%S} to {ended:%H:%M:%S}: {stretch.share.value:.1%} of {stretch.share.whole:,} that arrived then"
+        span = wall_span(stretch.begun, stretch.ended, self.settings.speed)
+        return f"{span}: {stretch.share.value:.1%} of {stretch.share.whole:,} that arrived then"
 
     def _worse_groups(self, what: str, groups: "dict[InstanceId, Share] | dict[str, Share]") -> Iterator[Finding]:
         worse = [(n, s) for n, s in groups.items() if self._is_worse(s)]
@@ -265,10 +265,11 @@ class Service(Examiner):
         )
 
     def _hot(self, instances: int) -> Iterator[Finding]:
+        too_high = self._arrivals / PREFIXES_MAX  # as much as a count may be
         hot = [
             (key, count)
             for key, count in self._heavy.counts.most_common(SHOWN_MAX)
-            if instances > 1 and self._arrivals >= GROUP_MIN and count > self._arrivals / instances
+            if instances > 1 and self._arrivals >= GROUP_MIN and count - too_high > self._arrivals / instances
         ]
         if not hot:
             return

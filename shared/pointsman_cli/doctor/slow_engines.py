@@ -22,7 +22,7 @@ from pointsman_cli.doctor.samples import Sample, keep
 from pointsman_cli.explain.causes import Cause
 from pointsman_cli.explain.prefills import prefilled
 from pointsman_cli.options import as_given
-from pointsman_cli.terminal import wall_time
+from pointsman_cli.terminal import wall_span
 
 PREFILLS_MIN = 20
 COMPARED_MIN = 5
@@ -174,12 +174,9 @@ class SlowEngines(Examiner):
         return f"{len(stalls)} prefills took {median(map(self._pace, stalls)):.1f} times what the cost model says"
 
     def _line(self, stalls: list[_Prefill]) -> str:
-        begun, ended = (wall_time(at, self.settings.speed) for at in (stalls[0].at, stalls[-1].at))
+        span = wall_span(stalls[0].at, stalls[-1].at, self.settings.speed)
         longest = max(stalls, key=lambda stall: stall.took)
-        return (
-            f"{begun:%H:%M:%S} to {ended:%H:%M:%S}: {self._summary(stalls)}, "
-            f"the longest {longest.took:.2f} s (request {longest.request})"
-        )
+        return f"{span}: {self._summary(stalls)}, the longest {longest.took:.2f} s (request {longest.request})"
 
 
 def _stalls(prefill: _Prefill, work: EngineSeconds) -> bool:

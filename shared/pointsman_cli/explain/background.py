@@ -7,7 +7,7 @@ from pointsman.contracts.requests import RequestFinished, tpot_of_each
 from pointsman_cli.explain.causes import Cause, Reason
 from pointsman_cli.explain.findings import is_hot
 from pointsman_cli.explain.text import FAILURES, named
-from pointsman_cli.explain.values import RequestTimeline
+from pointsman_cli.explain.values import RequestTimeline, soonest
 from pointsman_cli.explain.wait import Wait
 from pointsman_cli.formatting import plural, seconds, were
 
@@ -35,7 +35,7 @@ def _refusal(timeline: RequestTimeline, wait: Wait) -> Iterator[Reason]:
     rejected = next((d for d in timeline.decisions if d.kind == "rejected"), None)
     if rejected is None or not isinstance(timeline.end, RequestRejected):
         return
-    best = min(rejected.candidates, key=lambda c: c.predicted_ttft, default=None)
+    best = soonest(rejected.candidates)
     who = f"admission {rejected.settings['admission']}" if "admission" in rejected.settings else rejected.policy
     yield Reason(Cause.REJECTED, wait.whole, f"{who} refused it: {rejected.detail or rejected.reason}")
     if best is not None:

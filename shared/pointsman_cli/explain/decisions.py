@@ -19,12 +19,14 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import Answers, EngineSeconds, InstanceId, RequestId, Sequence, Term, Tokens
 from pointsman.simulation.replay.folding import copy_state, entries_after
 from pointsman.simulation.replay.leader_order import Kind, LeaderOrder
+from pointsman.state.fleet import Status
 from pointsman.state.priority_classes import LOWEST, RANK
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import EMPTY_QUEUE, Request, Stage
 from pointsman_cli.explain.prefills import prefilled
 from pointsman_cli.explain.values import (
     NOT_KNOWN,
+    UNSUITED,
     DecisionRecord,
     GrantRecord,
     PeerPrefills,
@@ -32,6 +34,7 @@ from pointsman_cli.explain.values import (
     QueuedAhead,
     RequestTimeline,
     WeighedCandidate,
+    soonest,
 )
 
 Decision = RequestPlaced | RequestRejected | RequestMigrated
@@ -181,7 +184,7 @@ class _LeaderFold:
         stamp = event.stamp
         upper = event.predicted_ttft_upper if isinstance(event, RequestPlaced) else 0.0
         candidates = self._weighed(request, event, instance)
-        best = min(candidates, key=lambda c: c.predicted_ttft, default=None)
+        best = soonest(candidates)
         ahead_at = instance or (best.instance if best else InstanceId(""))
         ahead_seconds, ahead_tokens = self._work_ahead(ahead_at, request, event.at)
         at = state.fleet.get(ahead_at)
@@ -228,15 +231,29 @@ class _LeaderFold:
         left_out: tuple[InstanceId, ...] = ()
         if not isinstance(event, RequestMigrated) and event.others:
             left_out = self._state.fleet.ready_for(request, event.excluded)
-        view = PoolView(self._state, request, event.at)
+        view, able = PoolView(self._state, request, event.at), self._state.fleet.ready_for(request)
         return found + [
-            self._weigh(view.candidate(i.id).recorded(), held, chosen, weighed=i.id in left_out, recorded=False)
+            self._weigh(
+                view.candidate(i.id).recorded(),
+                held,
+                chosen,
+                weighed=i.id in left_out,
+                recorded=False,
+                suited=i.id in able or i.status is not Status.READY,
+            )
             for i in self._state.fleet.instances
             if i.id not in recorded
         ]
 
     def _weigh(
-        self, candidate: Candidate, held: dict[InstanceId, int], chosen: InstanceId, *, weighed: bool, recorded: bool
+        self,
+        candidate: Candidate,
+        held: dict[InstanceId, int],
+        chosen: InstanceId,
+        *,
+        weighed: bool,
+        recorded: bool,
+        suited: bool = True,
     ) -> WeighedCandidate:
         instance = self._state.fleet.get(candidate.instance)
         queue = self._state.workload.queues.get(candidate.instance, EMPTY_QUEUE)
@@ -246,7 +263,7 @@ class _LeaderFold:
             chosen=candidate.instance == chosen,
             weighed=weighed,
             recorded=recorded,
-            status=str(instance.status) if instance else NOT_KNOWN if self._blind else "gone",
+            status=(str(instance.status) if suited else UNSUITED) if instance else NOT_KNOWN if self._blind else "gone",
             knowledge=str(instance.knowledge) if instance else "",
             doubt=instance.doubt if instance else "",
             why_out=self._state.ejection_reason(instance) if instance else "",
@@ -343,7 +360,7 @@ class _LeaderFold:
             own_seconds=request.prefill_seconds if request else 0.0,
             own_tokens=request.uncached_tokens if request else 0,
             correction=state.latency.correction(event.instance),
-            corrections={i.id: state.latency.correction(i.id) for i in state.fleet.instances},
+            corrections={i.id: state.latency.correction(i.id) for i in state.fleet.instances if i.role != "decode"},
             held_tokens=state.latency.cached_tokens(instance, held, request.prompt_tokens)
             if request and instance
             else 0,

@@ -9,7 +9,7 @@ from pointsman_cli.explain.background import background
 from pointsman_cli.explain.causes import Cause, Reason, Verdict
 from pointsman_cli.explain.findings import found, why_ahead
 from pointsman_cli.explain.text import FAILURES
-from pointsman_cli.explain.values import RequestTimeline
+from pointsman_cli.explain.values import RequestTimeline, soonest
 from pointsman_cli.explain.wait import Wait, divided, instance_of
 from pointsman_cli.formatting import seconds
 
@@ -129,10 +129,10 @@ def _of_rejected(timeline: RequestTimeline) -> Verdict:
         return Verdict(Cause.LIMIT, f"rejected because it was beyond its tenant's limit: {end.detail or end.reason}")
     if end.reason == RejectReason.QUEUE_FULL:
         return Verdict(Cause.OVERLOAD, f"rejected because the queue was full: {end.detail}")
-    if end.reason in LOADED and decision is not None and decision.ahead:
+    best = soonest(decision.candidates) if decision is not None else None
+    if end.reason in LOADED and decision is not None and decision.ahead and best is not None:
         cause, because = why_ahead(timeline, Wait(), decision)
-        best = min(c.predicted_ttft for c in decision.candidates)
-        left = f"{seconds(best)} predicted at least, {seconds(max(0.0, decision.budget_seconds))} left"
+        left = f"{seconds(best.predicted_ttft)} predicted at least, {seconds(max(0.0, decision.budget_seconds))} left"
         kept = "; room is kept for those who got less than their share" if end.reason == RejectReason.HELD_BACK else ""
         return Verdict(cause, f"rejected because {because} ({left}{kept})")
     cause = (

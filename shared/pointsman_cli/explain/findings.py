@@ -12,7 +12,7 @@ from pointsman_cli.explain.causes import Cause, Reason
 from pointsman_cli.explain.text import FAILURES, of_the_wait
 from pointsman_cli.explain.values import NOT_KNOWN, DecisionRecord, GrantRecord, RequestTimeline, WeighedCandidate
 from pointsman_cli.explain.wait import Wait, delivered_tokens, usual_elsewhere
-from pointsman_cli.formatting import plural, seconds, were
+from pointsman_cli.formatting import milliseconds, plural, seconds, were
 
 HOT_ARRIVALS_MIN = 24
 HOT_IN_FAIR_SHARES = 1.0
@@ -345,8 +345,11 @@ def _own(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> Ite
 def _whole_answer(timeline: RequestTimeline, wait: Wait) -> Iterator[Reason]:
     end = timeline.end
     if wait.whole_answer > 0 and isinstance(end, RequestFinished):
-        tokens = f"its {end.completion_tokens:,} tokens" if end.completion_tokens >= 0 else "all tokens"
+        tokens = f"its {plural(end.completion_tokens, 'token')}" if end.completion_tokens >= 0 else "all tokens"
         because = f"it was not streamed: {tokens} had to be written before the answer"
+        each = wait.whole_answer / end.completion_tokens if end.completion_tokens > 0 and timeline.answers == 1 else 0.0
+        if timeline.arrival is not None and each > timeline.arrival.slo_tpot > 0:
+            because += f", {milliseconds(each)} each where {milliseconds(timeline.arrival.slo_tpot)} were wanted"
         sentence = f"{because}{of_the_wait(wait.whole_answer, wait.whole)}"
         yield Reason(Cause.WHOLE_ANSWER, wait.whole_answer, sentence, because)
 

@@ -81,7 +81,7 @@ def show_slowest(console: Console, slowest: Sequence[Slow], speed: float) -> Non
         queued = slow.queued_seconds
         rows.add_row(
             slow.request,
-            f"{wall_time(slow.arrived_at, speed):%H:%M:%S}",
+            f"{wall_time(slow.arrived_at, speed):%Y-%m-%d %H:%M:%S}",
             slow.instance,
             slow.tenant or "-",
             Text(seconds(slow.ttft), style=ENDED_LATE if slow.is_late else ""),

@@ -49,6 +49,8 @@ def _marks(event: LogEvent, timeline: RequestTimeline) -> list[tuple[EngineSecon
                 return [(event.at, "engine", *inside)]
             sent_at = min(first.at, max(event.at, first.at - first.prefill))
             return [(event.at, "way", f"on its way to {event.instance}", event.instance), (sent_at, "engine", *inside)]
+        case RequestHandedOver() if timeline.is_whole_answer:
+            return [(event.at, "engine", f"in {event.instance}, to the whole answer", event.instance)]
         case RequestHandedOver():
             return [(event.at, "transfer", f"fetched by {event.instance}, to the first token", event.instance)]
         case PrefillFinished():

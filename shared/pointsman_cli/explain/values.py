@@ -1,5 +1,6 @@
 """Values about one request, filled by `timeline`, read by `diagnosis` and `page`."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pointsman.contracts.block_keys import KEY_BYTES
@@ -19,6 +20,8 @@ from pointsman.primitives import Answers, EngineSeconds, InstanceId, RequestId, 
 
 NOT_KNOWN = "not known"
 """Status of an instance that joined before the log begins."""
+UNSUITED = "unsuited"
+"""Status of a ready instance that cannot serve the request: it only decodes, or lacks its adapter or length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +48,12 @@ class WeighedCandidate:
     in_prefill: int
     decoding: int
     correction: float
+
+
+def soonest(candidates: Iterable[WeighedCandidate]) -> WeighedCandidate | None:
+    """Of those that could serve the request."""
+    suited = (candidate for candidate in candidates if candidate.status != UNSUITED)
+    return min(suited, key=lambda candidate: candidate.predicted_ttft, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +200,11 @@ class RequestTimeline:
         if isinstance(self.end, RequestFinished):
             return self.end.ttft
         return self.first_token.ttft if self.first_token else None
+
+    @property
+    def is_whole_answer(self) -> bool:
+        """Without streaming the first token comes with the last."""
+        return self.first_token is None and self.arrival is not None and not self.arrival.streaming
 
     @property
     def ingress_hung(self) -> bool:

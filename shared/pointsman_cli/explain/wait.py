@@ -186,7 +186,7 @@ def _divide_excess(
     if timeline.ingress_hung:
         wait.hung = excess
         return
-    if is_whole_answer(timeline):
+    if timeline.is_whole_answer:
         learned = grant.correction - wait.usual if grant is not None and grant.instance_known else 0.0
         slow = min(excess, max(0.0, learned) * excess / max(wait.pace - wait.usual, 1e-9))
         wait.whole_answer, excess = excess - slow, slow
@@ -200,11 +200,6 @@ def is_full(decision: DecisionRecord) -> bool:
     if chosen is None or not isinstance(places, int | float) or not places:
         return False
     return chosen.decoding > 0 and chosen.decoding + chosen.in_prefill + chosen.pending >= places
-
-
-def is_whole_answer(timeline: RequestTimeline) -> bool:
-    """Without streaming the first token comes with the last."""
-    return timeline.first_token is None and timeline.arrival is not None and not timeline.arrival.streaming
 
 
 def delivered_tokens(timeline: RequestTimeline) -> Tokens:

@@ -20,7 +20,7 @@ from pointsman_cli.history.start_point import StartPoint, beginning_of
 from pointsman_cli.history.time_options import UpTo, moment_in
 from pointsman_cli.options import CONTEXT, as_given, from_options, json_switch, until_option
 from pointsman_cli.output_file import print_json
-from pointsman_cli.terminal import output_console, say, table, wall_time
+from pointsman_cli.terminal import output_console, say, table, wall_span
 
 DIFFERENT_EXIT_CODE = 1
 
@@ -154,8 +154,7 @@ def _show(console: Console, replayed: _Replayed) -> None:
     bench = replayed.bench
     span = ""
     if tally.first.event is not None and tally.last.event is not None:
-        begun, ended = (wall_time(event.at, replayed.speed) for event in (tally.first.event, tally.last.event))
-        span = f", {begun:%Y-%m-%d %H:%M:%S} to {ended:%H:%M:%S}"
+        span = f", {wall_span(tally.first.event.at, tally.last.event.at, replayed.speed)}"
     say(console, f"{bench['entries']:,} entries, {tally.first.sequence:,} to {tally.last.sequence:,}{span}")
     if replayed.verdict is None:
         _show_fold(console, replayed)

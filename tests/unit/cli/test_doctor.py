@@ -47,6 +47,7 @@ from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName, RequestI
 from pointsman.state.state import PoolSettings
 from pointsman_cli.discovery import fleet_as_given
 from pointsman_cli.doctor import examination
+from pointsman_cli.doctor.balance import Balance
 from pointsman_cli.doctor.engine_failures import EngineFailures
 from pointsman_cli.doctor.examination import Diagnosis, Examiner, examine
 from pointsman_cli.doctor.fleet_health import FleetHealth
@@ -60,7 +61,7 @@ from pointsman_cli.history.sources import Header
 from pointsman_cli.history.start_point import StartPoint
 from pointsman_cli.main import main
 from pointsman_cli.options import as_given
-from pointsman_cli.terminal import wall_time
+from pointsman_cli.terminal import wall_span, wall_time
 from tests.support.events import (
     finished,
     fleet_described,
@@ -107,13 +108,27 @@ def test_a_healthy_log_gives_nothing_to_complain_about(healthy: Entries, tmp_pat
 
 @pytest.mark.parametrize("ahead", WRONG_CLOCKS)
 def test_of_an_ingress_with_a_wrong_clock_nothing_is_said_but_that(ahead: float, tmp_path: Path) -> None:
-    """`balance` takes its samples at other moments."""
     slowed = ServedLog(pace={"engine-2": 6.0}, gap=0.25, policies=policy_set(routing="round_robin")).entries
     _, right = diagnosed(with_ingress_clock(slowed, 0.0), tmp_path)
     _, wrong = diagnosed(with_ingress_clock(slowed, ahead), tmp_path)
 
-    assert "engines" in {finding["area"] for finding in right}
-    assert [f for f in wrong if f["area"] not in {"clocks", "balance"}] == [f for f in right if f["area"] != "balance"]
+    assert {"engines", "balance"} <= {finding["area"] for finding in right}
+    assert [f for f in wrong if f["area"] != "clocks"] == right
+
+
+@pytest.mark.parametrize("odd", ["a client's objective", "a worker's clock"])
+def test_one_client_or_clock_tells_nothing_of_the_balance(odd: str) -> None:
+    slow: dict[str, Any] = {"pace": {"engine-2": 6.0}, "gap": 0.25, "policies": policy_set(routing="round_robin")}
+    skew = {"engine-1": 3600.0} if odd == "a worker's clock" else {}
+    plain, told = ([e.event for e in ServedLog(**slow, skew=by).entries if e.event] for by in ({}, skew))
+    if odd == "a client's objective":
+        told = [
+            replace(e, slo_ttft=600.0) if isinstance(e, RequestArrived) and e.request[-1] == "9" else e for e in told
+        ]
+
+    (right,), (found,) = (examined(events, Balance).findings for events in (plain, told))
+
+    assert found.what == right.what
 
 
 def test_a_healthy_log_that_has_lost_its_beginning_is_healthy_from_its_checkpoint_on(tmp_path: Path) -> None:
@@ -495,6 +510,14 @@ def test_times_of_a_long_log_stay_bounded_and_right() -> None:
     assert worst.ended - worst.begun < 2_500
 
 
+def test_of_many_engines_no_prefix_is_hot_that_came_once() -> None:
+    """More engines than prefixes that are counted: each count is too high by as much as one more engine's share."""
+    events: list[LogEvent] = [joined(f"engine-{number}") for number in range(300)]
+    events += [replace(asked(n, 640), keys=pack_keys(range(100 * n + 1, 100 * n + 11))) for n in range(900)]
+
+    assert not [f for f in examined(events, Service).findings if "hot" in f.what]
+
+
 def test_a_prefix_that_everybody_shares_is_hot(tmp_path: Path) -> None:
     _, findings = diagnosed(ServedLog(families=1).entries, tmp_path)
 
@@ -669,7 +692,9 @@ def test_no_engine_is_slow_because_an_ingress_hung(tmp_path: Path) -> None:
     lost = next(f for f in told if "given up" in f["what"])
 
     assert not [f for f in told if f["area"] == "engines" and f not in plain]
-    assert late["what"].endswith("were late because their ingress hung")
+    assert late["what"].endswith(
+        "because time went by between the processes: ingress, scheduler or network were busy or hung"
+    )
     assert [line for line in lost["evidence"] if "hung: it wrote nothing" in line] == [
         "ingress-2 hung: it wrote nothing from 1970-01-01 00:00:07 to 00:00:18",
         "ingress-2 hung: it wrote nothing from 1970-01-01 00:00:19 to 00:00:30",
@@ -857,6 +882,13 @@ def answered(number: int, *, late: bool = False) -> RequestFinished:
     )  # fmt: skip
 
 
+def test_a_span_that_ends_on_another_day_says_which() -> None:
+    begun, ended = wall_time(0.0, 1.0), wall_time(90_000.0, 1.0)
+
+    assert wall_span(0.0, 90_000.0, 1.0) == f"{begun:%Y-%m-%d %H:%M:%S} to {ended:%Y-%m-%d %H:%M:%S}"
+    assert wall_span(0.0, 60.0, 1.0) == f"{begun:%Y-%m-%d %H:%M:%S} to {wall_time(60.0, 1.0):%H:%M:%S}"
+
+
 def test_only_prompt_lengths_that_are_served_worse_are_listed_and_one_length_is_one_line() -> None:
     events: list[LogEvent] = [joined("engine-1")]
     lengths = [197] * 600 + [1000 + n for n in range(200)] + [5000 + n for n in range(200)]
@@ -875,19 +907,44 @@ def test_lateness_that_does_not_depend_on_the_length_blames_no_length() -> None:
     assert not [f for f in examined(events, Service).findings if "prompt lengths" in f.what]
 
 
-def test_a_wait_for_a_scheduler_makes_late_although_admission_excuses_it() -> None:
+@pytest.mark.parametrize(
+    ("held_up", "cause"),
+    [
+        (9.0, "no scheduler answered for a while"),
+        (0.0, "time went by between the processes: ingress, scheduler or network were busy or hung"),
+    ],
+)
+def test_a_wait_for_a_scheduler_makes_late_although_admission_excuses_it(held_up: float, cause: str) -> None:
     events: list[LogEvent] = [joined("engine-1")]
     for number in range(10):
         placed = RequestPlaced(
             at=10.0, request=RequestId(f"r-{number}"), instance=ENGINE, hit_blocks=0, uncached_tokens=10, queue_seconds=0.0,
             prefill_seconds=0.01, predicted_ttft=0.01, policy="p", settings={}, reason="", candidates=[],
         )  # fmt: skip
-        events += [replace(asked(number, 10), at=10.0, held_up=9.0), placed, answered(number, late=True)]
+        events += [replace(asked(number, 10), at=10.0, held_up=held_up), placed, answered(number, late=True)]
+    events += [asked(10, 10), replace(given_up("r-10", at=11.0), cause=CancelCause.CLIENT_GONE)]
     (late,) = examined(events, Lateness).findings
     (summary,) = examined(events, Service).summary
 
-    assert late.what == "10 of 10 requests were late because no instance or scheduler could take them"
+    assert late.what == f"10 of 10 requests were late because {cause}"
     assert summary.startswith("10 requests, 0.0% with the first token in time")
+
+
+@pytest.mark.parametrize(
+    ("streaming", "cause"),
+    [(True, "their engine was slow"), (False, "they were not streamed, and the whole answer had to be written first")],
+)
+def test_late_answers_that_are_not_streamed_blame_no_engine(streaming: bool, cause: str) -> None:
+    events: list[LogEvent] = [joined("engine-1")]
+    for number in range(10):
+        placed = RequestPlaced(
+            at=1.0, request=RequestId(f"r-{number}"), instance=ENGINE, hit_blocks=0, uncached_tokens=10, queue_seconds=0.0,
+            prefill_seconds=0.01, predicted_ttft=0.01, policy="p", settings={}, reason="", candidates=[],
+        )  # fmt: skip
+        events += [replace(asked(number, 10), streaming=streaming), placed, answered(number, late=True)]
+    (late,) = examined(events, Lateness).findings
+
+    assert late.what == f"10 of 10 requests were late because {cause}"
 
 
 def test_a_request_that_comes_again_under_another_id_is_one_request() -> None:

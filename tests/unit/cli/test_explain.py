@@ -30,7 +30,7 @@ from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.history.bundle import BundleHistory, write_bundle
 from pointsman_cli.history.sources import Header
 from pointsman_cli.main import main
-from tests.support.events import fleet_described, given_up_before_each_end, with_several_answers
+from tests.support.events import fleet_described, given_up_before_each_end, joined, with_several_answers
 from tests.support.failing_pool import FailingPool
 from tests.support.headless import write_headless
 from tests.support.hung_ingress import HANGS, with_hung_ingress
@@ -196,6 +196,23 @@ def test_a_wait_in_the_queue_names_who_was_ahead() -> None:
     assert timeline.placement is not None
     assert timeline.placement.ahead
     assert "which were before it on engine-1" in reasons(timeline)[0]
+
+
+@pytest.mark.parametrize("other", [{"role": "decode"}, {"max_model_len": 100}])
+def test_an_engine_that_cannot_serve_a_request_was_not_idle_for_it(other: dict[str, Any]) -> None:
+    log = ServedLog(requests=80, gap=0.05, engines=1, policies=policy_set(routing="min_ttft", admission="none"))
+    arrival = next(e for e in log.entries if isinstance(e.event, RequestArrived) and e.event.request == "r-60")
+    assert isinstance(arrival.event, RequestArrived)
+    longer = msgspec.structs.replace(arrival.event, context_tokens=200)
+    told = rewritten(rewritten(log.entries, 3, joined("other", **other)), arrival.sequence, longer)
+
+    timeline = timeline_of(told, RequestId("r-60"), pool_settings(told))
+
+    assert timeline.placement is not None
+    assert {c.instance: c.status for c in timeline.placement.candidates} == {"engine-1": "ready", "other": "unsuited"}
+    assert verdict(timeline).cause is Cause.OVERLOAD
+    assert not [sentence for sentence in reasons(timeline) if "other " in sentence]
+    assert ("other" in timeline.grants[-1].corrections) is ("role" not in other)
 
 
 def test_requests_that_were_given_up_behind_their_first_tokens_change_no_verdict(

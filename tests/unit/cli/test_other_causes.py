@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from pointsman.contracts.cache import CacheCleared
+from pointsman.contracts.commands import HandOverRequest
 from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.fleet import InstanceDraining
 from pointsman.contracts.reasons import CancelCause
@@ -225,6 +226,25 @@ def test_an_answer_that_is_not_streamed_says_that_it_waited_for_its_end() -> Non
     assert (told.cause, told.sentence) == (
         "whole_answer", "slow because it was not streamed: its 400 tokens had to be written before the answer",
     )  # fmt: skip
+
+
+def test_a_whole_answer_in_a_split_pool_does_not_count_as_the_transfer_of_its_cache() -> None:
+    story = RequestStory(engines="")
+    story.joins("p", role="prefill")
+    story.joins("d", role="decode")
+    story.asks("whole", streaming=False)
+    story.later(0.3)
+    command = HandOverRequest(request=RequestId("whole"), attempt=1, instance=InstanceId("p"), prefill=0.3)
+    story.decides(story.dispatcher.hand_over(command, story.now))
+    story.later(60.0)
+    story.ends("whole", tokens=400)
+    told = of(story, "whole")
+
+    assert told.cause == "whole_answer"
+    assert told.sentence == (
+        "slow because it was not streamed: its 400 tokens had to be written before the answer, 150.1 ms each where "
+        "100.0 ms were wanted"
+    )
 
 
 def test_a_client_that_left_is_told_with_what_it_waited_for() -> None:
