@@ -136,7 +136,6 @@ class ZmqSockets(EngineSockets):
     @override
     def close(self) -> None:
         self.live.close()
-        self._addresses.close()
         if self._own is not None:
             self._own.destroy(linger=0)
 

@@ -66,7 +66,10 @@ class NameResolver(aiohttp.abc.AbstractResolver):
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(end, found)
 
-        Thread(target=look_up, name="lookup", daemon=True).start()
+        try:
+            Thread(target=look_up, name="lookup", daemon=True).start()
+        except RuntimeError as error:  # no more threads
+            end(OSError(str(error)))
         return lookup
 
     @override
