@@ -9,7 +9,6 @@ from importlib.metadata import version
 from typing import Literal, TextIO, cast, get_args
 
 import structlog
-from prometheus_client import REGISTRY
 from structlog.typing import EventDict
 
 from pointsman.contracts.fleet import EjectionCause, Role
@@ -592,6 +591,3 @@ class _LossyErrors:
     def flush(self) -> None:
         with contextlib.suppress(OSError):
             sys.stderr.flush()
-
-
-__all__ = ["REGISTRY", "configure_logging"]
