@@ -64,17 +64,6 @@ def dialled(endpoint: str) -> str:
     return endpoint
 
 
-def rank_endpoint(endpoint: str, dp_rank: int) -> str:
-    """Each rank takes the next port after rank 0's. Raises ValueError without a port."""
-    if not endpoint or dp_rank == 0:
-        return endpoint
-    address, _, port = endpoint.rpartition(":")
-    if not endpoint.startswith("tcp://") or not port.isdecimal():
-        msg = f"{endpoint!r} has no port, so rank {dp_rank} has no endpoint: engines with ranks publish on tcp://"
-        raise ValueError(msg)
-    return f"{address}:{int(port) + dp_rank}"
-
-
 class ReplayError(Exception):
     pass
 
