@@ -15,7 +15,7 @@ KILLED_EXIT_CODE = 137
 PROGRAM = """
 import asyncio, time
 from pointsman.runtime import supervision
-from pointsman.runtime.telemetry import configure_logging
+from pointsman.runtime.structured_logs import configure_logging
 
 configure_logging('error', 'text')
 supervision.STOP_SECONDS_MAX = {kill}
