@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from pointsman.primitives import WallSeconds
 
-LOOKUP_WALL_SECONDS_MAX: WallSeconds = WallSeconds(2.0)
-"""Then the lookup goes on for whoever asks next."""
+LOOKUP_WALL_SECONDS_MAX: WallSeconds = WallSeconds(1.0)
+"""Then the lookup goes on for whoever asks next. Below the 2 s of a worker's question to its engine."""
 NAMES_MAX = 10_000
 
 Name: TypeAlias = tuple[str, int, int]
