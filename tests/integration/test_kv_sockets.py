@@ -27,6 +27,7 @@ from pointsman.adapters.kv_events.sockets import (
     ZmqReplaySocket,
     shared_sockets,
 )
+from pointsman.adapters.tcp_ports import free_ports
 from tests.support.fake_publisher import FakePublisher, ScriptedCache
 from tests.support.waiting import eventually
 
@@ -285,6 +286,22 @@ async def answering(answer: Answer) -> AsyncIterator[ZmqReplaySocket]:
         yield ZmqReplaySocket(context, f"tcp://127.0.0.1:{port}", Addresses())
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_replay_does_not_ask_who_takes_the_address_while_it_waits() -> None:
+    live, answers = free_ports(2)
+
+    async def replayed(context: zmq.asyncio.Context) -> list[int]:
+        replay = ZmqReplaySocket(context, f"tcp://127.0.0.1:{answers}", Addresses())
+        return [sequence async for sequence, _ in replay.batches(0)]
+
+    with zmq.asyncio.Context() as context:
+        asking = asyncio.create_task(replayed(context))
+        await asyncio.sleep(0.2)
+        async with FakePublisher(ports=(live, answers)) as stranger:
+            await stranger.publish()
+            with pytest.raises(ReplayError, match="no connection"):
+                await asking
 
 
 async def test_an_answer_of_many_frames_is_none() -> None:

@@ -261,6 +261,7 @@ class ZmqReplaySocket(ReplaySocket):
         connections: zmq.asyncio.Socket = socket.get_monitor_socket(zmq.EVENT_CONNECTED)
         try:
             _set_options(socket)
+            socket.setsockopt(zmq.RECONNECT_IVL, -1)  # never: another engine may take the address meanwhile
             socket.connect(address)
             if not await connections.poll(int(REPLAY_FRAME_SECONDS * 1000)):
                 msg = "no connection in time"
