@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
+from functools import partialmethod, reduce
 from itertools import pairwise
 from operator import xor
 from pathlib import Path
@@ -1084,21 +1084,23 @@ async def test_engines_whose_names_hang_hold_up_no_other(monkeypatch: pytest.Mon
 async def test_while_the_lookup_of_an_engines_name_hangs_its_last_address_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    hangs, ended, known = threading.Event(), threading.Event(), socket.getaddrinfo
+    hangs, hung, ended, known = threading.Event(), threading.Event(), threading.Event(), socket.getaddrinfo
 
     def getaddrinfo(_host: str, *arguments: Any, **options: Any) -> list[Any]:
         if hangs.is_set():
+            hung.set()
             ended.wait(60)
         return known("127.0.0.1", *arguments, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    anew = partial(aiohttp.TCPConnector, ttl_dns_cache=0, force_close=True)
-    monkeypatch.setattr(aiohttp, "TCPConnector", anew)  # a connection and a lookup for each page
+    anew = partialmethod(aiohttp.TCPConnector.__init__, ttl_dns_cache=0, force_close=True)
+    monkeypatch.setattr(aiohttp.TCPConnector, "__init__", anew)  # a connection and a lookup for each page
     async with http_engine() as (url, _), HttpEngine(url.replace("127.0.0.1", "gpu")) as engine:
         before = await engine.load()
         hangs.set()
         try:
             assert await engine.load() == before
+            assert hung.is_set()
         finally:
             ended.set()
 
