@@ -27,7 +27,7 @@ from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import NATS_PART, open_link
 from pointsman.runtime.settings import FleetSettings
-from pointsman.runtime.telemetry import configure_logging
+from pointsman.runtime.structured_logs import configure_logging
 from pointsman_cli.options import as_given
 from pointsman_cli.terminal import one_line, print_line
 

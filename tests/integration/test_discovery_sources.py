@@ -122,10 +122,14 @@ async def test_an_empty_answer_is_believed_when_it_was_repeated_for_long_enough(
         await eventually(lambda: lists.names == [ONE])
         server.records = {}
         await eventually(lambda: lists.source.problem)
-        kept = lists.names
+        kept, doubt = lists.names, lists.source.problem
         await eventually(lambda: lists.names == [])
+        believed = lists.source.problem
 
     assert kept == [ONE]
+    assert "the known engines stay" in doubt
+    assert believed, "the source still finds no engine"
+    assert "stay" not in believed
 
 
 async def test_services_have_hosts_and_ports_of_their_own_and_wrong_ones_are_left_out() -> None:

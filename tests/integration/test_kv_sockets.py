@@ -3,8 +3,9 @@ long replays."""
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
+from threading import Event
 from typing import Any
 
 import msgspec
@@ -12,7 +13,8 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from pointsman.adapters.kv_events import addresses, reader, sockets
+from pointsman.adapters import name_resolver
+from pointsman.adapters.kv_events import reader, sockets
 from pointsman.adapters.kv_events.addresses import Addresses
 from pointsman.adapters.kv_events.events import EngineAttached, EngineBatch, EngineGap, EngineItem, EngineRestarted
 from pointsman.adapters.kv_events.reader import KvEventReader
@@ -25,6 +27,7 @@ from pointsman.adapters.kv_events.sockets import (
     ZmqReplaySocket,
     shared_sockets,
 )
+from pointsman.adapters.tcp_ports import free_ports
 from tests.support.fake_publisher import FakePublisher, ScriptedCache
 from tests.support.waiting import eventually
 
@@ -33,17 +36,17 @@ BATCH = msgspec.msgpack.encode([0.0, []])
 
 
 class Names:
-    """Of the event loop; libzmq, which would ask the system, knows none of them."""
+    """Of this process; libzmq, which would ask the system, knows none of them."""
 
     def __init__(self) -> None:
         self.addresses: dict[str, str] = {}
         self.asked: list[str] = []
-        self.never = asyncio.Event()
+        self.ended = Event()
 
-    async def getaddrinfo(self, host: str, port: object, **_: object) -> list[tuple[Any, ...]]:
+    def getaddrinfo(self, host: str, *_: object, **__: object) -> list[tuple[Any, ...]]:
         self.asked.append(host)
         if host == "slow.example":
-            await self.never.wait()
+            self.ended.wait(60)
         if host not in self.addresses:
             raise socket.gaierror(socket.EAI_NONAME, "unknown")
         address = self.addresses[host]
@@ -51,10 +54,11 @@ class Names:
 
 
 @pytest.fixture
-async def names(monkeypatch: pytest.MonkeyPatch) -> Names:
+def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
     known = Names()
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", known.getaddrinfo)
-    return known
+    monkeypatch.setattr(socket, "getaddrinfo", known.getaddrinfo)
+    yield known
+    known.ended.set()
 
 
 @asynccontextmanager
@@ -134,7 +138,7 @@ async def test_a_name_is_looked_up_until_its_engine_answers(names: Names) -> Non
 async def test_a_name_that_resolves_slowly_holds_up_its_own_engine_alone(
     names: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(addresses, "LOOKUP_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(name_resolver, "LOOKUP_WALL_SECONDS_MAX", 0.05)
     monkeypatch.setattr(reader, "CONNECT_SECONDS_MAX", 0.2)
     names.addresses["tcp"] = "127.0.0.1"
     with shared_sockets() as opened:
@@ -153,7 +157,7 @@ async def test_a_name_that_resolves_slowly_holds_up_its_own_engine_alone(
 async def test_an_address_is_kept_while_its_name_cannot_be_resolved_and_looked_up_again_when_it_can(
     names: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(addresses, "LOOKUP_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(name_resolver, "LOOKUP_WALL_SECONDS_MAX", 0.05)
     names.addresses["engine"] = "10.0.0.1"
     known = Addresses()
     assert await known.numeric("tcp://engine:1") == "tcp://10.0.0.1:1"
@@ -163,6 +167,7 @@ async def test_an_address_is_kept_while_its_name_cannot_be_resolved_and_looked_u
     known.expire()
     assert await known.numeric("tcp://engine:1") == "tcp://10.0.0.1:1"
     names.addresses["engine"] = "fd00::1"
+    known.expire()
     assert await known.numeric("tcp://engine:1") == "tcp://[fd00::1]:1"
     assert names.asked == ["engine"] * 3
     for endpoint in ("tcp://10.0.0.2:1", "tcp://[::1]:1", "ipc:///run/a:1", "inproc://engine:1"):
@@ -281,6 +286,22 @@ async def answering(answer: Answer) -> AsyncIterator[ZmqReplaySocket]:
         yield ZmqReplaySocket(context, f"tcp://127.0.0.1:{port}", Addresses())
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_replay_does_not_ask_who_takes_the_address_while_it_waits() -> None:
+    live, answers = free_ports(2)
+
+    async def replayed(context: zmq.asyncio.Context) -> list[int]:
+        replay = ZmqReplaySocket(context, f"tcp://127.0.0.1:{answers}", Addresses())
+        return [sequence async for sequence, _ in replay.batches(0)]
+
+    with zmq.asyncio.Context() as context:
+        asking = asyncio.create_task(replayed(context))
+        await asyncio.sleep(0.2)
+        async with FakePublisher(ports=(live, answers)) as stranger:
+            await stranger.publish()
+            with pytest.raises(ReplayError, match="no connection"):
+                await asking
 
 
 async def test_an_answer_of_many_frames_is_none() -> None:

@@ -56,7 +56,7 @@ def test_a_recorder_that_is_given_no_url_says_what_one_looks_like() -> None:
 
 
 def test_nobody_fails_for_a_log_line_that_cannot_be_written() -> None:
-    says = "from pointsman.runtime.telemetry import configure_logging as c; import structlog; c('info', 'text')\n"
+    says = "from pointsman.runtime.structured_logs import configure_logging as c; import structlog; c('info', 'text')\n"
     says += "for _ in range(1000): structlog.get_logger().info('a line')\nprint('goes on')"
     with Path("/dev/full").open("wb") as full:
         ended = subprocess.run([sys.executable, "-c", says], stdout=subprocess.PIPE, stderr=full, check=False)

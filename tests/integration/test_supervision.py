@@ -15,7 +15,7 @@ KILLED_EXIT_CODE = 137
 PROGRAM = """
 import asyncio, time
 from pointsman.runtime import supervision
-from pointsman.runtime.telemetry import configure_logging
+from pointsman.runtime.structured_logs import configure_logging
 
 configure_logging('error', 'text')
 supervision.STOP_SECONDS_MAX = {kill}
@@ -104,6 +104,39 @@ def test_a_task_that_fails_ends_the_process_without_waiting_for_anything(error: 
         process.wait(30)
 
     assert process.returncode == 1
+
+
+@pytest.mark.parametrize("waits", ["asyncio.Event().wait()", "asyncio.to_thread(time.sleep, 60)"])
+def test_a_failed_task_ends_the_process_also_when_its_cleanup_never_ends(waits: str) -> None:
+    """`asyncio.Runner` waits for the threads of its loop as it closes."""
+    steps = f"""
+    async def fail():
+        raise ValueError('broken')
+
+    supervisor.start(fail(), name='fails')
+    try:
+        await supervisor.until_stopped()
+    finally:
+        await {waits}
+"""
+    program = program_that("pass", kill=0.5).replace("    await supervisor.until_stopped()", steps)
+    with running(program) as process:
+        process.wait(30)
+
+    assert process.returncode == KILLED_EXIT_CODE
+
+
+def test_a_failure_of_the_program_itself_ends_the_process_also_when_a_thread_hangs() -> None:
+    steps = """
+    supervisor.start(asyncio.to_thread(time.sleep, 60), name='hangs')
+    await asyncio.sleep(0.1)
+    raise ValueError('broken')
+"""
+    program = program_that("pass", kill=0.5).replace("    await supervisor.until_stopped()", steps)
+    with running(program) as process:
+        process.wait(30)
+
+    assert process.returncode == KILLED_EXIT_CODE
 
 
 def test_tasks_that_are_cancelled_as_the_process_stops_are_no_failures() -> None:

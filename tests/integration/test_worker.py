@@ -6,16 +6,18 @@ import itertools
 import math
 import os
 import socket
+import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partialmethod, reduce
 from itertools import pairwise
 from operator import xor
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
@@ -1030,11 +1032,11 @@ async def test_an_engine_that_is_not_healthy_or_not_there_is_away() -> None:
 async def test_an_engine_that_cannot_be_reached_may_well_listen(
     step: str, error: OSError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def failing(*_: object, **__: object) -> None:
+    def failing(*_: object, **__: object) -> None:
         raise error
 
     async with http_engine() as (url, _), HttpEngine(url.replace("127.0.0.1", "localhost")) as engine:
-        monkeypatch.setattr(asyncio.get_running_loop(), step, failing)
+        monkeypatch.setattr(socket if step == "getaddrinfo" else asyncio.get_running_loop(), step, failing)
         with pytest.raises(EngineUnreachableError) as unreachable:
             await engine.load()
 
@@ -1042,19 +1044,65 @@ async def test_an_engine_that_cannot_be_reached_may_well_listen(
 
 
 async def test_a_name_all_of_whose_addresses_refuse_has_nobody_who_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = asyncio.get_running_loop()
-
-    async def two(_host: object, port: int, **__: object) -> list[Any]:
+    def two(_host: object, port: int, *_: object, **__: object) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{n}", port)) for n in (2, 3)]
 
     async with http_engine() as (url, _):
         pass
     async with HttpEngine(url.replace("127.0.0.1", "localhost")) as engine:
-        monkeypatch.setattr(loop, "getaddrinfo", two)
+        monkeypatch.setattr(socket, "getaddrinfo", two)
         with pytest.raises(EngineUnreachableError) as gone:
             await engine.load()
 
     assert gone.value.refused
+
+
+async def test_engines_whose_names_hang_hold_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as the event loop has threads, and more."""
+    ended, known = threading.Event(), socket.getaddrinfo
+
+    def getaddrinfo(host: str, *arguments: Any, **options: Any) -> list[Any]:
+        if host.startswith("slow"):
+            ended.wait(60)
+        return known("127.0.0.1", *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    async with http_engine() as (url, _), AsyncExitStack() as stack:
+        *slow, engine = [
+            await stack.enter_async_context(HttpEngine(url.replace("127.0.0.1", name), seconds_max=10.0))
+            for name in (*(f"slow-{number}" for number in range(40)), "gpu")
+        ]
+        waiting = [asyncio.create_task(each.load()) for each in slow]
+        await asyncio.sleep(0.1)
+        try:
+            assert (await engine.load()).running == 7
+        finally:
+            ended.set()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_while_the_lookup_of_an_engines_name_hangs_its_last_address_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hangs, hung, ended, known = threading.Event(), threading.Event(), threading.Event(), socket.getaddrinfo
+
+    def getaddrinfo(_host: str, *arguments: Any, **options: Any) -> list[Any]:
+        if hangs.is_set():
+            hung.set()
+            ended.wait(60)
+        return known("127.0.0.1", *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    anew = partialmethod(aiohttp.TCPConnector.__init__, ttl_dns_cache=0, force_close=True)
+    monkeypatch.setattr(aiohttp.TCPConnector, "__init__", anew)  # a connection and a lookup for each page
+    async with http_engine() as (url, _), HttpEngine(url.replace("127.0.0.1", "gpu")) as engine:
+        before = await engine.load()
+        hangs.set()
+        try:
+            assert await engine.load() == before
+            assert hung.is_set()
+        finally:
+            ended.set()
 
 
 def test_the_instance_is_named_after_the_engines_port() -> None:

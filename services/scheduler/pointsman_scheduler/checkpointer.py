@@ -21,8 +21,8 @@ from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.recovery import Recovery
 from pointsman.runtime.settings import command, environment
+from pointsman.runtime.structured_logs import configure_logging
 from pointsman.runtime.supervision import Supervisor, run
-from pointsman.runtime.telemetry import configure_logging
 from pointsman_scheduler.checkpointing import Cadence, Checkpointer
 from pointsman_scheduler.policy_config import chosen_policies, empty_state
 from pointsman_scheduler.settings import SchedulerSettings

@@ -4,8 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-from pointsman.adapters.discovery.targets import TargetError, by_rank, engine_targets, host_and_port, with_host
-from pointsman.adapters.kv_events.sockets import rank_endpoint
+from pointsman.adapters.discovery.targets import (
+    TargetError,
+    by_rank,
+    engine_targets,
+    host_and_port,
+    rank_endpoint,
+    with_host,
+)
 from pointsman.contracts.fleet import ANY_RANK
 from pointsman.contracts.subjects import valid_name
 from pointsman.ports import EngineTarget

@@ -9,7 +9,7 @@ import structlog
 from pointsman.runtime.engine_command import PLUGIN_PREFIX
 from pointsman.runtime.settings import CONFIG, ENVIRONMENT_PREFIX, FILE_SUFFIX, ProcessSettings
 from pointsman.runtime.settings_file import SECRETS, SETTINGS, meant
-from pointsman.runtime.telemetry import configure_logging
+from pointsman.runtime.structured_logs import configure_logging
 
 log = structlog.get_logger()
 

@@ -16,7 +16,8 @@ from pointsman.runtime.memory import freeze_started
 log = structlog.get_logger()
 
 STOP_SECONDS_MAX = 10.0
-"""Then the process is killed; usually 0.2 to 3 s. An ingress has longer."""
+"""Then the process is killed, also one that ends because of a failure; usually 0.2 to 3 s. An ingress has longer
+after its first signal."""
 SAME_SIGNAL_SECONDS = 0.5
 KILLED_EXIT_CODE = 128 + signal.SIGKILL
 """Of a process that gives up. It sends itself no SIGKILL: the first process of a container does not get it."""
@@ -117,23 +118,36 @@ async def _supervised(main: Callable[[Supervisor], Awaitable[None]]) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, _on_signal, supervisor, number)
-        await main(supervisor)
+        supervisor.start(_end_once_hurried(supervisor), name="end-once-hurried")
+        try:
+            await main(supervisor)
+        finally:
+            _end_within(STOP_SECONDS_MAX)
+
+
+async def _end_once_hurried(supervisor: Supervisor) -> None:
+    await supervisor.until_hurried()
+    _end_within(STOP_SECONDS_MAX)
 
 
 def _on_signal(supervisor: Supervisor, number: signal.Signals) -> None:
     """SIGINT stops for good; a second signal at once. Within SAME_SIGNAL_SECONDS it is the same one, sent by systemd
     and a parent."""
     log.debug("signal_received", signal=number.name)
-    now, seconds = asyncio.get_running_loop().time(), supervisor.stop_seconds_max
+    now = asyncio.get_running_loop().time()
     if supervisor.stopping and now - supervisor.signalled_at < SAME_SIGNAL_SECONDS:
         return
     supervisor.signalled_at = now
     if supervisor.stopping:
         supervisor.hurry()
-        seconds = STOP_SECONDS_MAX
-    else:
-        supervisor.for_good = number == signal.SIGINT
+        return
+    supervisor.for_good = number == signal.SIGINT
     supervisor.stop()
+    _end_within(supervisor.stop_seconds_max)
+
+
+def _end_within(seconds: float) -> None:
+    """Also what no task can bound: threads that the event loop waits for as it closes."""
     asyncio.get_running_loop().call_later(seconds, _give_up, seconds)
 
 

@@ -1,16 +1,9 @@
-"""Structured logs, and all metrics. Seconds are engine time (wall time at `--speed 1`) unless the help says wall.
+"""All metrics. Seconds are engine time (wall time at `--speed 1`) unless the help says wall.
 `docs/monitoring.md` lists them; a test compares."""
 
-import contextlib
-import logging
-import sys
 from functools import partial
 from importlib.metadata import version
-from typing import Literal, TextIO, cast, get_args
-
-import structlog
-from prometheus_client import REGISTRY
-from structlog.typing import EventDict
+from typing import Literal, get_args
 
 from pointsman.contracts.fleet import EjectionCause, Role
 from pointsman.contracts.overlap import OverlapRefusal
@@ -18,10 +11,7 @@ from pointsman.contracts.reasons import MoveRefusal, PlanRefusal, RejectReason
 from pointsman.contracts.requests import AttemptFailure
 from pointsman.runtime import bounded_metrics
 from pointsman.runtime.bounded_metrics import Counter, Histogram
-from pointsman.runtime.log_pace import LogPace
 from pointsman.state.fleet import Knowledge, Status
-
-TRACEBACK_LINES_MAX = 500
 
 Step = Literal[
     "api_keys", "columns", "command", "console_job", "console_page", "discovery", "engine", "fleet_view", "gauges", "key_check", "liveness",
@@ -550,48 +540,3 @@ def show_process() -> None:
     """What every process shows from its start."""
     BUILD_INFO.labels(version("pointsman")).set(1)
     UNEXPECTED_ERRORS.show_zeros()
-
-
-def configure_logging(level: str, log_format: str) -> None:
-    """Logs on standard error: `event key=value ...`, or one JSON object per line."""
-    renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer()
-        if log_format == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=28)
-    )
-    structlog.configure(
-        processors=[
-            LogPace(),
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            _printable,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _LossyErrors())),
-        cache_logger_on_first_use=True,
-    )
-
-
-def _printable(_logger: object, _name: str, event: EventDict) -> EventDict:
-    """The text renderer quotes only values with blanks; a traceback has lines, and quotes what others sent."""
-    for name, value in event.items():
-        if isinstance(value, str) and not value.isprintable():
-            lines = value.split("\n")[:TRACEBACK_LINES_MAX] if name == "exception" else [value]
-            event[name] = "\n".join(line if line.isprintable() else repr(line)[1:-1] for line in lines)
-    return event
-
-
-class _LossyErrors:
-    def write(self, text: str) -> None:
-        with contextlib.suppress(OSError):
-            sys.stderr.write(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError):
-            sys.stderr.flush()
-
-
-__all__ = ["REGISTRY", "configure_logging"]

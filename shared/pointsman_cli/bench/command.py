@@ -23,7 +23,7 @@ from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.ports import LogEntry
 from pointsman.runtime.open_files import raised_open_files
 from pointsman.runtime.settings import FleetSettings
-from pointsman.runtime.telemetry import configure_logging
+from pointsman.runtime.structured_logs import configure_logging
 from pointsman.simulation.workload import WorkloadRequest, at_rate, mean_rate
 from pointsman_cli.bench.display import Display
 from pointsman_cli.bench.fresh_fleet import REAL_START_SECONDS_MAX, START_SECONDS_MAX, FreshFleet

@@ -31,8 +31,9 @@ from pointsman.runtime.settings import (
     environment,
     options,
 )
+from pointsman.runtime.structured_logs import configure_logging
 from pointsman.runtime.supervision import Supervisor, run
-from pointsman.runtime.telemetry import configure_logging, show_process
+from pointsman.runtime.telemetry import show_process
 from pointsman.state.state import PoolSettings
 from pointsman_cli.command_client import person
 from pointsman_cli.console.jobs.jobs import Jobs

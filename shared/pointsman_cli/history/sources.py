@@ -11,7 +11,7 @@ import click
 
 from pointsman.contracts.codec import short_reason
 from pointsman.runtime.settings import NATS_SCHEMES
-from pointsman.runtime.telemetry import configure_logging
+from pointsman.runtime.structured_logs import configure_logging
 from pointsman_cli.discovery import NoFleetError, fleet_settings, is_running
 from pointsman_cli.history.archive import ArchiveHistory
 from pointsman_cli.history.bundle import BundleHistory

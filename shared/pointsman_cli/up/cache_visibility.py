@@ -12,7 +12,7 @@ from pointsman.primitives import EngineSeconds, InstanceId, engine_time_of
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import FleetSettings
-from pointsman.runtime.telemetry import configure_logging
+from pointsman.runtime.structured_logs import configure_logging
 
 VERDICT_SECONDS_MAX: EngineSeconds = 180.0
 Report = Callable[[str, str], None]

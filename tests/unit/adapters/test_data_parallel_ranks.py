@@ -2,8 +2,8 @@
 
 import pytest
 
+from pointsman.adapters.discovery.targets import rank_endpoint
 from pointsman.adapters.http_engine import cache_size, load_in
-from pointsman.adapters.kv_events.sockets import rank_endpoint
 from pointsman_worker.settings import WorkerSettings
 from pointsman_worker.targets import listed_targets
 

@@ -8,7 +8,7 @@ import pytest
 import structlog
 from prometheus_client.metrics import MetricWrapperBase
 
-from pointsman.runtime import telemetry
+from pointsman.runtime import structured_logs, telemetry
 from pointsman.runtime.bounded_metrics import HISTOGRAMS_MAX, OTHER, SERIES_MAX, Counter, Gauge, Histogram
 from pointsman.runtime.metrics_page import metrics_page
 
@@ -68,7 +68,7 @@ def test_what_others_sent_is_harmless_in_a_log_line(log_format: str, monkeypatch
     out = io.StringIO()
     monkeypatch.setattr(sys, "stderr", out)
     hostile = "\x1b]0;t\x07\x9b2J\u202e"
-    telemetry.configure_logging("info", log_format)
+    structured_logs.configure_logging("info", log_format)
     log = structlog.get_logger()
     try:
         raise ValueError(hostile)  # noqa: TRY301

@@ -187,7 +187,7 @@ class HttpExchange:
     async def start(self, content_type: str, headers: Iterable[Header], *, length: int | None) -> None:
         self._streaming = length is None
         last = (b"cache-control", b"no-cache") if length is None else (b"content-length", b"%d" % length)
-        self._begin(200)
+        self.status = 200
         head = [(b"content-type", content_type.encode("latin-1")), *self._id_headers, *headers, last]
         await self._send({"type": "http.response.start", "status": 200, "headers": head})
 
@@ -204,7 +204,7 @@ class HttpExchange:
         self._finished = True
 
     async def answer(self, status: int, body: bytes, content_type: str, headers: Iterable[Header] = ()) -> None:
-        self._begin(status)
+        self.status = status
         self._count(body)
         await send_whole(self._send, status, body, content_type, [*self._id_headers, *headers])
         self._finished = True
@@ -233,9 +233,6 @@ class HttpExchange:
     @property
     def _id_headers(self) -> list[Header]:
         return id_headers(self.id, self.client_request_id, *self._errors.id_headers)
-
-    def _begin(self, status: int) -> None:
-        self.status = status
 
     def _count(self, chunk: bytes) -> None:
         self.response_bytes += len(chunk)

@@ -80,11 +80,11 @@ class FleetView:
         if names == self._elsewhere:
             return
         self._elsewhere = names
-        shown = {cleaned(name): names[name] for name in sorted(names)[:NAMES_SHOWN_MAX]}
-        log.warning("model_served_elsewhere", pool=self.pool, names=len(names), served_by=shown)
         if not names:
             self._board.restored(MODELS_PART)
             return
+        shown = {cleaned(name): names[name] for name in sorted(names)[:NAMES_SHOWN_MAX]}
+        log.warning("model_served_elsewhere", pool=self.pool, names=len(names), served_by=shown)
         listed = ", ".join(f"'{name}' go to pool {owner}" for name, owner in shown.items())
         more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
         self._board.degraded(MODELS_PART, f"requests for {listed}, which served the name first{more}")

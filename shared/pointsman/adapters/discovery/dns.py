@@ -91,7 +91,7 @@ class DnsDiscovery(EngineDiscovery):
         listed, excess = listing({target.instance: target for target in found})
         if found:
             self._empty_since = None
-            self._fail(excess)
+        self._fail(excess if found else reason)
         return listed, min(seconds, float(POLL_WALL_SECONDS_MAX))
 
     def _believes_empty(self) -> bool:

@@ -8,7 +8,6 @@ from hashlib import blake2b
 from typing import get_args
 from urllib.parse import urlsplit
 
-from pointsman.adapters.kv_events.sockets import rank_endpoint
 from pointsman.bounds import PORT_MAX
 from pointsman.contracts.fleet import ANY_RANK, Role
 from pointsman.contracts.subjects import valid_name
@@ -126,6 +125,17 @@ def by_rank(target: EngineTarget, data_parallel_size: int) -> list[EngineTarget]
     except ValueError as error:
         msg = f"{target.instance}: {error}"
         raise TargetError(msg) from error
+
+
+def rank_endpoint(endpoint: str, dp_rank: int) -> str:
+    """Each rank takes the next port after rank 0's. Raises ValueError without a port."""
+    if not endpoint or dp_rank == 0:
+        return endpoint
+    address, _, port = endpoint.rpartition(":")
+    if not endpoint.startswith("tcp://") or not port.isdecimal():
+        msg = f"{endpoint!r} has no port, so rank {dp_rank} has no endpoint: engines with ranks publish on tcp://"
+        raise ValueError(msg)
+    return f"{address}:{int(port) + dp_rank}"
 
 
 def listing(found: Mapping[InstanceId, EngineTarget], problems: Sequence[str] = ()) -> tuple[list[EngineTarget], str]:

@@ -64,17 +64,6 @@ def dialled(endpoint: str) -> str:
     return endpoint
 
 
-def rank_endpoint(endpoint: str, dp_rank: int) -> str:
-    """Each rank takes the next port after rank 0's. Raises ValueError without a port."""
-    if not endpoint or dp_rank == 0:
-        return endpoint
-    address, _, port = endpoint.rpartition(":")
-    if not endpoint.startswith("tcp://") or not port.isdecimal():
-        msg = f"{endpoint!r} has no port, so rank {dp_rank} has no endpoint: engines with ranks publish on tcp://"
-        raise ValueError(msg)
-    return f"{address}:{int(port) + dp_rank}"
-
-
 class ReplayError(Exception):
     pass
 
@@ -136,7 +125,6 @@ class ZmqSockets(EngineSockets):
     @override
     def close(self) -> None:
         self.live.close()
-        self._addresses.close()
         if self._own is not None:
             self._own.destroy(linger=0)
 
@@ -273,6 +261,7 @@ class ZmqReplaySocket(ReplaySocket):
         connections: zmq.asyncio.Socket = socket.get_monitor_socket(zmq.EVENT_CONNECTED)
         try:
             _set_options(socket)
+            socket.setsockopt(zmq.RECONNECT_IVL, -1)  # never: another engine may take the address meanwhile
             socket.connect(address)
             if not await connections.poll(int(REPLAY_FRAME_SECONDS * 1000)):
                 msg = "no connection in time"

@@ -22,7 +22,7 @@ from pointsman.contracts.access import ApiKey, key_hash, name_of_key
 from pointsman.ports import StoredValue, ValuesRead
 from pointsman.primitives import Tenant
 from pointsman.runtime.health import HealthBoard
-from pointsman.runtime.telemetry import configure_logging
+from pointsman.runtime.structured_logs import configure_logging
 from pointsman_cli.options import CONTEXT, COUNT, out_option
 from pointsman_cli.output_file import write_json
 from pointsman_cli.terminal import table

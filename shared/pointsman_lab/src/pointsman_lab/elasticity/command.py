@@ -17,7 +17,7 @@ from rich.table import Table
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.policies.scaling.slo_attainment import SloAttainment
 from pointsman.primitives import EngineSeconds
-from pointsman.runtime.telemetry import configure_logging
+from pointsman.runtime.structured_logs import configure_logging
 from pointsman.simulation.goodput import TARGET
 from pointsman.simulation.workload import WorkloadRequest, at_rate
 from pointsman.state.state import PoolSettings

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from pointsman.policies.routing import DEFAULT_ROUTING
 from pointsman.runtime.open_files import raised_open_files
-from pointsman.runtime.telemetry import configure_logging
+from pointsman.runtime.structured_logs import configure_logging
 from pointsman.simulation.workload import WorkloadRequest, at_rate
 from pointsman_cli.bench.fresh_fleet import FreshFleet
 from pointsman_cli.options import CONTEXT, COUNT, DEFAULT_INPUT_CAP, DIRECTORY, INSTANCES, POSITIVE, out_option

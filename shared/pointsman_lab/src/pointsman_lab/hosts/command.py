@@ -17,7 +17,7 @@ from pointsman.bounds import SHARE
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.number_types import Finite
 from pointsman.runtime.open_files import raised_open_files
-from pointsman.runtime.telemetry import configure_logging
+from pointsman.runtime.structured_logs import configure_logging
 from pointsman_cli.options import CONTEXT, COUNT, DIRECTORY, NOT_NEGATIVE, POSITIVE, out_option
 from pointsman_cli.terminal import output_console
 from pointsman_lab.faults.balancer import run_haproxy

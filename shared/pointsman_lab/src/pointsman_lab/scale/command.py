@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from pointsman.runtime.telemetry import configure_logging
+from pointsman.runtime.structured_logs import configure_logging
 from pointsman_cli.options import CONTEXT, POSITIVE
 from pointsman_cli.output_file import write_file, write_json
 from pointsman_cli.terminal import table

@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from pointsman.primitives import WallSeconds
 
-LOOKUP_WALL_SECONDS_MAX: WallSeconds = WallSeconds(2.0)
-"""Then the lookup goes on for whoever asks next."""
+LOOKUP_WALL_SECONDS_MAX: WallSeconds = WallSeconds(1.0)
+"""Then the lookup goes on for whoever asks next. Below the 2 s of a worker's question to its engine."""
 NAMES_MAX = 10_000
 
 Name: TypeAlias = tuple[str, int, int]
@@ -66,7 +66,10 @@ class NameResolver(aiohttp.abc.AbstractResolver):
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(end, found)
 
-        Thread(target=look_up, name="lookup", daemon=True).start()
+        try:
+            Thread(target=look_up, name="lookup", daemon=True).start()
+        except RuntimeError as error:  # no more threads
+            end(OSError(str(error)))
         return lookup
 
     @override

@@ -3,14 +3,14 @@
 import asyncio
 import socket
 from collections.abc import Iterator
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 
+from pointsman.adapters import name_resolver
+from pointsman.adapters.name_resolver import NameResolver
 from pointsman.primitives import WallSeconds
-from pointsman_ingress.engine import name_resolver
-from pointsman_ingress.engine.name_resolver import NameResolver
 
 
 class Dns:
@@ -84,3 +84,19 @@ async def test_names_that_hang_hold_up_no_other(dns: Dns) -> None:
 
     assert await address_of(resolver, "gpu1") == "10.0.0.1"
     assert all(isinstance(error, OSError) for error in await asyncio.gather(*asking, return_exceptions=True))
+
+
+async def test_without_a_thread_for_it_a_lookup_fails_and_the_next_one_is_made(
+    dns: Dns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    resolver = NameResolver()
+    dns.says = {"gpu1": "10.0.0.1"}
+    with monkeypatch.context() as patched:
+        patched.setattr(Thread, "start", refuse)
+        with pytest.raises(OSError, match="new thread"):
+            await resolver.resolve("gpu1", 8000)
+
+    assert await address_of(resolver, "gpu1") == "10.0.0.1"
