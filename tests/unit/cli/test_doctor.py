@@ -718,6 +718,16 @@ def test_of_failures_where_no_kv_cache_came_the_engines_that_prefilled_are_named
     )
 
 
+@pytest.mark.parametrize("down_at", [11.0, 13.0])
+def test_an_engine_that_died_is_not_said_to_look_well(down_at: float) -> None:
+    events: list[LogEvent] = [reported("engine-1", 0, [], at=down_at, serving=False), _timed_out(1)]
+    told = sorted(events, key=lambda event: event.at)
+    (found,) = examined([joined("engine-1"), asked(1, 10), *told], EngineFailures).findings
+
+    assert "never ejected: it was down" in found.evidence[1]
+    assert found.advice.startswith("engine-1 stopped answering its worker, too")
+
+
 def _blamed(events: list[LogEvent]) -> list[str]:
     """The engines that are to be drained."""
     found = examined(events, EngineFailures).findings
