@@ -15,6 +15,7 @@ NOTHING = Markup('<span class="muted">\N{EN DASH}</span>')
 Level = Literal["ok", "note", "warning", "serious"]
 LEVELS: dict[str, Level] = {
     "ready": "ok", "joining": "note", "draining": "warning", "suspected": "serious", "ejected": "serious",
+    "half-open": "warning",
     "unschedulable": "serious", "down": "serious", "left": "note", "gone": "note",
     "exact": "ok", "degraded": "warning", "blind": "serious",
     "in time": "ok", "late": "warning", "open": "note", "unserved": "serious",
