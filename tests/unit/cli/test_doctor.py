@@ -290,7 +290,7 @@ def test_an_ingress_ends_what_its_leader_gave_up_once() -> None:
     told = [finding.what for finding in examined(log, Requests).findings]
 
     assert told[0] == "1 requests ended twice"
-    assert told[1].startswith("1 requests were given up")
+    assert told[1].startswith("1 request was given up")
 
 
 def test_a_leader_that_gives_up_what_has_just_ended_makes_no_second_end() -> None:
@@ -567,6 +567,15 @@ def test_a_live_fleet_whose_log_takes_no_writes_is_serious_and_said_first(
     assert code == int(stalled)
     said = [n for n, finding in enumerate(findings) if "has taken no writes for 42 s: 7 writes" in finding["what"]]
     assert said == ([0] if stalled else [])
+
+
+def test_a_live_fleet_whose_scheduler_does_not_answer_is_serious_and_said_first(
+    healthy: Entries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BundleHistory, "unanswered", "no answer within 5 s")
+    code, findings = diagnosed(healthy, tmp_path)
+
+    assert (code, findings[0]["what"], findings[0]["evidence"]) == (1, "no scheduler answers", ["no answer within 5 s"])
 
 
 @pytest.mark.parametrize("overdue", ["", "the log has gone on by 512 entries without a new one"])

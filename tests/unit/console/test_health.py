@@ -40,7 +40,7 @@ def test_a_calm_pool_is_healthy_in_one_sentence() -> None:
         (with_engines({}, {}, goodput=0.4, rejected=7), "serious", "not served in time; 7 rejected"),
         (with_engines({}, {}, failed=1), "warning", "1 request failed"),
         (with_engines({}, {}, {"status": "half-open"}), "warning", "1 of 3 engines out of service: engine-2 half-open"),
-        (with_engines({}, {}, placed_alone=5), "serious", "5 requests of the last minute placed by load alone: no scheduler"),
+        (with_engines({}, {}, placed_alone=5), "serious", "5 requests of the last minute placed by ingresses alone"),
         (msgspec.structs.replace(with_engines({}), lost=["engine-7"]), "warning", "Gone without having been stopped: engine-7."),
         (with_engines({}, {}, hit_rate=0.3, predicted_hit_rate=0.6), "warning", "30% of prompt tokens cached where 60%"),
         (EMPTY["fleet"], "warning", "Pool default has no engine."),

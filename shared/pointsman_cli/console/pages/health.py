@@ -110,7 +110,7 @@ def _service(fleet: FleetView) -> Iterator[Trouble]:
     if totals.placed_alone:
         placed = plural(totals.placed_alone, "request")
         yield Trouble(
-            "serious", f"{placed} of the last minute placed by load alone: no scheduler answered their ingress."
+            "serious", f"{placed} of the last minute placed by ingresses alone, because no scheduler answered."
         )
     if totals.failed:
         yield Trouble("warning", f"{plural(totals.failed, 'request')} failed in the last minute.")
