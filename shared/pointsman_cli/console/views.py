@@ -65,8 +65,8 @@ class FleetTotals(View, frozen=True, kw_only=True):
 
 
 class InstanceView(View, frozen=True, kw_only=True):
-    """`status`: as the State has it, or half-open. `queue_seconds`: prefill work ahead of a new request. `pace`: real prefill time over that of the cost model. `hit_rate`,
-    `goodput`, `ttft_p50` and `ended`: last minute."""
+    """`status`: as the State has it, or half-open. `queue_seconds`: prefill work ahead of a new request. `pace`: real prefill
+    time over that of the cost model. `hit_rate`, `goodput`, `ttft_p50` and `ended`: last minute."""
 
     instance: str
     url: str

@@ -42,7 +42,7 @@ TURN_WALL_SECONDS = 0.005
 SETTINGS_ENTRIES_MAX = 10_000
 """Of a log without a checkpoint, to find the leader that tells the pool's settings."""
 SILENT_WALL_SECONDS = 10.0
-"""Each worker reports once a second. If none of their entries comes for so long, the log takes no writes, or all stand still."""
+"""Workers report once a second. If no entry comes for so long, the log takes no writes, or all writers stand still."""
 RETRY_WALL_SECONDS: WallSeconds = WallSeconds(0.2)
 
 

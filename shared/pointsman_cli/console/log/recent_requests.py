@@ -73,7 +73,8 @@ class RecentRequest:
 
     @property
     def judged(self) -> bool:
-        """Whether its end tells how well the fleet serves, as `doctor` judges: not one that its client or a limit of its tenant caused."""
+        """Whether its end tells how well the fleet serves: not one that its client or a limit of its tenant caused. `doctor`
+        judges alike."""
         match self.end:
             case RequestRejected():
                 return self.end.reason not in TENANT_LIMITS
