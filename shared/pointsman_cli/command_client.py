@@ -75,8 +75,11 @@ def person(settings: FleetSettings) -> BusUser:
     return BusUser(BusRole.OPERATOR, settings.actor)
 
 
-async def ask(commands: Commands, subject: str, command: AnyCommand, answer: type[A], *, absent: str) -> A:
-    """Returns the reply. `absent`: message if nothing serves the command. Raises NoAnswerError."""
+async def ask(
+    commands: Commands, subject: str, command: AnyCommand, answer: type[A], *, absent: str, hint: str = ""
+) -> A:
+    """Returns the reply. `absent`: message if nothing serves the command. `hint`: what to look at if no answer comes; by
+    default whether the command was carried out. Raises NoAnswerError."""
     try:
         answered = await commands.request(subject, command, timeout=WallSeconds(ANSWER_SECONDS))
     except (ForbiddenError, CommandUnsendableError) as error:
@@ -87,7 +90,8 @@ async def ask(commands: Commands, subject: str, command: AnyCommand, answer: typ
     except NoResponderError as error:
         raise NoAnswerError(absent) from error
     except (CommandTimeoutError, LogUnavailableError) as error:
-        msg = f"no answer within {ANSWER_SECONDS:g} s; 'pointsman fleet{as_given()}' shows whether it was done"
+        hint = hint or f"'pointsman fleet{as_given()}' shows whether it was done"
+        msg = f"no answer within {ANSWER_SECONDS:g} s; {hint}"
         raise NoAnswerError(msg) from error
     if not isinstance(answered, answer):
         msg = f"the answer is a {type(answered).__name__}; is the fleet of this version?"
@@ -98,7 +102,8 @@ async def ask(commands: Commands, subject: str, command: AnyCommand, answer: typ
 async def described(commands: Commands, settings: FleetSettings) -> FleetDescribed:
     """Raises NoAnswerError."""
     subject = fleet_view_subject(PoolName(settings.pool))
-    return await ask(commands, subject, DescribeFleet(), FleetDescribed, absent=no_scheduler(settings))
+    hint = "the leading scheduler hangs, or cannot be reached: look at its log and its /readyz"
+    return await ask(commands, subject, DescribeFleet(), FleetDescribed, absent=no_scheduler(settings), hint=hint)
 
 
 def no_scheduler(settings: FleetSettings) -> str:

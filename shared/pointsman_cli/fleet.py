@@ -13,7 +13,6 @@ from rich.text import Text
 from pointsman.contracts.commands import FleetDescribed, InstanceDescribed
 from pointsman.ports import Commands
 from pointsman.runtime.settings import FleetSettings
-from pointsman.state.fleet import Status
 from pointsman_cli.command_client import connected_link, described
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.interruption import interruptible
@@ -23,7 +22,6 @@ from pointsman_cli.terminal import SafeConsole, json_text, status, table, wall_t
 
 WATCH_SECONDS = 1.0
 PIPE_WIDTH = 120
-UNSCHEDULABLE = str(Status.UNSCHEDULABLE)
 COLUMNS = (
     "instance",
     "URL",
@@ -46,8 +44,8 @@ def fleet_command(watch: bool, place: str | None, pool: str | None, as_json: boo
     """Show the instances of a running fleet: status, load, cached blocks, state of the cache index.
 
     Knowledge of a cache is 'exact' (events flow, digests agree), 'degraded' or 'blind'. Status 'unschedulable': serves
-    another model than its pool; 'ejected': removed for a while because of failures or slowness. 'Off by': recent median
-    error of predicted prefill times; pointsman calibrate lowers it.
+    another model than its pool; 'ejected': removed for a while because of failures or slowness. Below the table are the
+    reasons. 'Off by': recent median error of predicted prefill times; pointsman calibrate lowers it.
 
     \b
       pointsman fleet --watch
@@ -101,13 +99,13 @@ def fleet_table(fleet: FleetDescribed) -> RenderableType:
     for instance in fleet.instances:
         rows.add_row(*_row(instance))
     reasons = [_why_not_exact(instance, fleet.speed) for instance in fleet.instances if instance.knowledge_reason]
-    unschedulable = [
-        Text(f"  {instance.instance} is {instance.status}: {instance.doubt}", style="red")
+    doubts = [
+        Text(f"  {instance.instance} is {instance.status}: {instance.doubt}", style=status(instance.status).style)
         for instance in fleet.instances
-        if instance.status == UNSCHEDULABLE
+        if instance.doubt not in ("", instance.knowledge_reason)
     ]
     stalled = [Text(text, style="bold red")] if (text := stalled_log(fleet)) else []
-    return Group(*stalled, rows, *unschedulable, *reasons)
+    return Group(*stalled, rows, *doubts, *reasons)
 
 
 def _why_not_exact(instance: InstanceDescribed, speed: float) -> Text:

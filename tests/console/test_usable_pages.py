@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import expect
+from playwright.sync_api import ViewportSize, expect
 
 from pointsman.contracts.requests import RequestArrived
 from pointsman.policies.policy_set import policy_set
@@ -30,6 +30,8 @@ RULES: dict[Scheme, dict[str, Any]] = {"dark": {}, "light": {"runOnly": ["color-
 SETTLED = {"/doctor": ".finding"}
 """What is worked out beside, and shown when it is there."""
 TIMELINE_MILLISECONDS_MAX = 20_000
+PHONE: ViewportSize = {"width": 390, "height": 844}
+POD = "vllm-qwen2-5-72b-instruct-prod-eu-central-1-7f9c6d8b5-x"
 NOTE_FOCUS = """
   window.visited = [];
   document.addEventListener("focusin", () => {
@@ -74,6 +76,20 @@ def hostile_console(
 ) -> Iterator[RunningConsole]:
     hostile = hostile_log(entries, policies_too=False, text=MARKUP)
     with _console(tmp_path_factory.mktemp("hostile"), hostile) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def long_names_console(
+    chromium: Path, entries: list[LogEntry], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningConsole]:
+    renamed = [
+        LogEntry.read(
+            entry.sequence, entry.subject.replace("engine-", POD), entry.payload.replace(b"engine-", POD.encode())
+        )
+        for entry in entries
+    ]
+    with _console(tmp_path_factory.mktemp("long"), renamed) as running:
         yield running
 
 
@@ -159,6 +175,29 @@ def test_pages_work_without_javascript(console: RunningConsole, visit: Visit, en
     assert blocks == sorted(blocks, reverse=True)
     for path in PAGES:
         assert visitor.open(path).locator("main h1").count() == 1
+
+
+def test_no_page_is_wider_than_a_phone_and_no_row_higher(long_names_console: RunningConsole, visit: Visit) -> None:
+    visitor = visit(long_names_console.url)
+    visitor.page.set_viewport_size(PHONE)
+    for path in (*PAGES, f"/requests/{a_request(long_names_console)}"):
+        page = visitor.open(path)
+        width, highest = page.evaluate(
+            "[document.documentElement.scrollWidth, Math.max(0, ...[...document.querySelectorAll('tr')].map(row => row.offsetHeight))]"
+        )
+        assert width <= PHONE["width"], path
+        assert highest <= PHONE["height"] / 2, path
+
+
+def test_long_names_that_begin_alike_are_told_apart(long_names_console: RunningConsole, visit: Visit) -> None:
+    page = visit(long_names_console.url).open("/")
+    tails = page.locator("#engines tr .short").evaluate_all(
+        "names => names.map(name => { const cell = name.closest('th').getBoundingClientRect(), range = document.createRange();"
+        " range.selectNode(name.lastChild); return range.getBoundingClientRect().right <= cell.right && name.lastChild.data; })"
+    )
+
+    assert len(tails) == len(set(tails)) > 1
+    assert all(tails)
 
 
 def test_names_from_the_log_are_text_and_nothing_else(hostile_console: RunningConsole, visit: Visit) -> None:

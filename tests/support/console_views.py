@@ -56,7 +56,7 @@ def status(health: str = "live", **changes: Any) -> StatusView:
     made = StatusView(
         pool="default", origin="nats://127.0.0.1:4222", health="live", sequence=1_284_332, until=1_284_332, first=1, at=AT,
         term=4, scheduler="scheduler-1", policy="pointsman", admission="predicted_ttft", ordering="fcfs", speed=1.0,
-        block_tokens=16, problems=[], can_act=True,
+        block_tokens=16, problems=[], silent_seconds=0, can_act=True,
     )  # fmt: skip
     return msgspec.structs.replace(made, health=health, **changes)
 
@@ -71,6 +71,7 @@ def fleet(engines: int, *, seed: int = 1, calm: bool = False, **changes: Any) ->
         exact=sum(one.knowledge == "exact" for one in instances), requests_per_second=0.4 * engines, ended=24 * engines,
         goodput=None if not engines else 0.991 if calm else 0.932, hit_rate=0.612, predicted_hit_rate=0.634, ttft_p50=0.184,
         ttft_p95=1.21, rejected=0 if calm else 3, failed=0 if calm else 1,
+        placed_alone=0,
     )  # fmt: skip
     moments = [MomentView(sequence=1000 * i, at=AT - 600 + 60 * i) for i in range(1, 9) if engines]
     view = FleetView(at=AT, sequence=1_284_332, totals=totals, instances=instances)

@@ -56,10 +56,7 @@ def _describe(state: State, instance: Instance) -> InstanceDescribed:
         decoding=len(queue.decoding),
         cached_blocks=state.index.blocks(instance.id),
         digest=state.index.digest(instance.id),
-        doubt=instance.unschedulable
-        or state.ejection_reason(instance)
-        or foreign_keys(instance, state.settings.block_tokens)
-        or instance.doubt,
+        doubt=state.status_reason(instance) or foreign_keys(instance, state.settings.block_tokens) or instance.doubt,
         correction=round(state.latency.correction(instance.id), 3),
         role=instance.role,
         becomes=instance.becomes,

@@ -303,6 +303,20 @@ class StateParts:
         skips = self.tenants.limits_kv and self.settings.fold_version >= fold_versions.KV_ORDER
         return self.best_effort.turn(now, self.kv_waiters() if skips else None)
 
+    def status_reason(self, instance: Instance) -> str:
+        """Why it takes no requests, or one at a time; empty: it takes them."""
+        if instance.unschedulable:
+            return instance.unschedulable
+        if instance.suspected:
+            return "its worker is silent"
+        if not instance.serving:
+            return "its engine does not answer"
+        if instance.becomes:
+            return f"its role becomes {instance.becomes} once it is idle"
+        if instance.draining:
+            return "it leaves once it is idle" if instance.leaving else "it takes no new requests"
+        return self.ejection_reason(instance)
+
     def ejection_reason(self, instance: Instance) -> str:
         record = self.outliers.record(instance.id)
         if instance.ejected:

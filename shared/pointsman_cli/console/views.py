@@ -17,7 +17,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True): ...
 
 
 class StatusView(View, frozen=True, kw_only=True):
-    """`origin`: which log this is, in words. `until`: the newest entry that a log had when reading began, for progress."""
+    """`origin`: which log this is, in words. `until`: the newest entry that a log had when reading began, for progress.
+    `silent_seconds`: since the newest entry came, if that is too long for a log that workers write to; else 0."""
 
     pool: str
     origin: str
@@ -34,6 +35,7 @@ class StatusView(View, frozen=True, kw_only=True):
     speed: float
     block_tokens: int
     problems: list[str]
+    silent_seconds: int
     can_act: bool
     """The console may act on the fleet for people who show the admin token."""
     pools: list[str] = []
@@ -58,11 +60,13 @@ class FleetTotals(View, frozen=True, kw_only=True):
     ttft_p95: float | None
     rejected: int
     failed: int
+    placed_alone: int
+    """By their ingresses, without a scheduler."""
 
 
 class InstanceView(View, frozen=True, kw_only=True):
-    """`queue_seconds`: prefill work ahead of a new request. `pace`: real prefill time over that of the cost model. `hit_rate`,
-    `goodput`, `ttft_p50` and `ended`: last minute."""
+    """`status`: as the State has it, or half-open. `queue_seconds`: prefill work ahead of a new request. `pace`: real prefill
+    time over that of the cost model. `hit_rate`, `goodput`, `ttft_p50` and `ended`: last minute."""
 
     instance: str
     url: str
@@ -97,6 +101,8 @@ class FleetView(View, frozen=True, kw_only=True):
     instances: list[InstanceView]
     unregistered: list[str] = []
     """Instances that report but never joined."""
+    lost: list[str] = []
+    """Instances that a leader gave up in the last ten minutes."""
     moments: list["MomentView"] = []
     """Earlier moments that can be shown, oldest first."""
 

@@ -81,8 +81,8 @@ def doctor_command(place: str | None, pool: str | None, as_json: bool) -> None:
         beginning = beginning_of(history)
         entries = shown(history, "examining", beginning.start)
         examiners = examiners_of(history)
-        if history.fleet is not None:
-            examiners.insert(0, LiveFleet(settings, history.fleet))
+        if history.fleet is not None or history.unanswered:
+            examiners.insert(0, LiveFleet(settings, history.fleet, history.unanswered))
         diagnosis = examine(entries, settings, examiners, beginning)
         if as_json:
             about = {"origin": history.origin, "beginning": beginning.note, "pointsman": version("pointsman")}

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted
-from pointsman.contracts.fleet import EjectionCause, InstanceEjected
+from pointsman.contracts.fleet import EjectionCause, InstanceEjected, InstanceReported
 from pointsman.contracts.requests import RequestAttemptFailed, RequestFailed
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId
 from pointsman.state.fleet import Instance
@@ -21,6 +21,8 @@ from pointsman_cli.formatting import plural
 from pointsman_cli.terminal import wall_span
 
 TOUCHED_SHARE_MAX = 0.02
+DOWN_WALL_SECONDS = 10.0
+"""From a failure to its worker's report that the engine does not answer: one has to do with the other."""
 REQUESTS_MAX = 10_000
 SHOWN_MAX = 8
 BY_FAILURES: frozenset[EjectionCause] = frozenset({"consecutive_failures", "failure_share", "success_rate"})
@@ -38,6 +40,8 @@ class _Engine:
     ejected: Counter[str] = field(default_factory=Counter)
     away: EngineSeconds = 0.0
     why: str = ""
+    went_down: bool = False
+    """It no longer answered its worker at a failure, or soon after."""
     was_alone: bool = False
     """At its last failure."""
     by_hung: Counter[str] = field(default_factory=Counter)
@@ -65,7 +69,11 @@ class EngineFailures(Examiner):
                 self._engine(event.instance).by_hung[hang.ingress] += 1
             case RequestAttemptFailed():
                 self._note_failure(event)
-                self._engine(event.instance).was_alone = len(state.fleet.instances) < 2
+                engine, instance = self._engine(event.instance), state.fleet.get(event.instance)
+                engine.was_alone = len(state.fleet.instances) < 2
+                engine.went_down |= instance is not None and not instance.serving
+            case InstanceReported() if not event.serving and (failed := self._engines.get(event.instance)):
+                failed.went_down |= bool(failed.failed) and self.wall(event.at - failed.last_at) < DOWN_WALL_SECONDS
             case InstanceEjected():
                 engine = self._engine(event.instance)
                 engine.ejected[event.cause] += 1
@@ -145,10 +153,15 @@ class EngineFailures(Examiner):
             Severity.SERIOUS if out or share > TOUCHED_SHARE_MAX else Severity.WARNING,
             f"{name} {' and '.join(parts)}{self._end_of(instance)}",
             [*self._failures_of(engine, failed), *self._ejections_of(engine)],
-            f"Look at the engine {name}: its /health does not show this. Drain it until its own log says why."
-            if failed or not engine.by_hung or engine.ejected.keys() - BY_FAILURES
-            else "It was ejected for what an ingress saw that hung: look at the ingress, not at the engine.",
+            self._advice_on(name, engine),
         )
+
+    def _advice_on(self, name: InstanceId, engine: _Engine) -> str:
+        if engine.went_down:
+            return f"{name} stopped answering its worker, too: its own log, or its machine's, says why."
+        if engine.failed or not engine.by_hung or engine.ejected.keys() - BY_FAILURES:
+            return f"Look at the engine {name}: its /health does not show this. Drain it until its own log says why."
+        return "It was ejected for what an ingress saw that hung: look at the ingress, not at the engine."
 
     def _end_of(self, instance: Instance | None) -> str:
         if instance is not None and instance.ejected:
@@ -173,6 +186,8 @@ class EngineFailures(Examiner):
         if engine.ejected:
             causes = ", ".join(f"{count:,} {cause}" for cause, count in engine.ejected.most_common())
             yield f"ejected for {engine.away:.0f} s in all ({causes}); the last time because {engine.why}"
+        elif engine.went_down:
+            yield "never ejected: it was down, as its worker reported"
         elif engine.was_alone:
             yield "never ejected: no other instance could replace it"
         else:

@@ -1,5 +1,5 @@
-"""A running fleet, by its leader's answer: whether the log takes writes now, whether any instance is there, and whether
-checkpoints are taken."""
+"""A running fleet: whether a scheduler answers, and by its answer whether the log takes writes now, whether any instance is
+there, and whether checkpoints are taken."""
 
 from collections.abc import Iterator
 
@@ -15,12 +15,21 @@ from pointsman_cli.live_warnings import STALLED_ADVICE, stalled_log
 class LiveFleet(Examiner):
     area = "log"
 
-    def __init__(self, settings: PoolSettings, fleet: FleetDescribed) -> None:
+    def __init__(self, settings: PoolSettings, fleet: FleetDescribed | None, unanswered: str) -> None:
         super().__init__(settings)
         self._fleet = fleet
+        self._unanswered = unanswered
 
     @override
     def findings(self, state: State) -> Iterator[Finding]:
+        if self._fleet is None:
+            yield self.ongoing(
+                "no scheduler answers",
+                [self._unanswered],
+                "Ingresses place requests on the least loaded engine meanwhile, without limits and SLOs. Start a scheduler; "
+                "the /readyz of one that runs says why it does not lead.",
+            )
+            return
         if stalled := stalled_log(self._fleet):
             yield self.ongoing(stalled, ["what follows is only what was written before"], STALLED_ADVICE)
         if not self._fleet.instances and state.scaling.wanted != 0:

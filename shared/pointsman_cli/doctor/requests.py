@@ -33,7 +33,7 @@ SHOWN_MAX = 8
 TENANTS_MAX = 1_000
 ADVICE = {
     CancelCause.INGRESS_SILENT: "The ingress died, hung or lost its connection to NATS. Its log, or its machine's, says why.",
-    CancelCause.ENGINE_IDLE: "Their ends were lost on the way into the log, or the engine is gone behind a connection that is still open.",
+    CancelCause.ENGINE_IDLE: "The engine hung, it is gone behind a connection that is still open, or their ends were lost on the way into the log.",
     CancelCause.NEVER_ENDED: "Look at the engine: it neither answered nor broke off. --request-seconds-max is the bound.",
 }
 
@@ -115,7 +115,7 @@ class Requests(Examiner):
         yield from self._lost()
         if self._alone:
             yield self.warning(
-                f"{self._alone:,} requests were placed by ingresses alone, because no scheduler answered",
+                f"{plural(self._alone, 'request')} {were(self._alone)} placed by ingresses alone, because no scheduler answered",
                 [],
                 "Look at when the leader changed; a second scheduler (--schedulers 2) takes over within seconds.",
             )
@@ -137,7 +137,11 @@ class Requests(Examiner):
                 evidence.append(f"{alive:,} of them ended after all: {why}")
             if cause is CancelCause.INGRESS_SILENT:
                 evidence += [hang.line(self.settings.speed) for hang in self.hangs.seen[:SHOWN_MAX]]
-            yield self.warning(f"{of.total():,} requests were given up: {cause.sentence}", evidence, ADVICE[cause])
+            yield self.warning(
+                f"{plural(of.total(), 'request')} {were(of.total())} given up: {cause.sentence}",
+                evidence,
+                ADVICE[cause],
+            )
 
     def _orphans(self, state: State) -> Iterator[Finding]:
         bound = max(OVERDUE_WALL_SECONDS * self.settings.speed, LONGEST_FACTOR * self._longest)

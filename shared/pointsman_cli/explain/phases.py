@@ -8,11 +8,9 @@ from pointsman_cli.explain.values import Phase, RequestTimeline
 
 
 def phases_of(timeline: RequestTimeline) -> list[Phase]:
-    first = (
-        ("gone", "before its first entry that is left")
-        if timeline.arrived_before_the_log
-        else ("way", "to the scheduler")
-    )
+    arrival = timeline.arrival
+    way = f"as request {arrival.instead_of}" if arrival is not None and arrival.instead_of else "to the scheduler"
+    first = ("gone", "before its first entry that is left") if timeline.arrived_before_the_log else ("way", way)
     marks: list[tuple[EngineSeconds, str, str, InstanceId]] = [(timeline.arrived_at, *first, InstanceId(""))]
     for entry in timeline.entries:
         if entry.event is not None and entry.sequence not in timeline.fenced:

@@ -1,7 +1,7 @@
 """Builds the `RequestTimeline` of one request from a re-readable log. All its dates are by the leader's clock, if the log
 tells how far the ingress's is from that."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from msgspec import structs
 
@@ -72,9 +72,19 @@ def _outline(entries: Iterable[LogEntry], request: RequestId, settings: PoolSett
     for entry in timeline.entries:
         if entry.event is not None and entry.sequence not in timeline.fenced:
             _note(timeline, entry.event)
+    if arrival is not None and arrival.instead_of:
+        timeline.failed = [*_failed_before(entries, arrival), *timeline.failed]
     timeline.last_at = time.now
     timeline.arrived_at = _arrived_at(timeline)
     return timeline
+
+
+def _failed_before(entries: Iterable[LogEntry], arrival: RequestArrived) -> Iterator[RequestAttemptFailed]:
+    """Attempts under the id that it had until its leader gave it up and its ingress asked again."""
+    for entry in entries:
+        event = entry.event
+        if isinstance(event, RequestAttemptFailed) and event.request == arrival.instead_of:
+            yield structs.replace(event, at=event.at + arrival.clock_offset)
 
 
 def _by_leaders_clock(entry: LogEntry, offset: EngineSeconds) -> LogEntry:

@@ -53,12 +53,20 @@ class Wait:
 def divided(timeline: RequestTimeline) -> Wait:
     wait = Wait()
     placed_after = timeline.placement.after_seconds if timeline.placement else float("inf")
+    failed_before = (
+        timeline.arrival is not None
+        and bool(timeline.arrival.instead_of)
+        and timeline.placement is not None
+        and timeline.placement.attempt > 1
+    )
     for phase in timeline.phases:
         if phase.kind == "decoding":
             continue
         wait.whole += phase.seconds
         before = phase.since_seconds < placed_after - 1e-9
         match phase.kind:
+            case "way" if before and failed_before:
+                wait.failed += phase.seconds
             case "way" | "gone":
                 wait.transport += phase.seconds
             case "transfer":

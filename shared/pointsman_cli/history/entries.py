@@ -83,6 +83,9 @@ class History(ABC):
         """The leader's answer, of a running fleet whose leader answers."""
         return None
 
+    unanswered: str = ""
+    """Why no leader answered, once `fleet` was asked for."""
+
     def known_before(self, sequence: Sequence) -> BaseState | None:
         """A checkpoint of an entry before `sequence`, to fold less than the whole log."""
         known = self.known

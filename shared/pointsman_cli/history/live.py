@@ -12,6 +12,7 @@ from pointsman.contracts.commands import FleetDescribed
 from pointsman.ports import (
     CheckpointLabel,
     Checkpoints,
+    ForbiddenError,
     Link,
     LogEntry,
     LogExtent,
@@ -115,7 +116,9 @@ class LiveHistory(History):
         async with _linked(self._settings) as link:
             try:
                 return await described(link.commands, self._settings)
-            except NoAnswerError:
+            except NoAnswerError as error:
+                if not isinstance(error.__cause__, ForbiddenError):
+                    self.unanswered = error.message
                 return None
 
     async def _measured(self) -> LogExtent:

@@ -305,7 +305,7 @@ def test_an_ingress_ends_what_its_leader_gave_up_once() -> None:
     told = [finding.what for finding in examined(log, Requests).findings]
 
     assert told[0] == "1 requests ended twice"
-    assert told[1].startswith("1 requests were given up")
+    assert told[1].startswith("1 request was given up")
 
 
 def test_a_leader_that_gives_up_what_has_just_ended_makes_no_second_end() -> None:
@@ -592,6 +592,15 @@ def test_a_live_fleet_whose_log_takes_no_writes_is_serious_and_said_first(
     assert said == ([0] if stalled else [])
 
 
+def test_a_live_fleet_whose_scheduler_does_not_answer_is_serious_and_said_first(
+    healthy: Entries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BundleHistory, "unanswered", "no answer within 5 s")
+    code, findings = diagnosed(healthy, tmp_path)
+
+    assert (code, findings[0]["what"], findings[0]["evidence"]) == (1, "no scheduler answers", ["no answer within 5 s"])
+
+
 @pytest.mark.parametrize("overdue", ["", "the log has gone on by 512 entries without a new one"])
 def test_a_live_fleet_that_takes_no_checkpoints_is_warned_of(
     healthy: Entries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overdue: str
@@ -741,6 +750,16 @@ def test_of_failures_where_no_kv_cache_came_the_engines_that_prefilled_are_named
     assert found.evidence[1] == (
         "of those it was to fetch KV caches: 2 of p1, 1 of p2; the engine that prefilled may be to blame instead"
     )
+
+
+@pytest.mark.parametrize("down_at", [11.0, 13.0])
+def test_an_engine_that_died_is_not_said_to_look_well(down_at: float) -> None:
+    events: list[LogEvent] = [reported("engine-1", 0, [], at=down_at, serving=False), _timed_out(1)]
+    told = sorted(events, key=lambda event: event.at)
+    (found,) = examined([joined("engine-1"), asked(1, 10), *told], EngineFailures).findings
+
+    assert "never ejected: it was down" in found.evidence[1]
+    assert found.advice.startswith("engine-1 stopped answering its worker, too")
 
 
 def _blamed(events: list[LogEvent]) -> list[str]:

@@ -30,7 +30,14 @@ from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.history.bundle import BundleHistory, write_bundle
 from pointsman_cli.history.sources import Header
 from pointsman_cli.main import main
-from tests.support.events import fleet_described, given_up_before_each_end, joined, with_several_answers
+from tests.support.events import (
+    fleet_described,
+    given_up,
+    given_up_before_each_end,
+    joined,
+    route,
+    with_several_answers,
+)
 from tests.support.failing_pool import FailingPool
 from tests.support.headless import write_headless
 from tests.support.hung_ingress import HANGS, with_hung_ingress
@@ -393,3 +400,23 @@ def test_each_failed_attempt_is_told_and_why_an_ejected_engine_was_no_candidate(
         "a was no candidate: ejected for 5 s, consecutive_failures: 5 requests in a row failed there: 500 Internal Server "
         "Error"
     ) in late["why"]
+
+
+def test_a_request_that_came_again_under_another_id_says_which_engine_failed_it_before() -> None:
+    pool = FailingPool()
+    first, sick = pool.asks()
+    pool.later(5.0)
+    pool.happens(given_up(first, at=pool.now, instance=sick, as_of=pool.state.sequence))
+    pool.later(1.0)
+    pool.fails(first, sick, "first_byte_timeout")
+    command = route(
+        "again", [1], arrived_at=pool.now - 6.0, sent_at=pool.now, attempt=2, excluded=[InstanceId(sick)],
+        instead_of=RequestId(first),
+    )  # fmt: skip
+    pool.decides(pool.dispatcher.route(command, pool.now))
+    pool.answers("again", pool.at_of("again"))
+    timeline = timeline_of(pool.log, RequestId("again"), pool.state.settings)
+
+    assert verdict(timeline).cause is Cause.FAILED_ATTEMPTS
+    assert f"{sick} failed it (" in verdict(timeline).sentence
+    assert timeline.phases[0].name == f"as request {first}"

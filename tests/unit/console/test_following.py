@@ -81,6 +81,17 @@ async def test_it_folds_what_is_there_and_what_comes(world: World, entries: list
     assert world.board.ready
 
 
+async def test_a_log_into_which_no_worker_writes_is_silent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "SILENT_WALL_SECONDS", 1.0)
+    async with world.following() as log:
+        world.broker.store(LeaderElected(at=1.0, term=Term(1), scheduler="s", as_of=0))
+        world.broker.store(joined("engine-1", at=1.0))
+        await eventually(lambda: log.status(can_act=False, pools=[]).silent_seconds >= 1)
+
+        world.broker.store(joined("engine-1", at=2.0, epoch=2))
+        await eventually(lambda: log.silent_seconds == 0)
+
+
 async def test_the_pools_settings_are_those_that_its_leader_told(world: World) -> None:
     async with world.following() as log:
         world.broker.store(joined("engine-1"))

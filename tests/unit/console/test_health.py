@@ -37,7 +37,11 @@ def test_a_calm_pool_is_healthy_in_one_sentence() -> None:
         (with_engines({}, {"pace": 3.0}), "warning", "engine-1: prefills take at least 2 times"),
         (with_engines({}, {}, goodput=0.93), "warning", "7.0% of the last minute's requests were not served in time"),
         (with_engines({}, {}, goodput=0.4, pending=3), "serious", "; 3 requests waiting"),
+        (with_engines({}, {}, goodput=0.4, rejected=7), "serious", "not served in time; 7 rejected"),
         (with_engines({}, {}, failed=1), "warning", "1 request failed"),
+        (with_engines({}, {}, {"status": "half-open"}), "warning", "1 of 3 engines out of service: engine-2 half-open"),
+        (with_engines({}, {}, placed_alone=5), "serious", "5 requests of the last minute placed by ingresses alone"),
+        (msgspec.structs.replace(with_engines({}), lost=["engine-7"]), "warning", "Gone without having been stopped: engine-7."),
         (with_engines({}, {}, hit_rate=0.3, predicted_hit_rate=0.6), "warning", "30% of prompt tokens cached where 60%"),
         (EMPTY["fleet"], "warning", "Pool default has no engine."),
     ],
@@ -47,6 +51,12 @@ def test_trouble_is_named_first(view: FleetView, level: str, word: str) -> None:
 
     assert verdict.level == level
     assert word in verdict.sentence
+
+
+def test_a_log_without_new_entries_is_told_first() -> None:
+    verdict = pool_verdict(with_engines({"status": "ejected"}), status(silent_seconds=14))
+
+    assert verdict[:2] == ("serious", "No entry has come into the log for 14 s: the numbers below are old.")
 
 
 def test_the_worst_trouble_comes_first_and_no_other_is_lost() -> None:

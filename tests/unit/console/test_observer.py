@@ -17,11 +17,13 @@ from pointsman.contracts.decisions import (
     ScaleApplied,
     ScaleDecided,
 )
-from pointsman.contracts.envelope import is_fenced
+from pointsman.contracts.envelope import Stamp, is_fenced
+from pointsman.contracts.fleet import InstanceLeft
+from pointsman.contracts.reasons import FailReason, RejectReason
 from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestEvent, RequestFailed, RequestFinished
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
-from pointsman.primitives import InstanceId, RequestId, Tenant, Term
+from pointsman.primitives import Epoch, InstanceId, RequestId, Tenant, Term
 from pointsman.simulation.replay import fold
 from pointsman.state.checkpoint import state_digest
 from pointsman.state.state import State
@@ -31,7 +33,7 @@ from pointsman_cli.console.log.observer import Observer
 from pointsman_cli.console.log.recent_requests import RecentRequests
 from pointsman_cli.console.log.request_counts import Figures
 from pointsman_cli.console.log.size_history import Spaced
-from tests.support.events import finished, given_up, given_up_before_each_end, no_instance
+from tests.support.events import finished, given_up, given_up_before_each_end, joined, no_instance
 from tests.support.ingress_clock import with_ingress_clock
 from tests.support.recorded_log import SETTINGS, RecordedFleet
 from tests.support.served_log import ServedLog
@@ -188,6 +190,70 @@ def test_a_request_that_comes_again_under_another_id_counts_once(end: LogEvent) 
     assert seen(first, end, again) == seen(arrived("s", 1.0))
     assert seen(first, end, replace(again, tenant=Tenant("other")), answered)[2] == 2
     assert seen(again, answered) == seen(arrived("s", 3.0), answered), "the console began to read later"
+
+
+def seen(*events: LogEvent) -> Observer:
+    observer = Observer(State(SETTINGS))
+    for sequence, event in enumerate(events, 1):
+        observer.apply(LogEntry(sequence, "pm.default.any", b"", event))
+    return observer
+
+
+REFUSED = no_instance("r", at=2.0)
+FAILED = RequestFailed(at=2.0, request=RequestId("r"), reason="engine_failed", status=502)
+
+
+@pytest.mark.parametrize(
+    ("end", "judged"),
+    [
+        (REFUSED, True),
+        (replace(REFUSED, reason=RejectReason.RATE_LIMITED), False),
+        (FAILED, True),
+        (replace(FAILED, reason=FailReason.ENGINE_REFUSED, status=400), False),
+        (given_up("r", at=2.0), False),
+    ],
+)
+def test_what_a_client_or_its_limits_caused_says_nothing_about_the_service(end: LogEvent, judged: bool) -> None:
+    arrival = RequestArrived(
+        at=1.0, request=RequestId("r"), arrived_at=1.0, ingress="ingress-1", tenant=Tenant("acme"), keys=b"",
+        prompt_tokens=300, max_output_tokens=9, slo_ttft=2.0, slo_tpot=0.1,
+    )  # fmt: skip
+    observer = seen(arrival, end)
+
+    expected = 0.0 if judged else None
+    assert fleet_view(observer).totals.goodput == expected
+    assert [tenant.goodput for tenant in tenants_view(observer).tenants] == [expected]
+    assert fleet_view(observer).totals.failed == (end is FAILED)
+
+
+def test_requests_that_their_ingress_placed_alone_are_counted_for_a_minute() -> None:
+    def granted(name: str, at: float, stamp: Stamp | None = None) -> RequestGranted:
+        return RequestGranted(at=at, request=RequestId(name), instance=InstanceId("engine-1"), stamp=stamp)
+
+    leaders = granted("r-1", 5.0, Stamp(term=Term(0), number=1, as_of=0))
+    alone = seen(joined("engine-1"), leaders, granted("r-2", 6.0), granted("r-3", 40.0))
+    later = seen(joined("engine-1"), leaders, granted("r-2", 6.0), granted("r-3", 67.0))
+
+    assert fleet_view(alone).totals.placed_alone == 2
+    assert fleet_view(later).totals.placed_alone == 1
+
+
+def test_an_engine_that_its_leader_gave_up_is_lost_until_it_joins_again_or_for_ten_minutes() -> None:
+    def left(name: str, at: float, number: int | None) -> InstanceLeft:
+        stamp = None if number is None else Stamp(term=Term(0), number=number, as_of=0)
+        return InstanceLeft(at=at, instance=InstanceId(name), epoch=Epoch(1), reason="why", stamp=stamp)
+
+    names = ["engine-1", "engine-2", "engine-3"]
+    events: list[LogEvent] = [
+        *(joined(name) for name in names),
+        left(names[0], 5.0, 1),
+        left(names[1], 6.0, 2),
+        left(names[2], 7.0, None),
+    ]
+
+    assert fleet_view(seen(*events)).lost == names[:2]
+    assert fleet_view(seen(*events, joined(names[1], at=8.0, epoch=2))).lost == names[:1]
+    assert fleet_view(seen(*events, joined("engine-4", at=605.5))).lost == [names[1]]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -85,6 +85,8 @@ def is_refusal(error: Exception) -> bool:
 
 def refusal(error: Exception, identity: Identity) -> str:
     """Why a connection attempt failed, in words for an operator."""
+    if isinstance(error, TimeoutError):
+        return "the nats-server does not answer"
     text = (str(error) or type(error).__name__) + _expiry(identity)
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the nats-server's certificate is not accepted: {error.verify_message or text}"

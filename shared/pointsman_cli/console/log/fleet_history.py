@@ -25,7 +25,7 @@ from pointsman.contracts.fleet import (
     InstanceUnejected,
 )
 from pointsman.contracts.tenants import TenantPoliciesSet
-from pointsman.primitives import EngineSeconds, Sequence
+from pointsman.primitives import EngineSeconds, InstanceId, Sequence
 from pointsman_cli.tap.event_lines import details
 
 KEPT_MAX = 1_000
@@ -75,6 +75,8 @@ class Happenings:
     events: deque[Happened] = field(default_factory=lambda: deque(maxlen=KEPT_MAX))
     moved: int = 0
     refused: int = 0
+    lost: dict[InstanceId, EngineSeconds] = field(default_factory=dict)
+    """Instances that a leader gave up, and when, until they join again."""
 
     def apply(self, event: LogEvent, sequence: Sequence) -> None:
         match event:
@@ -90,10 +92,22 @@ class Happenings:
             case ScaleApplied():
                 self._applied(event)
             case _:
+                self._note_lost(event)
                 kind = KINDS.get(type(event))
                 if kind:
                     instance = str(getattr(event, "instance", ""))
                     self.events.append(Happened(sequence, event.at, kind, instance, details(event)))
+
+    def _note_lost(self, event: LogEvent) -> None:
+        match event:
+            case InstanceLeft() if event.stamp is not None and not event.refused:
+                self.lost[event.instance] = event.at
+                if len(self.lost) > KEPT_MAX:
+                    del self.lost[next(iter(self.lost))]
+            case InstanceLeft() | InstanceJoined():
+                self.lost.pop(event.instance, None)
+            case _:
+                pass
 
     def _applied(self, event: ScaleApplied) -> None:
         for place, known in enumerate(self.scaling):

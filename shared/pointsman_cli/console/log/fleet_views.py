@@ -1,6 +1,6 @@
 """The fleet page: instances, queues, hit rates and goodput as of the last entry that was read."""
 
-from pointsman.state.fleet import Instance, Knowledge
+from pointsman.state.fleet import Instance, Knowledge, Status
 from pointsman.state.state import State
 from pointsman.state.workload import EMPTY_QUEUE
 from pointsman_cli.console.log.observer import Observer
@@ -9,28 +9,32 @@ from pointsman_cli.console.log.times import wall
 from pointsman_cli.console.views import FleetTotals, FleetView, InstanceView
 
 NO_FIGURES = Figures()
-UNREGISTERED_SHOWN = 50
+NAMES_SHOWN = 50
+LOST_WALL_SECONDS = 600.0
+HALF_OPEN = "half-open"
+"""Shown instead of `ready`: it takes one request at a time."""
 
 
 def fleet_view(observer: Observer) -> FleetView:
     state = observer.state
     whole, of = observer.minute.figures(observer.at)
     instances = sorted(state.fleet.instances, key=lambda one: (len(one.id), one.id))  # engine-2 before engine-10
+    lost_since = observer.at - LOST_WALL_SECONDS * state.settings.speed
     rows = [_instance(state, one, of.get(one.id, NO_FIGURES)) for one in instances]
     return FleetView(
         at=wall(observer, observer.at),
         sequence=observer.sequence,
         totals=_totals(observer, rows, whole),
         instances=rows,
-        unregistered=sorted(map(str, state.unregistered))[:UNREGISTERED_SHOWN],
+        unregistered=sorted(map(str, state.unregistered))[:NAMES_SHOWN],
+        lost=[str(name) for name, at in observer.happenings.lost.items() if at > lost_since][-NAMES_SHOWN:],
     )
 
 
 def _totals(observer: Observer, rows: list[InstanceView], whole: Figures) -> FleetTotals:
-    state = observer.state
     return FleetTotals(
         instances=len(rows),
-        ready=len(state.fleet.ready),
+        ready=sum(row.status == Status.READY for row in rows),
         pending=sum(row.pending for row in rows),
         in_prefill=sum(row.in_prefill for row in rows),
         decoding=sum(row.decoding for row in rows),
@@ -44,6 +48,7 @@ def _totals(observer: Observer, rows: list[InstanceView], whole: Figures) -> Fle
         ttft_p95=whole.ttft(95),
         rejected=whole.rejected,
         failed=whole.failed,
+        placed_alone=len(observer.minute.placed_alone),
     )
 
 
@@ -58,8 +63,8 @@ def _instance(state: State, instance: Instance, figures: Figures) -> InstanceVie
         model=instance.model,
         role=instance.role,
         since=round(instance.epoch / 1000, 3),
-        status=str(instance.status),
-        status_reason=_status_reason(state, instance),
+        status=HALF_OPEN if instance.half_open and instance.status is Status.READY else str(instance.status),
+        status_reason=state.status_reason(instance),
         knowledge=str(instance.knowledge),
         knowledge_reason=instance.knowledge_reason,
         knowledge_since=wall(state, instance.known_since),
@@ -78,17 +83,3 @@ def _instance(state: State, instance: Instance, figures: Figures) -> InstanceVie
         ttft_p50=figures.ttft(50),
         ended=figures.ended,
     )
-
-
-def _status_reason(state: State, instance: Instance) -> str:
-    if instance.unschedulable:
-        return instance.unschedulable
-    if instance.suspected:
-        return "its worker is silent"
-    if not instance.serving:
-        return "its engine does not answer"
-    if instance.becomes:
-        return f"its role becomes {instance.becomes} once it is idle"
-    if instance.draining:
-        return "it leaves once it is idle" if instance.leaving else "it takes no new requests"
-    return state.ejection_reason(instance)

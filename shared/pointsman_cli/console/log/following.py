@@ -41,6 +41,8 @@ TURN_WALL_SECONDS = 0.005
 """Folding gives way to viewers this often while it catches up."""
 SETTINGS_ENTRIES_MAX = 10_000
 """Of a log without a checkpoint, to find the leader that tells the pool's settings."""
+SILENT_WALL_SECONDS = 10.0
+"""Workers report once a second. If no entry comes for so long, the log takes no writes, or all writers stand still."""
 RETRY_WALL_SECONDS: WallSeconds = WallSeconds(0.2)
 
 
@@ -64,11 +66,20 @@ class LiveLog(LogSource):
         self._settings = settings
         self._health: Health = "starting"
         self._turn_ends = 0.0
+        self._read_at = 0.0
 
     @property
     @override
     def health(self) -> Health:
         return "disconnected" if self._health == "live" and NATS_PART in self.board.lacks else self._health
+
+    @property
+    @override
+    def silent_seconds(self) -> int:
+        if self.health != "live" or not self.observer.state.fleet.instances:
+            return 0
+        silent = float(self._clock.wall()) - self._read_at
+        return int(silent) if silent >= SILENT_WALL_SECONDS else 0
 
     @override
     async def run(self) -> None:
@@ -86,6 +97,7 @@ class LiveLog(LogSource):
         waiting: list[LogEntry] = []
         async with aclosing(self._log.read(start, at_end=self._at_end)) as entries:  # type: ignore[type-var]
             async for entry in entries:
+                self._read_at = float(self._clock.wall())
                 if isinstance(entry, LogReset):
                     log.warning("console_starts_again", reason=entry.reason)
                     observer, waiting = None, []

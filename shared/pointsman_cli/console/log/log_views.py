@@ -178,7 +178,6 @@ def tenants_view(observer: Observer) -> TenantsView:
 
 def _tenant(name: str, tally: TenantTally, policy: TenantPolicy, in_flight: int, whole: int) -> TenantView:
     p50, p95 = percentile(tally.ttfts, 50), percentile(tally.ttfts, 95)
-    judged = tally.finished + tally.rejected + tally.failed
     return TenantView(
         tenant=name,
         priority=policy.priority,
@@ -197,7 +196,7 @@ def _tenant(name: str, tally: TenantTally, policy: TenantPolicy, in_flight: int,
         output_tokens=tally.output_tokens,
         share=round(tally.prompt_tokens / whole, 3),
         hit_rate=round(tally.cached_tokens / tally.told_tokens, 3) if tally.told_tokens else None,
-        goodput=round(tally.in_time / judged, 3) if judged else None,
+        goodput=round(tally.in_time / tally.judged, 3) if tally.judged else None,
         ttft_p50=None if p50 is None else round(p50, 3),
         ttft_p95=None if p95 is None else round(p95, 3),
         limits=_limits(policy),

@@ -4,7 +4,7 @@ fleet, and counts. No I/O, no clock; bounded beside the State. `fleet_views` and
 from pointsman.analysis.ladder import HitRateLadder
 from pointsman.analysis.shadow import Shadow
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import LeaderElected, RequestEnd, counts_as_end
+from pointsman.contracts.decisions import LeaderElected, RequestEnd, RequestGranted, counts_as_end
 from pointsman.contracts.envelope import is_fenced
 from pointsman.contracts.requests import RequestArrived
 from pointsman.ports import LogEntry
@@ -66,6 +66,8 @@ class Observer:
 
     def _note(self, event: LogEvent, sequence: Sequence) -> None:
         self.happenings.apply(event, sequence)
+        if isinstance(event, RequestGranted) and event.stamp is None:
+            self.minute.placed_alone.append(event.at)
         self._take_back(event)
         record = self.requests.apply(event, sequence)
         if record is None:

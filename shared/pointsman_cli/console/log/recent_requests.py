@@ -16,6 +16,7 @@ from pointsman.contracts.decisions import (
     RequestRejected,
     counts_as_end,
 )
+from pointsman.contracts.reasons import TENANT_LIMITS
 from pointsman.contracts.requests import (
     PrefillFinished,
     RequestArrived,
@@ -27,6 +28,7 @@ from pointsman.contracts.requests import (
 from pointsman.primitives import EngineSeconds, RequestId, Sequence, Tokens
 from pointsman.state.workload import Stage
 from pointsman_cli.console.views import Lateness
+from pointsman_cli.doctor.client_faults import is_clients_fault
 
 REQUESTS_MAX = 10_000
 EARLY_MAX = 1_000
@@ -68,6 +70,18 @@ class RecentRequest:
 
     def takes(self, event: RequestEvent) -> bool:
         return self.end is None or counts_as_end(event, self.end)
+
+    @property
+    def judged(self) -> bool:
+        """Whether its end tells how well the fleet serves: not one that its client or a limit of its tenant caused. `doctor`
+        judges alike."""
+        match self.end:
+            case RequestRejected():
+                return self.end.reason not in TENANT_LIMITS
+            case RequestFailed():
+                return not is_clients_fault(self.end)
+            case _:
+                return self.stage == FINISHED
 
     @property
     def lateness(self) -> Lateness:

@@ -23,6 +23,7 @@ class Ended:
     instance: str
     how: str
     in_time: bool
+    judged: bool
     ttft: EngineSeconds | None
     prompt_tokens: Tokens
     cached_tokens: Tokens
@@ -36,6 +37,7 @@ class Ended:
             record.instance,
             record.stage,
             record.lateness == "in time",
+            record.judged,
             record.ttft,
             record.prompt_tokens,
             record.cached_tokens,
@@ -60,9 +62,9 @@ class Figures:
     def add(self, end: Ended) -> None:
         self.ended += 1
         self.in_time += end.in_time
-        self.judged += end.how != CANCELLED
+        self.judged += end.judged
         self.rejected += end.how == REJECTED
-        self.failed += end.how == FAILED
+        self.failed += end.judged and end.how == FAILED
         if end.ttft is not None:
             self.ttfts.append(end.ttft)
         if end.cached_tokens >= 0:
@@ -92,6 +94,8 @@ class LastMinute:
     seconds: EngineSeconds
     ends: deque[Ended] = field(default_factory=lambda: deque(maxlen=WINDOW_ENDS_MAX))
     arrivals: deque[EngineSeconds] = field(default_factory=lambda: deque(maxlen=WINDOW_ENDS_MAX))
+    placed_alone: deque[EngineSeconds] = field(default_factory=lambda: deque(maxlen=WINDOW_ENDS_MAX))
+    """By ingresses, without a scheduler."""
 
     def end(self, record: RecentRequest) -> None:
         self.ends.append(Ended.of(record))
@@ -123,8 +127,9 @@ class LastMinute:
         since = now - self.seconds
         while self.ends and self.ends[0].at < since:
             self.ends.popleft()
-        while self.arrivals and self.arrivals[0] < since:
-            self.arrivals.popleft()
+        for times in (self.arrivals, self.placed_alone):
+            while times and times[0] < since:
+                times.popleft()
 
 
 @dataclass(slots=True)
@@ -136,6 +141,7 @@ class TenantTally:
     rejected: int = 0
     failed: int = 0
     cancelled: int = 0
+    judged: int = 0
     prompt_tokens: Tokens = 0
     told_tokens: Tokens = 0
     """Prompt tokens of answers that told what was cached."""
@@ -151,6 +157,7 @@ class TenantTally:
         self.rejected += record.stage == REJECTED
         self.failed += record.stage == FAILED
         self.cancelled += record.stage == CANCELLED
+        self.judged += record.judged
         if record.cached_tokens >= 0:
             self.told_tokens += record.prompt_tokens
             self.cached_tokens += record.cached_tokens
@@ -162,6 +169,7 @@ class TenantTally:
         """What its leader ended, and its ingress ends now or asks for again under another id."""
         self.rejected -= record.stage == REJECTED
         self.cancelled -= record.stage == CANCELLED
+        self.judged -= record.judged
         self.output_tokens -= max(0, record.output_tokens)
         if record.ttft is not None:
             with suppress(ValueError):  # newer ones took its place

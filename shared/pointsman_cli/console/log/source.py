@@ -50,6 +50,10 @@ class LogSource(ABC):
     @abstractmethod
     def health(self) -> Health: ...
 
+    @property
+    def silent_seconds(self) -> int:
+        return 0
+
     @abstractmethod
     async def run(self) -> None:
         """Reads the log; returns only at the end of a recorded one."""
@@ -115,6 +119,7 @@ class LogSource(ABC):
             speed=pool.speed,
             block_tokens=pool.block_tokens,
             problems=self._problems(),
+            silent_seconds=self.silent_seconds,
             can_act=can_act,
             pools=pools,
         )

@@ -15,6 +15,7 @@ NOTHING = Markup('<span class="muted">\N{EN DASH}</span>')
 Level = Literal["ok", "note", "warning", "serious"]
 LEVELS: dict[str, Level] = {
     "ready": "ok", "joining": "note", "draining": "warning", "suspected": "serious", "ejected": "serious",
+    "half-open": "warning",
     "unschedulable": "serious", "down": "serious", "left": "note", "gone": "note",
     "exact": "ok", "degraded": "warning", "blind": "serious",
     "in time": "ok", "late": "warning", "open": "note", "unserved": "serious",
@@ -139,13 +140,24 @@ def link(path: str, *names: str, shown: object = None) -> Markup:
     return Markup(f'<a href="{escape(address)}">{text(names[-1] if shown is None else shown)}</a>')
 
 
+def shortened(name: str) -> Markup:
+    """A long name is cut in its middle for the eye alone: ids of one ingress begin alike, and pods of one engine do."""
+    if len(name) <= ID_CHARS:
+        return text(name)
+    head, tail = text(name[:-TAIL_CHARS]), text(name[-TAIL_CHARS:])
+    return Markup(f'<span class="short" title="{text(name)}"><span class="cut">{head}</span>{tail}</span>')
+
+
+def name_link(path: str, name: str) -> Markup:
+    """As `link`, with the name shortened."""
+    if len(name) <= ID_CHARS:
+        return link(path, name)
+    address = escape(path.format(quote(name, safe="")))
+    return Markup(f'<a href="{address}" aria-label="{text(name)}">{shortened(name)}</a>')
+
+
 def request_link(request: str) -> Markup:
-    """A long id is cut in its middle for the eye alone: ids of one ingress begin alike."""
-    if len(request) <= ID_CHARS:
-        return link("/requests/{}", request)
-    whole, head, tail = text(request), text(request[:-TAIL_CHARS]), text(request[-TAIL_CHARS:])
-    address = escape(f"/requests/{quote(request, safe='')}")
-    return Markup(f'<a href="{address}" title="{whole}" aria-label="{whole}"><span class="cut">{head}</span>{tail}</a>')
+    return name_link("/requests/{}", request)
 
 
 def evidence(line: str) -> Markup:

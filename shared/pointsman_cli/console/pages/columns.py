@@ -13,10 +13,11 @@ from pointsman_cli.console.pages.cells import (
     duration,
     factor,
     key,
-    link,
+    name_link,
     request_link,
     seconds,
     share,
+    shortened,
     state,
     text,
 )
@@ -37,7 +38,7 @@ def _engine_level(engine: InstanceView) -> str:
 
 
 def _role(engine: InstanceView) -> Markup:
-    shown = link("/requests?instance={}", engine.instance)
+    shown = name_link("/requests?instance={}", engine.instance)
     return shown if engine.role in {"", "both"} else Markup(f'{shown} <span class="chip">{text(engine.role)}</span>')
 
 
@@ -67,7 +68,7 @@ FLEET: Table[InstanceView] = Table(
     identity=lambda e: key("e", e.instance),
     level=_engine_level,
     columns=(
-        Column("engine", "Engine", _role, lambda e: (len(e.instance), e.instance), "wide"),
+        Column("engine", "Engine", _role, lambda e: (len(e.instance), e.instance), "name"),
         Column("status", "Status", lambda e: state(e.status), lambda e: e.status, "mid"),
         Column("index", "Index", lambda e: state(e.knowledge), lambda e: e.knowledge, "mid",
                "exact: its events flow and digests agree; degraded: some are missing; blind: not known"),
@@ -115,7 +116,7 @@ REQUESTS: Table[RequestView] = Table(
         Column("request", "Request", lambda r: request_link(r.request), css="name id"),
         Column("arrived", "Arrived", lambda r: clock(r.arrived_at, 3), lambda r: r.arrived_at, "time"),
         Column("stage", "Stage", _end, lambda r: r.stage, "wide"),
-        Column("engine", "Engine", lambda r: text(r.instance) if r.instance else NOTHING, lambda r: r.instance, "mid"),
+        Column("engine", "Engine", lambda r: shortened(r.instance) if r.instance else NOTHING, lambda r: r.instance, "wide"),
         Column("tenant", "Tenant", lambda r: text(r.tenant) if r.tenant else NOTHING, lambda r: r.tenant, "mid"),
         Column("ttft", "TTFT, s", _ttft, lambda r: r.ttft, "n", "The bar is its share of the SLO"),
         Column("slo", "SLO, s", lambda r: seconds(r.slo_ttft), lambda r: r.slo_ttft, "n"),
@@ -136,7 +137,7 @@ TENANTS: Table[TenantView] = Table(
     identity=lambda t: key("t", t.tenant),
     level=lambda t: _low(t.goodput, 0.95),
     columns=(
-        Column("tenant", "Tenant", lambda t: link("/requests?tenant={}", t.tenant) if t.tenant else Markup('<span class="muted">no name</span>'),
+        Column("tenant", "Tenant", lambda t: name_link("/requests?tenant={}", t.tenant) if t.tenant else Markup('<span class="muted">no name</span>'),
                lambda t: t.tenant, "wide"),
         Column("priority", "Priority", lambda t: text(t.priority or "standard"), lambda t: t.priority, "mid"),
         Column("weight", "Weight", lambda t: decimal(t.weight), lambda t: t.weight, "n"),
@@ -190,7 +191,12 @@ MOVES: Table[MoveView] = Table(
     columns=(
         Column("at", "Time", lambda m: clock(m.at), css="mid"),
         Column("request", "Request", lambda m: request_link(m.request), css="name id"),
-        Column("way", "From → to", lambda m: Markup("{} → {}").format(text(m.source), text(m.instance)), css="wide"),
+        Column(
+            "way",
+            "From → to",
+            lambda m: Markup("{} → {}").format(shortened(m.source), shortened(m.instance)),
+            css="wide",
+        ),
         Column("kind", "Move", lambda m: text("out of the engine" if m.rebound else "between queues"), css="wide"),
         Column("benefit", "Sooner by", lambda m: duration(m.benefit) if m.benefit > 0 else NOTHING, css="n"),
         Column(

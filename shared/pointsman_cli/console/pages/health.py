@@ -49,6 +49,10 @@ def _troubles(fleet: FleetView, status: StatusView) -> Iterator[Trouble]:
     totals, engines = fleet.totals, fleet.instances
     if status.health == "disconnected":
         yield Trouble("serious", "The console has no connection to the log: the numbers below are old.")
+    if status.silent_seconds:
+        yield Trouble(
+            "serious", f"No entry has come into the log for {status.silent_seconds} s: the numbers below are old."
+        )
     yield from (Trouble("warning", f"{problem}.".replace("..", ".")) for problem in status.problems)
     if not engines:
         earlier = len(fleet.moments) > 1
@@ -57,6 +61,8 @@ def _troubles(fleet: FleetView, status: StatusView) -> Iterator[Trouble]:
         return
     yield from _out_of_service(engines, totals.ready)
     yield from _service(fleet)
+    if fleet.lost:
+        yield Trouble("warning", f"Gone without having been stopped: {listed(fleet.lost, 3)}.")
     for word, level in (("blind", "serious"), ("degraded", "warning")):
         names = [engine.instance for engine in engines if engine.knowledge == word]
         if names:
@@ -96,8 +102,15 @@ def _service(fleet: FleetView) -> Iterator[Trouble]:
     if totals.goodput is not None and totals.goodput < GOODPUT_WARNING:
         level = "serious" if totals.goodput < GOODPUT_SERIOUS else "warning"
         queued = f"; {plural(totals.pending, 'request')} waiting" if totals.pending else ""
+        rejected = f"; {totals.rejected:,} rejected" if totals.rejected else ""
         yield Trouble(
-            LEVELS[level], f"{1 - totals.goodput:.1%} of the last minute's requests were not served in time{queued}."
+            LEVELS[level],
+            f"{1 - totals.goodput:.1%} of the last minute's requests were not served in time{rejected}{queued}.",
+        )
+    if totals.placed_alone:
+        placed = plural(totals.placed_alone, "request")
+        yield Trouble(
+            "serious", f"{placed} of the last minute placed by ingresses alone, because no scheduler answered."
         )
     if totals.failed:
         yield Trouble("warning", f"{plural(totals.failed, 'request')} failed in the last minute.")

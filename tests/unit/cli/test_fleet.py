@@ -1,0 +1,66 @@
+"""`pointsman fleet` and the console say why an engine takes no requests, or one at a time."""
+
+import pytest
+
+from pointsman.ports import NONE_UNCONFIRMED
+from pointsman.primitives import InstanceId, PoolName
+from pointsman_cli.console.log.fleet_views import fleet_view
+from pointsman_cli.console.log.observer import Observer
+from pointsman_cli.console.pages.health import attention
+from pointsman_cli.fleet import fleet_table
+from pointsman_cli.terminal import SafeConsole
+from pointsman_scheduler.fleet_status import describe_fleet
+from tests.support.events import reported
+from tests.support.failing_pool import FailingPool, policies
+
+SICK = InstanceId("a")
+RECORD = "5 requests in a row failed there: 500 Internal Server Error"
+
+
+def ejected_pool() -> FailingPool:
+    pool = FailingPool()
+    pool.serve(40, sick=SICK)
+    return pool
+
+
+def half_open_pool() -> FailingPool:
+    pool = ejected_pool()
+    pool.later(60.0)
+    pool.look()
+    return pool
+
+
+def down_pool() -> FailingPool:
+    pool = FailingPool()
+    pool.happens(reported(SICK, 0, [], at=pool.now, serving=False))
+    return pool
+
+
+@pytest.mark.parametrize(
+    ("pool", "status", "reason"),
+    [
+        (ejected_pool(), "ejected", RECORD),
+        (half_open_pool(), "ready", f"half-open, takes one request at a time: consecutive_failures: {RECORD}"),
+        (down_pool(), "down", "its engine does not answer"),
+    ],
+)
+def test_the_table_says_why(pool: FailingPool, status: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = describe_fleet(
+        pool.state, policies(), NONE_UNCONFIRMED, pool=PoolName("p"), scheduler="s", checkpoints_overdue=""
+    )
+    SafeConsole(width=200).print(fleet_table(fleet))
+
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"  {SICK} is {status}: ")]
+    assert reason in line
+
+
+def test_the_console_shows_a_half_open_engine_as_such() -> None:
+    view = fleet_view(Observer(half_open_pool().state))
+
+    assert [engine.status for engine in view.instances] == ["half-open", "ready", "ready", "ready"]
+    assert view.totals.ready == 3
+    ((level, word, reason),) = [
+        (level, word, why) for level, engine, word, why in attention(view) if engine.instance == SICK
+    ]
+    assert (level, word) == ("warning", "half-open")
+    assert RECORD in reason
