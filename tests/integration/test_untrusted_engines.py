@@ -568,6 +568,7 @@ AWAY: dict[str, tuple[str, Sequence[bytes]]] = {
     "health redirects": ("/health", [b"HTTP/1.1 302 Found\r\nlocation: /version\r\ncontent-length: 0\r\n\r\n"]),
     "health is garbage": ("/health", [b"\x00\x01\r\n\r\n"]),
     "100,000 headers": ("/health", [HEAD, *[b"".join(b"x-%d: a\r\n" % n for n in range(1000))] * 100]),
+    "a hundred answers to come": ("/health", [b"HTTP/1.1 103 Early Hints\r\n\r\n" * 100, PAGES["/health"][0]]),
     "metrics break off": ("/metrics", [HEAD + b"content-length: 1000\r\n\r\nvllm"]),
     "metrics are no HTTP": ("/metrics", [HEAD + b"transfer-encoding: chunked\r\n\r\nno chunk\r\n"]),
 }

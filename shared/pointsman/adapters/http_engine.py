@@ -14,6 +14,7 @@ import aiohttp
 import msgspec
 import structlog
 
+from pointsman.adapters.engine_connector import EngineConnector
 from pointsman.adapters.http_bodies import bounded_body
 from pointsman.contracts.fleet import ANY_RANK
 from pointsman.primitives import BLOCK_TOKENS_MAX, Seconds, Tokens
@@ -143,7 +144,11 @@ class HttpEngine:
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=self._seconds_max)
         self._session = aiohttp.ClientSession(
-            headers=self._headers, timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+            connector=EngineConnector(),
+            headers=self._headers,
+            timeout=timeout,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
         )
         return self
 

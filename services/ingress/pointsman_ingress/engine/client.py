@@ -14,6 +14,7 @@ from typing import Self
 import aiohttp
 from yarl import URL
 
+from pointsman.adapters.engine_connector import EngineConnector
 from pointsman.adapters.shared_timers import SharedTimer, SharedTimers
 from pointsman.contracts.fleet import ANY_RANK
 from pointsman.contracts.requests import AttemptFailure
@@ -24,7 +25,7 @@ from pointsman.runtime.telemetry import ENGINE_URLS_REFUSED
 from pointsman.runtime.tracing import NO_SPAN, Span, trace_headers
 from pointsman_ingress.engine.name_resolver import NameResolver
 from pointsman_ingress.engine.refusals import REFUSAL_BYTES_MAX, is_busy
-from pointsman_ingress.engine.session import FIELD_BYTES_MAX, Answer, DirectSession, EngineConnector
+from pointsman_ingress.engine.session import FIELD_BYTES_MAX, Answer, DirectSession
 from pointsman_ingress.engine.streams import CHUNKS, StreamShape, StreamTail
 from pointsman_ingress.http.errors import Header
 from pointsman_ingress.http.request_headers import Headers
