@@ -184,6 +184,35 @@ async def test_an_answer_that_nobody_can_hold_is_computed_once_and_no_engine_has
     assert (end.reason, end.status, end.instance) == ("answer_too_large", 502, ONE)
 
 
+def comment(size: int) -> bytes:
+    return b": " + b"c" * size + b"\n\n"
+
+
+async def test_what_precedes_the_first_output_is_held_within_a_bound(world: World, liar: RawEngine) -> None:
+    liar.otherwise, liar.goes_on = [STREAM_HEAD + comment(100_000), CHUNK + b"\n\ndata: [DONE]\n\n"], asyncio.Event()
+    async with asyncio.timeout(15), world.post(COMPLETIONS, STREAM) as answer:
+        assert answer.status == 200
+        liar.goes_on.set()
+        await answer.read()
+
+    end = (await world.events())[-1]
+    assert isinstance(end, RequestFinished)
+    assert end.instance == ONE
+
+
+async def test_what_repeats_a_long_request_is_held_so_that_another_engine_can_still_be_asked(
+    world: World, liar: RawEngine
+) -> None:
+    liar.otherwise = [STREAM_HEAD + comment(300_000)]
+
+    status, _ = await ask(world, COMPLETIONS, {**STREAM, "user": "u" * 100_000})
+
+    end = (await world.events())[-1]
+    assert status == 200
+    assert isinstance(end, RequestFinished)
+    assert end.instance == TWO
+
+
 async def test_answers_that_are_held_have_a_bound_together() -> None:
     """One client has half of them: a megabyte."""
     async with world_with(body_bytes_max=100_000, processes=PROCESSES_MAX) as world, running_raw_engine() as slow:

@@ -38,7 +38,11 @@ HOST_GONE_OPTIONS = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "T
 URLS_MAX = 10_000
 PIECE_BYTES = 256 * 1024  # larger bodies are streamed, to not block the event loop
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
-OPENING_BYTES_MAX = 16 * 1024 * 1024  # buffered before the first output
+OPENING_BYTES_MAX = 16 * 1024 * 1024
+"""Buffered before the first output, and at most OPENING_BYTES_MIN and OPENING_TIMES_MAX times the body: two events of the
+Responses API repeat parts of it, in which an escape may double a character. An engine can send as much to each of its requests."""
+OPENING_BYTES_MIN = 64 * 1024
+OPENING_TIMES_MAX = 4
 CONTENT_TYPE_CHARACTERS_MAX = 200
 RETRY_AFTER_CHARACTERS_MAX = 64
 METADATA = "metadata"
@@ -156,7 +160,7 @@ class EngineClient:
         """`send`, then `EngineAnswer.opening`. Raises EngineFailedError."""
         answer = await self.send(request)
         try:
-            first = await answer.opening()
+            first = await answer.opening(bytes_max=OPENING_BYTES_MIN + OPENING_TIMES_MAX * len(request.body))
             if answer.status == SERVICE_UNAVAILABLE:
                 first = await answer.refusal(first)
         except BaseException:
@@ -237,11 +241,12 @@ class EngineAnswer:
             after = ""
         return [(b"retry-after", after.encode())] if after else []
 
-    async def opening(self) -> bytes:
+    async def opening(self, *, bytes_max: int) -> bytes:
         """Returns the first bytes, of a stream up to the first output. Raises EngineFailedError."""
+        bytes_max = min(bytes_max, OPENING_BYTES_MAX)
         chunk = await self.chunk()
         opening, size = [chunk], len(chunk)
-        while self.streams and chunk and not self.tail.opening_is_over and size <= OPENING_BYTES_MAX:
+        while self.streams and chunk and not self.tail.opening_is_over and size <= bytes_max:
             chunk = await self.chunk()
             opening.append(chunk)
             size += len(chunk)
