@@ -213,6 +213,23 @@ async def test_what_repeats_a_long_request_is_held_so_that_another_engine_can_st
     assert end.instance == TWO
 
 
+@pytest.mark.parametrize(("body_bytes", "counted"), [(100, -1), (400_000, 7)])
+async def test_a_last_event_is_held_for_its_usage_as_far_as_it_may_repeat_answer_and_request(
+    world: World, liar: RawEngine, body_bytes: int, counted: int
+) -> None:
+    delta = b'event: response.output_text.delta\ndata: {"type": "response.output_text.delta", "delta": "a"}\n\n'
+    usage = b'"usage":{"input_tokens":7,"output_tokens":1}'
+    last = b'event: response.completed\ndata: {"response":{%b,"x":"%b"}}\n\n' % (usage, b"x" * 2_000_000)
+    liar.otherwise = [STREAM_HEAD + delta, last]
+
+    status, body = await ask(world, "/v1/responses", {"model": "m", "input": "i" * body_bytes, "stream": True})
+
+    end = (await world.events())[-1]
+    assert (status, len(body)) == (200, len(delta + last))
+    assert isinstance(end, RequestFinished)
+    assert end.prompt_tokens == counted
+
+
 async def test_answers_that_are_held_have_a_bound_together() -> None:
     """One client has half of them: a megabyte."""
     async with world_with(body_bytes_max=100_000, processes=PROCESSES_MAX) as world, running_raw_engine() as slow:

@@ -38,11 +38,12 @@ HOST_GONE_OPTIONS = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "T
 URLS_MAX = 10_000
 PIECE_BYTES = 256 * 1024  # larger bodies are streamed, to not block the event loop
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
-OPENING_BYTES_MAX = 16 * 1024 * 1024
-"""Buffered before the first output, and at most OPENING_BYTES_MIN and OPENING_TIMES_MAX times the body: two events of the
-Responses API repeat parts of it, in which an escape may double a character. An engine can send as much to each of its requests."""
+REPEATED_TIMES_MAX = 4
+"""Times a body that a stream may repeat before its first output, and in its last event: two events of the Responses API have
+parts of it, in which an escape may double a character. More is not held: an engine can send as much to each of its requests."""
 OPENING_BYTES_MIN = 64 * 1024
-OPENING_TIMES_MAX = 4
+OPENING_BYTES_MAX = 16 * 1024 * 1024
+"""Buffered before the first output."""
 CONTENT_TYPE_CHARACTERS_MAX = 200
 RETRY_AFTER_CHARACTERS_MAX = 64
 METADATA = "metadata"
@@ -141,6 +142,7 @@ class EngineClient:
             self._timers,
             chunk_timeout_seconds=self._chunk_timeout_seconds,
             is_working=request.is_working,
+            repeated_bytes_max=REPEATED_TIMES_MAX * len(request.body),
         )
 
     async def _post(self, request: EngineRequest) -> Answer:
@@ -160,7 +162,7 @@ class EngineClient:
         """`send`, then `EngineAnswer.opening`. Raises EngineFailedError."""
         answer = await self.send(request)
         try:
-            first = await answer.opening(bytes_max=OPENING_BYTES_MIN + OPENING_TIMES_MAX * len(request.body))
+            first = await answer.opening()
             if answer.status == SERVICE_UNAVAILABLE:
                 first = await answer.refusal(first)
         except BaseException:
@@ -211,12 +213,15 @@ class EngineAnswer:
         *,
         chunk_timeout_seconds: WallSeconds,
         is_working: Callable[[], bool],
+        repeated_bytes_max: int,
     ) -> None:
+        """`repeated_bytes_max`: of the request, in a stream."""
         self._timers = timers
         self.status = response.status
         self.content_type = _content_type(response.headers.get("content-type", ""))
         self.streams = self.content_type.lower().startswith(EVENT_STREAM)
-        self.tail = StreamTail(shape)
+        self.tail = StreamTail(shape, repeated_bytes_max)
+        self._repeated_bytes_max = repeated_bytes_max
         self._response = response
         self._chunk_timeout_seconds = chunk_timeout_seconds
         self._is_working = is_working
@@ -241,9 +246,9 @@ class EngineAnswer:
             after = ""
         return [(b"retry-after", after.encode())] if after else []
 
-    async def opening(self, *, bytes_max: int) -> bytes:
+    async def opening(self) -> bytes:
         """Returns the first bytes, of a stream up to the first output. Raises EngineFailedError."""
-        bytes_max = min(bytes_max, OPENING_BYTES_MAX)
+        bytes_max = min(OPENING_BYTES_MIN + self._repeated_bytes_max, OPENING_BYTES_MAX)
         chunk = await self.chunk()
         opening, size = [chunk], len(chunk)
         while self.streams and chunk and not self.tail.opening_is_over and size <= bytes_max:
