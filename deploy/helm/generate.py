@@ -4,7 +4,7 @@ PrometheusRule.
     make manifests
 
 A template is the object of the base. Where a component or the HA overlay changes it, both forms stand in an `if` of the value
-that chooses it. The templates use what Go's text/template has, and no function of Helm's."""
+that chooses it."""
 
 import json
 import os
@@ -149,13 +149,21 @@ def with_pull_secrets(found: re.Match[str]) -> str:
 
 
 def schema() -> str:
-    """Of the values, for Helm, whose message quotes it."""
-    refused = {name: {"const": FIXED_REASON} for name in FIXED}
-    properties = {
-        "settings": {"type": "object", "properties": refused},
-        "imagePullSecrets": {"type": "array", "items": {"type": "object", "required": ["name"]}},
-    }
-    return json.dumps({"$schema": SCHEMA_VERSION, "properties": properties}, indent=2) + "\n"
+    """Of the values, for Helm, whose message quotes it: no other names, types as in values.yaml. `global` is Helm's own."""
+    given = yaml.safe_load((HERE / "pointsman" / "values.yaml").read_text())
+    found = {"$schema": SCHEMA_VERSION, **typed(given)}
+    properties = found["properties"]
+    properties["global"] = {}
+    properties["settings"] = {"type": "object", "properties": {name: {"const": FIXED_REASON} for name in FIXED}}
+    properties["imagePullSecrets"]["items"] = {"type": "object", "required": ["name"]}
+    return json.dumps(found, indent=2) + "\n"
+
+
+def typed(value: Any) -> dict[str, Any]:
+    if isinstance(value, dict):
+        properties = {name: typed(inner) for name, inner in value.items()}
+        return {"type": "object", "properties": properties, "additionalProperties": False}
+    return {"type": {bool: "boolean", str: "string", list: "array"}[type(value)]}
 
 
 def group(found: dict[str, Any]) -> str:

@@ -50,7 +50,7 @@ SERVER = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
     "admins",
     metavar="NAME",
     multiple=True,
-    help="Who may do everything with the log and its buckets, by the program of NATS. Repeatable.",
+    help="Who may do everything with the log and its buckets, by NATS's own command `nats`. Repeatable.",
 )
 @click.option(
     "--nats-server",

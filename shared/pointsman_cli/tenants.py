@@ -1,6 +1,7 @@
 """`pointsman tenants`: shows and sets limits, priorities and cache groups of tenants."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -22,6 +23,7 @@ from pointsman.contracts.tenants import RateLimit, RateLimits, TenantPolicies, T
 from pointsman.ports import Commands
 from pointsman.primitives import PoolName, Tenant
 from pointsman.runtime.settings import FleetSettings
+from pointsman.state.tenants import BURST_SECONDS, MINUTE
 from pointsman_cli.command_client import ask, connected_link, no_scheduler
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.options import CONTEXT, as_given, fleet_options, json_switch
@@ -182,12 +184,13 @@ def show(described: TenantsDescribed) -> None:
         if name not in policies.tenants:
             _add_row(shown, f"{name} (default)", policies.default, tenant)
     console.print(shown)
-    say(console, f"a cached prompt token counts {policies.cached_token_weight:g}; used or left / limit, -: none")
+    say(console, f"a cached prompt token counts {policies.cached_token_weight:g}; used, or left now / limit, -: none")
+    say(console, f"left now: at most what {BURST_SECONDS:g} s bring, and one more")
 
 
 def _table(title: str) -> Table:
-    columns = ("tenant", "priority", ">weight", "group", ">left / requests per s", ">concurrency")
-    return table(*columns, ">left / tokens per min", ">tokens today", ">KV share", title=title)
+    columns = ("tenant", "priority", ">weight", "group", ">left now / requests per s", ">concurrency")
+    return table(*columns, ">left now / tokens per min", ">tokens today", ">KV share", title=title)
 
 
 def _add_row(shown: Table, name: str, policy: TenantPolicy, use: TenantDescribed | None) -> None:
@@ -200,17 +203,17 @@ def _add_row(shown: Table, name: str, policy: TenantPolicy, use: TenantDescribed
         policy.cache_group,
         _of(_left(limits.requests, policy.requests_per_second) if use else None, policy.requests_per_second),
         _of(use.in_flight if use else None, policy.concurrency),
-        _of(_left(limits.tokens, policy.tokens_per_minute) if use else None, policy.tokens_per_minute),
+        _of(_left(limits.tokens, policy.tokens_per_minute / MINUTE) if use else None, policy.tokens_per_minute),
         _of(use.tokens_today if use else None, policy.tokens_per_day),
         _limit(policy.kv_share),
     )
 
 
 def _left(limit: RateLimit | None, rate: float) -> float | None:
-    """None: unlimited. Without a `limit` nothing was used."""
+    """Of a limit of `rate` a second. None: unlimited. Without a `limit` nothing was used."""
     if not rate:
         return None
-    return min(limit.remaining, rate) if limit is not None else rate
+    return limit.remaining if limit is not None else math.floor(1 + rate * BURST_SECONDS)
 
 
 def _of(part: float | None, limit: float) -> str:

@@ -21,7 +21,7 @@ def test_the_page_has_this_order_and_all_others_point_to_it() -> None:
     steps = re.findall(r"^\d\. \*\*(.*?)\*\*", (ROOT / "docs/upgrades.md").read_text(), re.MULTILINE)
 
     assert tuple(steps) == NAMED
-    for page in (DEPLOYING, KUBERNETES_PAGE, (ROOT / "docs/operations.md").read_text()):
+    for page in (DEPLOYING, KUBERNETES_PAGE, (ROOT / "docs/hosts.md").read_text()):
         assert "upgrades.md#order)" in page
 
 

@@ -183,7 +183,7 @@ def test_haproxy_bounds_its_files_and_asks_for_no_more_than_the_host_allows() ->
 
 
 def test_haproxy_has_the_configuration_of_the_page_where_names_and_networks_do_not_differ() -> None:
-    page = (ROOT / "docs/operations.md").read_text()
+    page = (ROOT / "docs/ingress.md").read_text()
     (documented,) = re.findall(r"```haproxy\n(.*?)```", page, re.DOTALL)
     shipped = directives((CLUSTER_FILE.parent / "haproxy/haproxy.cfg").read_text())
 

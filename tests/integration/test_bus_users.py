@@ -252,7 +252,7 @@ async def test_a_scaler_that_follows_tells_the_acting_one_and_sets_no_other_name
 
 
 async def test_an_admin_shows_changes_saves_and_deletes_every_stream_by_the_program_of_nats(bus: LockedBus) -> None:
-    """What docs/upgrades.md, data.md and operations.md do with it."""
+    """What docs/upgrades.md, data.md and credentials.md do with it."""
     async with bus.raw(ADMIN) as admin:
         names = (await admin.call("$JS.API.STREAM.NAMES"))["streams"]
         described = await admin.call(f"$JS.API.STREAM.INFO.{LOG}")

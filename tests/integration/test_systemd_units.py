@@ -35,7 +35,7 @@ OWN = [unit for unit in units() if unit.name not in ("pointsman-nats", "pointsma
 OWN_SEEDS = {"worker": "workers/default"}
 HAVE_THE_SECRET = {"pointsman-ingress", "pointsman-scheduler", "pointsman-worker"}
 """Who computes keys of blocks, salts or digests of API keys."""
-OPERATIONS = (ROOT / "docs/operations.md").read_text()
+HOSTS = (ROOT / "docs/hosts.md").read_text()
 OF_ONE_POOL = re.compile(r"StateDirectory=|STATE_DIRECTORY=|ARCHIVE_URL=|/workers/|engines\.toml")
 NOT_CALLED_A_SETTING = {"POINTSMAN_CONFIG", f"POINTSMAN_SECRET{FILE_SUFFIX}"}
 
@@ -113,7 +113,7 @@ def test_no_unit_takes_the_memory_of_its_host_and_the_bus_may_have_most() -> Non
 
 
 def test_the_drop_in_of_a_scaler_that_starts_processes_hands_it_what_they_need_and_ends_no_engine() -> None:
-    """docs/operations.md, Scaling: an instance outlives its scaler. By default systemd ends what a unit has started."""
+    """docs/hosts.md, A scaler that starts engines: an instance outlives its scaler. By default systemd ends what a unit has started."""
     drop_in = scaler_drop_in("process.conf")
     worker = (UNITS / "pointsman-worker.service").read_text().splitlines()
     seed = [line.replace("NATS_CRED", "WORKER_CRED") for line in worker if "worker.nk" in line]
@@ -135,7 +135,7 @@ def test_the_drop_in_for_engines_on_gpus_takes_back_what_keeps_them_from_startin
 
 def scaler_drop_in(name: str) -> list[str]:
     pattern = rf"```ini\n# \S+/pointsman-scaler\.service\.d/{re.escape(name)}\n\[Service\]\n(.*?)```"
-    (found,) = re.findall(pattern, OPERATIONS, re.DOTALL)
+    (found,) = re.findall(pattern, HOSTS, re.DOTALL)
     return str(found).splitlines()
 
 
@@ -179,7 +179,7 @@ def test_the_units_of_a_further_pool_are_those_of_the_first_but_for_names_and_po
 ) -> None:
     root = make_root(tmp_path)
     installed = root / "etc/systemd/system"
-    (script,) = [s for s in re.findall(r"```sh\n(.*?)```", OPERATIONS, re.DOTALL) if "-coder.service" in s]
+    (script,) = [s for s in re.findall(r"```sh\n(.*?)```", HOSTS, re.DOTALL) if "-coder.service" in s]
     script = script.replace("cd /etc/systemd/system", f"cd {installed}").replace("systemctl daemon-reload\n", "")
 
     subprocess.run(["sh", "-ec", script], check=True)
@@ -216,7 +216,7 @@ def test_the_unit_of_nats_server_alone_is_in_the_group_that_reads_the_password_o
     assert made == [group]
     assert not any(groups.values())
     assert group not in {unit.name for unit in units()}, "a dynamic user cannot have a name that is taken"
-    assert f"install -m 640 -g {group} credentials/nats-routes.conf /etc/pointsman/nats\n" in OPERATIONS
+    assert f"install -m 640 -g {group} credentials/nats-routes.conf /etc/pointsman/nats\n" in HOSTS
 
 
 def test_the_group_is_made_by_systemd(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_the_documented_steps_give_nats_server_tls_for_clients_with_a_certificat
 
 
 def test_everybody_may_read_the_installed_settings_whatever_the_umask_of_who_installs_them(open_path: Path) -> None:
-    (script,) = [s for s in re.findall(r"```sh\n(.*?)```", OPERATIONS, re.DOTALL) if "systemd/pointsman.toml" in s]
+    (script,) = [s for s in re.findall(r"```sh\n(.*?)```", HOSTS, re.DOTALL) if "systemd/pointsman.toml" in s]
     settings = open_path / "pointsman"
 
     subprocess.run(["sh", "-ec", script.replace("/etc/pointsman", str(settings))], check=True, cwd=ROOT, umask=0o077)
@@ -303,11 +303,11 @@ def test_the_settings_name_no_file_that_no_step_makes() -> None:
 
 
 def test_the_drop_in_for_tls_hands_processes_the_key_that_was_installed() -> None:
-    (drop_in,) = re.findall(r"```ini\n# \S+/pointsman-\.service\.d/\S+\n\[Service\]\n(.*?)```", OPERATIONS, re.DOTALL)
+    (drop_in,) = re.findall(r"```ini\n# \S+/pointsman-\.service\.d/\S+\n\[Service\]\n(.*?)```", HOSTS, re.DOTALL)
     credential, variable = drop_in.splitlines()
     name, _, source = credential.removeprefix("LoadCredential=").partition(":")
 
-    assert f"-g pointsman-routes host.key {source}\n" in OPERATIONS
+    assert f"-g pointsman-routes host.key {source}\n" in HOSTS
     assert variable == f"Environment=POINTSMAN_NATS_KEY=%d/{name}"
 
 
@@ -343,8 +343,8 @@ def write_files_of_nats(source: Path, directory: Path) -> None:
 
 
 def install_files_of_nats(source: Path, directory: Path, *, naming: str = "nats-routes.conf") -> None:
-    """By the commands of docs/operations.md that name this file, the group given by its number."""
-    scripts = re.findall(r"```sh\n(.*?)```", OPERATIONS, re.DOTALL)
+    """By the commands of docs/hosts.md that name this file, the group given by its number."""
+    scripts = re.findall(r"```sh\n(.*?)```", HOSTS, re.DOTALL)
     (script,) = (script for script in scripts if naming in script)
     script = script.replace("/etc/pointsman/nats", str(directory)).replace("pointsman-routes", str(GROUP_ID))
     subprocess.run(["sh", "-ec", script], check=True, cwd=source)

@@ -59,7 +59,8 @@ def test_an_alert_says_how_bad_it_is_what_is_wrong_and_what_to_do(name: str) -> 
     rule = RULES[name]
     page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
 
-    assert rule["labels"]["severity"] in ("critical", "warning")
+    section = RUNBOOK.read_text().partition(f"### {name}\n")[2]
+    assert rule["labels"]["severity"] == ("critical" if section.startswith("\nCritical. ") else "warning")
     assert len(rule["annotations"]["summary"]) > 20
     assert (ROOT / page, anchor) == (RUNBOOK, name.lower())
     assert anchor in anchors(RUNBOOK)

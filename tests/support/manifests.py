@@ -1,7 +1,5 @@
-"""deploy/kubernetes and the chart as Kubernetes gets them: rendered by kubectl, whose Kustomize and Go templates are the real
-ones. (`kubectl label --local -o go-template-file` takes any object as a template's data, a chart's values too.)"""
+"""deploy/kubernetes and the chart as Kubernetes gets them, rendered by kubectl and by Helm."""
 
-import json
 import os
 import subprocess
 import tempfile
@@ -11,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jsonschema  # type: ignore[import-untyped]  # its stubs are not worth a dependency
 import yaml  # type: ignore[import-untyped]  # its stubs are not worth a dependency
+from helm_python import Chart
 from typing_extensions import override
 
 from tests.support.compose import ROOT, OwnService
@@ -125,46 +123,10 @@ def overlaid(kustomization: Mapping[str, Any]) -> tuple[Object, ...]:
 
 
 def chart(values: Mapping[str, Any]) -> tuple[Object, ...]:
-    """`values`: beside those of values.yaml. Raises ValidationError."""
-    data = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": "values"},
-        "Values": judged(values),
-        "Release": {"Name": "pointsman", "Namespace": NAMESPACE},
-    }
-    with tempfile.TemporaryDirectory() as directory:
-        values_file, template = Path(directory, "values.json"), Path(directory, "template")
-        values_file.write_text(json.dumps(data))
-        template.write_text("\n".join(path.read_text() for path in sorted((CHART / "templates").glob("*.yaml"))))
-        command = [
-            str(kubectl()),
-            "label",
-            "--local",
-            "-f",
-            str(values_file),
-            "a=b",
-            "-o",
-            f"go-template-file={template}",
-        ]
-        environment = {"KUBECONFIG": "/dev/null"}
-        result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert result.returncode == 0, result.stderr
-    return _documents(result.stdout)
-
-
-def judged(values: Mapping[str, Any]) -> dict[str, Any]:
-    """With those of values.yaml. Raises ValidationError where Helm refuses them."""
-    whole = merged(yaml.safe_load((CHART / "values.yaml").read_text()), values)
-    jsonschema.validate(whole, json.loads((CHART / "values.schema.json").read_text()))
-    return whole
-
-
-def merged(values: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    result = dict(values)
-    for key, value in other.items():
-        result[key] = merged(result[key], value) if isinstance(value, Mapping) else value
-    return result
+    """As Helm renders it. `values`: beside those of values.yaml. Raises HelmValuesError where its schema refuses them."""
+    with Chart.load(CHART) as loaded:
+        manifests = loaded.render(dict(values), name="pointsman", namespace=NAMESPACE)
+    return tuple(found for path in sorted(manifests) for found in _documents(manifests[path]))
 
 
 def by_name(objects: tuple[Object, ...], kind: str) -> dict[str, Object]:

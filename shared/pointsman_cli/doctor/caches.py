@@ -134,7 +134,7 @@ class Caches(Examiner):
             yield self.serious(
                 f"the keys of prompts are not those of the engine's events on {', '.join(sorted(self._disparity))}",
                 [f"{name}: {detail}" for name, detail in sorted(self._disparity.items())],
-                "No hit is found there. Tokenizer, chat template, block size or secret differ (docs/operations.md).",
+                "No hit is found there. Tokenizer, chat template, block size or secret differ (docs/running.md).",
             )
 
     def _unhealed(self, state: State) -> Iterator[Finding]:

@@ -133,7 +133,7 @@ def test_what_is_left_has_the_same_form_before_and_after_the_first_request(capsy
     names = [Tenant(name) for name in ("new", "all-left", "at-work")]
     policy = TenantPolicy(requests_per_second=2.5, concurrency=4, tokens_per_minute=60_000, tokens_per_day=900_000)
     untouched = RateLimits(
-        requests=RateLimit(limit=3, remaining=3, reset=0.0), tokens=RateLimit(limit=60_000, remaining=60_000, reset=0.0)
+        requests=RateLimit(limit=3, remaining=2, reset=0.0), tokens=RateLimit(limit=60_000, remaining=501, reset=0.0)
     )
     used = RateLimits(
         requests=RateLimit(limit=3, remaining=1, reset=1.0), tokens=RateLimit(limit=60_000, remaining=7, reset=9.0)
@@ -150,7 +150,7 @@ def test_what_is_left_has_the_same_form_before_and_after_the_first_request(capsy
     )
 
     lines = capsys.readouterr().out.splitlines()
-    nothing_used = "standard 1 2.5 / 2.5 0 / 4 60,000 / 60,000 0 / 900,000 -"
+    nothing_used = "standard 1 2 / 2.5 0 / 4 501 / 60,000 0 / 900,000 -"
     assert row_of("new", lines) == f"new {nothing_used}"
     assert row_of("all-left", lines) == f"all-left {nothing_used}"
     assert row_of("at-work", lines) == "at-work standard 1 1 / 2.5 1 / 4 7 / 60,000 50 / 900,000 -"

@@ -46,7 +46,7 @@ def failed(request: str, instance: str) -> LogEntry:
 def test_the_documented_configuration_is_the_one_that_is_tested() -> None:
     servers = [("ingress", "10.0.0.1:8080", 8081), ("ingress-2", "10.0.0.2:8080", 8081)]
 
-    assert f"```haproxy\n{haproxy_config(':8000', servers)}```" in (ROOT / "docs/operations.md").read_text()
+    assert f"```haproxy\n{haproxy_config(':8000', servers)}```" in (ROOT / "docs/ingress.md").read_text()
 
 
 def test_requests_sent_to_a_bad_engine_count_as_early_then_as_touched_and_not_once_it_is_well() -> None:

@@ -1,4 +1,4 @@
-"""haproxy in front of the fleet's ingresses, configured as in docs/operations.md, and a record of its rotation. haproxy
+"""haproxy in front of the fleet's ingresses, configured as in docs/ingress.md, and a record of its rotation. haproxy
 is taken from PATH."""
 
 import asyncio
