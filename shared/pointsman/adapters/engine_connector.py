@@ -1,5 +1,5 @@
 """Connections to engines over HTTP, for ingresses and workers. aiohttp's own skip any number of heads of status 1xx, and
-meanwhile leave the event loop to nobody; and they hold 128 headers of any size that one may have."""
+meanwhile hold up the event loop; and they bound each header and the number of headers, not all headers together."""
 
 from collections.abc import Callable
 from functools import partial
