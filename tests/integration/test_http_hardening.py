@@ -1,6 +1,8 @@
 """What a client may do to a connection, over real sockets: heads, slowness, ambiguity, old HTTP."""
 
 import asyncio
+import contextlib
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,7 +11,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from pointsman.runtime.health import HttpServer, send_whole
-from pointsman.runtime.http_protocol import HttpLimits, network_of
+from pointsman.runtime.http_protocol import CLOSE_NOW, HttpLimits, network_of
 from tests.support.waiting import eventually
 
 HOST = b"host: x\r\n"
@@ -19,7 +21,8 @@ LARGE = 64 << 20
 
 
 class Server:
-    """An application that echoes bodies, streams `/stream` and holds `/held` until it is let go."""
+    """An application that echoes bodies, streams `/stream`, holds `/held` until it is let go, and gives to `/unread` a
+    little more than the system's buffers take."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -35,6 +38,13 @@ class Server:
             return
         if scope["path"] == "/large":
             await send_whole(send, 200, b"x" * LARGE, "text/plain")
+            return
+        if scope["path"] == "/unread":
+            transport = scope[CLOSE_NOW].__self__.transport
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while not transport.get_write_buffer_size():
+                await send({"type": "http.response.body", "body": b"x" * 4096, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
         body, more = b"", True
         while more:
@@ -276,6 +286,47 @@ async def test_pipelined_requests_are_answered_in_order_and_bounded() -> None:
     assert few
     assert server.asked[:5] == ["/0", "/1", "/2", "/3", "/"]
     assert many == b""
+
+
+@pytest.mark.parametrize("waiting", ["bodies", "heads"])
+async def test_requests_that_wait_for_an_answer_before_them_are_bounded_in_bytes(waiting: str) -> None:
+    field = b"x: %b\r\n" % (b"a" * 20_000) if waiting == "heads" else b""
+    body = b"b" * (0 if waiting == "heads" else 20_000)
+    post = b"POST / HTTP/1.1\r\n" + HOST + field + b"content-length: %d\r\n\r\n" % len(body) + body
+    held = GET.replace(b"/ ", b"/held ")
+    async with serving() as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(held + post * 3)
+        await eventually(lambda: server.asked)
+        server.go.set()
+        for _ in range(4):
+            assert status(await reader.readuntil(b">")) == 200
+        server.go.clear()
+        writer.write(held)
+        await eventually(lambda: server.asked[-1] == "/held")
+        writer.write(post * 4)
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            answer = await asyncio.wait_for(reader.read(), 15)
+        writer.close()
+
+    assert answer == b""
+    assert server.asked == ["/held", "/", "/", "/", "/held"]
+
+
+@pytest.mark.parametrize("ends", ["asked to close", "sends no HTTP", "sends no more"])
+async def test_a_connection_that_closes_does_not_wait_for_a_client_that_reads_nothing(ends: str) -> None:
+    close = b"connection: close\r\n" if ends == "asked to close" else b""
+    async with serving(send_seconds=0.3, unread_seconds=0.1) as server:
+        before = refused("answer_unread")
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            await asyncio.to_thread(client.sendall, b"GET /unread HTTP/1.1\r\n" + HOST + close + b"\r\n")
+            await eventually(lambda: server.asked)
+            if ends == "sends no HTTP":
+                client.sendall(b"?\r\n\r\n")
+            if ends == "sends no more":
+                client.shutdown(socket.SHUT_WR)
+            await eventually(lambda: refused("answer_unread") == before + 1)
 
 
 async def test_a_body_that_goes_on_after_its_refusal_is_read_for_a_while_only() -> None:

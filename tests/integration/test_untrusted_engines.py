@@ -184,6 +184,52 @@ async def test_an_answer_that_nobody_can_hold_is_computed_once_and_no_engine_has
     assert (end.reason, end.status, end.instance) == ("answer_too_large", 502, ONE)
 
 
+def comment(size: int) -> bytes:
+    return b": " + b"c" * size + b"\n\n"
+
+
+async def test_what_precedes_the_first_output_is_held_within_a_bound(world: World, liar: RawEngine) -> None:
+    liar.otherwise, liar.goes_on = [STREAM_HEAD + comment(100_000), CHUNK + b"\n\ndata: [DONE]\n\n"], asyncio.Event()
+    async with asyncio.timeout(15), world.post(COMPLETIONS, STREAM) as answer:
+        assert answer.status == 200
+        liar.goes_on.set()
+        await answer.read()
+
+    end = (await world.events())[-1]
+    assert isinstance(end, RequestFinished)
+    assert end.instance == ONE
+
+
+async def test_what_repeats_a_long_request_is_held_so_that_another_engine_can_still_be_asked(
+    world: World, liar: RawEngine
+) -> None:
+    liar.otherwise = [STREAM_HEAD + comment(300_000)]
+
+    status, _ = await ask(world, COMPLETIONS, {**STREAM, "user": "u" * 100_000})
+
+    end = (await world.events())[-1]
+    assert status == 200
+    assert isinstance(end, RequestFinished)
+    assert end.instance == TWO
+
+
+@pytest.mark.parametrize(("body_bytes", "counted"), [(100, -1), (400_000, 7)])
+async def test_a_last_event_is_held_for_its_usage_as_far_as_it_may_repeat_answer_and_request(
+    world: World, liar: RawEngine, body_bytes: int, counted: int
+) -> None:
+    delta = b'event: response.output_text.delta\ndata: {"type": "response.output_text.delta", "delta": "a"}\n\n'
+    usage = b'"usage":{"input_tokens":7,"output_tokens":1}'
+    last = b'event: response.completed\ndata: {"response":{%b,"x":"%b"}}\n\n' % (usage, b"x" * 2_000_000)
+    liar.otherwise = [STREAM_HEAD + delta, last]
+
+    status, body = await ask(world, "/v1/responses", {"model": "m", "input": "i" * body_bytes, "stream": True})
+
+    end = (await world.events())[-1]
+    assert (status, len(body)) == (200, len(delta + last))
+    assert isinstance(end, RequestFinished)
+    assert end.prompt_tokens == counted
+
+
 async def test_answers_that_are_held_have_a_bound_together() -> None:
     """One client has half of them: a megabyte."""
     async with world_with(body_bytes_max=100_000, processes=PROCESSES_MAX) as world, running_raw_engine() as slow:
@@ -568,6 +614,7 @@ AWAY: dict[str, tuple[str, Sequence[bytes]]] = {
     "health redirects": ("/health", [b"HTTP/1.1 302 Found\r\nlocation: /version\r\ncontent-length: 0\r\n\r\n"]),
     "health is garbage": ("/health", [b"\x00\x01\r\n\r\n"]),
     "100,000 headers": ("/health", [HEAD, *[b"".join(b"x-%d: a\r\n" % n for n in range(1000))] * 100]),
+    "a hundred answers to come": ("/health", [b"HTTP/1.1 103 Early Hints\r\n\r\n" * 100, PAGES["/health"][0]]),
     "metrics break off": ("/metrics", [HEAD + b"content-length: 1000\r\n\r\nvllm"]),
     "metrics are no HTTP": ("/metrics", [HEAD + b"transfer-encoding: chunked\r\n\r\nno chunk\r\n"]),
 }

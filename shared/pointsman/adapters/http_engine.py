@@ -14,6 +14,7 @@ import aiohttp
 import msgspec
 import structlog
 
+from pointsman.adapters.engine_connector import EngineConnector
 from pointsman.adapters.http_bodies import bounded_body
 from pointsman.adapters.name_resolver import NameResolver
 from pointsman.contracts.fleet import ANY_RANK
@@ -144,7 +145,7 @@ class HttpEngine:
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=self._seconds_max)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(resolver=NameResolver()),
+            connector=EngineConnector(resolver=NameResolver()),
             headers=self._headers,
             timeout=timeout,
             auto_decompress=False,

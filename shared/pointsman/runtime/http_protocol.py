@@ -43,6 +43,7 @@ class HttpLimits:
     send_seconds: Seconds = 60.0
     """Time without progress of a blocked write."""
     pipelined: int = 16
+    pipelined_bytes: int = 64 * 1024
     connections: int = 16_384
     """Above it the longest idle connection is closed, else the one whose head has been incomplete for longest; if there
     is neither, the new one gets 503."""
@@ -128,7 +129,7 @@ class HttpProtocol(HttpToolsProtocol):
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
-        self.transport = cast("asyncio.Transport", _OpenTransport(transport, self.loop))
+        self.transport = cast("asyncio.Transport", _OpenTransport(transport, self.loop, self._bound_unsent))
         self._shared.is_idle(self)
         self._address = network_of(self.client[0]) if self.client else ""
         self._shared.by_address[self._address] += 1
@@ -167,8 +168,13 @@ class HttpProtocol(HttpToolsProtocol):
 
     @override
     def resume_writing(self) -> None:
-        self._clear_send_deadline()
+        if not self.transport.is_closing():
+            self._clear_send_deadline()
         super().resume_writing()
+
+    @override
+    def eof_received(self) -> None:
+        self._bound_unsent()  # the transport closes itself
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -185,7 +191,9 @@ class HttpProtocol(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             self._refuse(_refusal(error))
             return
-        if self._head_open:
+        if self.pipeline and sum(_held(cycle) for cycle, _ in self.pipeline) > self._limits.pipelined_bytes:
+            self._refuse(_too_many_pipelined())
+        elif self._head_open:
             self._head_bytes += len(data) if continued else 0
             self._bound_open_head()
         elif self._body_open and self._framing_bytes > self._limits.head_bytes:
@@ -197,10 +205,8 @@ class HttpProtocol(HttpToolsProtocol):
     @property
     def has_unsent(self) -> bool:
         """Whether its client has to read more of the last answer. It has `send_seconds` for each part."""
-        unsent = self.transport.get_write_buffer_size() > 0
-        if unsent and self._send_deadline is None:
-            self._set_send_deadline()
-        return unsent
+        self._bound_unsent()
+        return self.transport.get_write_buffer_size() > 0
 
     def close_now(self) -> None:
         """Close, even if the client has not read the last answer."""
@@ -294,7 +300,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._head_measured and _size(self.url, headers) > self._limits.head_bytes:
             raise _too_large(self._limits)
         if len(self.pipeline) >= self._limits.pipelined:
-            raise RefusedError(429, "pipelined", "Too many requests were sent before the first was answered.")
+            raise _too_many_pipelined()
         hosts, encoded = 0, False
         for name, _ in headers:
             if name == b"host":
@@ -339,6 +345,11 @@ class HttpProtocol(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _bound_unsent(self) -> None:
+        """Also of a connection that closes: it ends only once its client has read everything, or is gone."""
+        if self._send_deadline is None and self.transport.get_write_buffer_size():
+            self._set_send_deadline()
 
     def _set_send_deadline(self) -> None:
         self._unsent_bytes = self.transport.get_write_buffer_size()
@@ -397,9 +408,12 @@ class _OpenTransport:
     """Drops what is written once the connection is closing (uvloop raises RuntimeError then), and writes the head of an
     answer with the first bytes of its body."""
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, on_close: Callable[[], None]
+    ) -> None:
         self._transport = transport
         self._loop = loop
+        self._on_close = on_close
         self._head = b""
         self._is_closing = transport.is_closing
 
@@ -421,6 +435,7 @@ class _OpenTransport:
     def close(self) -> None:
         self._flush()
         self._transport.close()
+        self._on_close()
 
     def write_eof(self) -> None:
         self._flush()
@@ -453,6 +468,15 @@ def _refusal(error: httptools.HttpParserError) -> RefusedError:
 def _too_large(limits: HttpLimits) -> RefusedError:
     msg = f"The headers are more than {limits.headers}, or larger than {limits.head_bytes} bytes."
     return RefusedError(431, "head_too_large", msg)
+
+
+def _too_many_pipelined() -> RefusedError:
+    return RefusedError(429, "pipelined", "Too many requests were sent before the first was answered.")
+
+
+def _held(waiting: RequestResponseCycle) -> int:
+    scope = waiting.scope
+    return len(waiting.body) + _size(scope["raw_path"] + scope["query_string"], [*scope["headers"]])
 
 
 def _size(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:

@@ -215,7 +215,7 @@ class _Reader:
             case "object":
                 return object.__new__(_class_named(node.name))
             case "enum":
-                return _class_named(node.name)(*node.slots)
+                return _class_named(node.name, Enum)(*node.slots)
             case "struct":
                 return self._struct(_class_named(node.name), node)
             case "message":
@@ -344,10 +344,11 @@ def _name_of(kind: type) -> str:
     return name
 
 
-def _class_named(name: str) -> type[Any]:
+def _class_named(name: str, base: type = object) -> type[Any]:
+    """Not one that a module only imports."""
     module, _, qualified = name.partition(":")
     found = getattr(import_module(module), qualified, None) if module.startswith(PACKAGES) else None
-    if not isinstance(found, type):
+    if not (isinstance(found, type) and found.__module__.startswith(PACKAGES) and issubclass(found, base)):
         unreadable = f"there is no class {name}"
         raise UnreadableStateError(unreadable)
     return cast("type[Any]", found)

@@ -93,7 +93,7 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
 @asynccontextmanager
-async def engine_saying(*parts: bytes, then_for_ever: bytes = b"") -> AsyncIterator[URL]:
+async def engine_saying(*parts: bytes, then_for_ever: bytes = b"", stays: bool = False) -> AsyncIterator[URL]:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
             await reader.readuntil(b"\r\n\r\n")
@@ -102,16 +102,26 @@ async def engine_saying(*parts: bytes, then_for_ever: bytes = b"") -> AsyncItera
                 writer.write(then_for_ever)
                 await writer.drain()
             await writer.drain()
+            if stays:
+                await reader.read()
         writer.close()
+        ended.set()
 
+    ended = asyncio.Event()
     server = await asyncio.start_server(talk, "127.0.0.1", 0)
     yield URL(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
     server.close()
+    if stays:
+        await ended.wait()
 
 
 async def posted(session: aiohttp.ClientSession, url: URL, *, direct: bool) -> bytes:
     if direct:
-        return await (await DirectSession(session).post(url, b"{}", {})).content.read()
+        answer = await DirectSession(session).post(url, b"{}", {})
+        try:
+            return await answer.content.read()
+        finally:
+            answer.close()
     async with session.post(url, data=b"{}") as answer:
         return await answer.read()
 
@@ -128,3 +138,40 @@ async def test_a_few_interim_heads_precede_an_answer(*, direct: bool) -> None:
     hints = b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n"
     async with engine_saying(CONTINUE, hints * 7, OK) as url, open_session() as session:
         assert await posted(session, url, direct=direct) == b"ok"
+
+
+FIELDS = b"".join(b"x-%d: %b\r\n" % (n, b"a" * 60_000) for n in range(3))
+LARGE = {
+    "a head": b"HTTP/1.1 200 OK\r\n" + FIELDS + b"content-length: 2\r\n\r\nok",
+    "a head that does not end": b"HTTP/1.1 200 OK\r\n" + FIELDS,
+    "trailers that do not end": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n" + FIELDS * 2,
+}
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("name", LARGE)
+async def test_what_is_large_beside_a_body_is_not_held(name: str, *, direct: bool) -> None:
+    async with engine_saying(LARGE[name], stays=True) as url, open_session() as session, asyncio.timeout(5):
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await posted(session, url, direct=direct)
+
+
+async def test_many_answers_on_one_connection_are_no_large_head() -> None:
+    connections = []
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        with suppress(asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(b"HTTP/1.1 200 OK\r\nx: %b\r\ncontent-length: 2\r\n\r\nok" % (b"a" * 2000))
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    async with open_session() as session:
+        for _ in range(100):
+            async with session.get(url) as answer:
+                assert await answer.read() == b"ok"
+    server.close()
+
+    assert len(connections) == 1

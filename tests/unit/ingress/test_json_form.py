@@ -60,6 +60,12 @@ def test_what_is_outside_of_strings_is_found_at_every_size_of_a_slice(monkeypatc
         assert counts == [len(value)] * 2 + [len(value) + 1] * 2, body
 
 
+def test_a_text_of_backslashes_is_read_by_slices_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_form, "SLICE_BYTES", 40)
+
+    assert len(list(json_form._outside_strings(json.dumps("\\" * 1000).encode()))) >= 2000 // 41
+
+
 @pytest.mark.parametrize(
     ("unit", "most"), [(b"{}", BRACKETS_MAX // 2 - 1), (b"1", ENTRIES_MAX + 1), (b'""', STRINGS_MAX)]
 )

@@ -381,3 +381,20 @@ async def test_of_a_long_refusal_little_is_read_and_nothing_built(tokenizer: Pro
 
     assert "the engine does not say why" in told
     assert time.process_time() - began < 1.0
+
+
+@pytest.mark.parametrize(("prompt_bytes", "exact"), [(1, False), (80_000, True)])
+async def test_no_more_tokens_are_read_than_a_prompt_can_have(
+    tokenizer: PromptTokenizer, prompt_bytes: int, exact: bool
+) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({"count": 200_000, "tokens": [1] * 200_000})
+
+    app = web.Application(client_max_size=1 << 20)
+    app.router.add_post("/tokenize", answer)
+    async with TestServer(app) as server:
+        engine = Fleet().join(joined("a", url=str(server.make_url("/"))))
+        tokenizer.tokenizer, tokenizer.engine = None, lambda _demand: engine
+        tokens = await of_completion(tokenizer, prompt="a" * prompt_bytes)
+
+    assert tokens.exact == exact

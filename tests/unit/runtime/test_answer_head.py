@@ -25,7 +25,7 @@ class Wire:
 
 def opened() -> tuple[Wire, _OpenTransport]:
     wire = Wire()
-    return wire, _OpenTransport(cast(Any, wire), asyncio.get_running_loop())
+    return wire, _OpenTransport(cast(Any, wire), asyncio.get_running_loop(), lambda: None)
 
 
 async def test_a_head_and_the_first_bytes_are_one_write() -> None:

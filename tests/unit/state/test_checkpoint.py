@@ -1,5 +1,7 @@
 """A checkpoint is the State it was taken of, whatever the log was, and whatever comes after."""
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -128,6 +130,22 @@ def test_a_few_bytes_do_not_become_many_objects() -> None:
     for nodes in (b"\xdc\x03\xe8" + b"\x91\xa3set" * 1000, b"\xdd\x00\x10\x00\x01" + b"\x91\xa3set" * (2**20 + 1)):
         with pytest.raises(UnreadableStateError, match=r"nodes are too many|length <= 1048576"):
             decode_state(b"\x81\xa5nodes" + nodes)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        ["object", "pointsman.state.checkpoint:OrderedDict"],
+        ["enum", "pointsman.state.fleet:StrEnum", ["Made", "UP"]],
+        ["enum", "pointsman.state.fleet:Fleet"],
+    ],
+)
+def test_only_classes_of_its_own_are_made_and_none_is_called(node: list[Any]) -> None:
+    content = msgspec.msgpack.decode(encode_state(fresh_state()))
+    content["nodes"].append(node)
+
+    with pytest.raises(UnreadableStateError, match="there is no class"):
+        decode_state(msgspec.msgpack.encode(content))
 
 
 def test_an_index_is_unpacked_once() -> None:

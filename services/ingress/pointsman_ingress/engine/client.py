@@ -14,6 +14,7 @@ from typing import Self
 import aiohttp
 from yarl import URL
 
+from pointsman.adapters.engine_connector import EngineConnector
 from pointsman.adapters.name_resolver import NameResolver
 from pointsman.adapters.shared_timers import SharedTimer, SharedTimers
 from pointsman.contracts.fleet import ANY_RANK
@@ -24,7 +25,7 @@ from pointsman.runtime.engine_urls import EngineUrls
 from pointsman.runtime.telemetry import ENGINE_URLS_REFUSED
 from pointsman.runtime.tracing import NO_SPAN, Span, trace_headers
 from pointsman_ingress.engine.refusals import REFUSAL_BYTES_MAX, is_busy
-from pointsman_ingress.engine.session import FIELD_BYTES_MAX, Answer, DirectSession, EngineConnector
+from pointsman_ingress.engine.session import FIELD_BYTES_MAX, Answer, DirectSession
 from pointsman_ingress.engine.streams import CHUNKS, StreamShape, StreamTail
 from pointsman_ingress.http.errors import Header
 from pointsman_ingress.http.request_headers import Headers
@@ -37,7 +38,12 @@ HOST_GONE_OPTIONS = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "T
 URLS_MAX = 10_000
 PIECE_BYTES = 256 * 1024  # larger bodies are streamed, to not block the event loop
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
-OPENING_BYTES_MAX = 16 * 1024 * 1024  # buffered before the first output
+REPEATED_TIMES_MAX = 4
+"""Times a body that a stream may repeat before its first output, and in its last event: two events of the Responses API have
+parts of it, in which an escape may double a character. More is not held: an engine can send as much to each of its requests."""
+OPENING_BYTES_MIN = 64 * 1024
+OPENING_BYTES_MAX = 16 * 1024 * 1024
+"""Buffered before the first output."""
 CONTENT_TYPE_CHARACTERS_MAX = 200
 RETRY_AFTER_CHARACTERS_MAX = 64
 METADATA = "metadata"
@@ -136,6 +142,7 @@ class EngineClient:
             self._timers,
             chunk_timeout_seconds=self._chunk_timeout_seconds,
             is_working=request.is_working,
+            repeated_bytes_max=REPEATED_TIMES_MAX * len(request.body),
         )
 
     async def _post(self, request: EngineRequest) -> Answer:
@@ -206,12 +213,15 @@ class EngineAnswer:
         *,
         chunk_timeout_seconds: WallSeconds,
         is_working: Callable[[], bool],
+        repeated_bytes_max: int,
     ) -> None:
+        """`repeated_bytes_max`: of the request, in a stream."""
         self._timers = timers
         self.status = response.status
         self.content_type = _content_type(response.headers.get("content-type", ""))
         self.streams = self.content_type.lower().startswith(EVENT_STREAM)
-        self.tail = StreamTail(shape)
+        self.tail = StreamTail(shape, repeated_bytes_max)
+        self._repeated_bytes_max = repeated_bytes_max
         self._response = response
         self._chunk_timeout_seconds = chunk_timeout_seconds
         self._is_working = is_working
@@ -238,9 +248,10 @@ class EngineAnswer:
 
     async def opening(self) -> bytes:
         """Returns the first bytes, of a stream up to the first output. Raises EngineFailedError."""
+        bytes_max = min(OPENING_BYTES_MIN + self._repeated_bytes_max, OPENING_BYTES_MAX)
         chunk = await self.chunk()
         opening, size = [chunk], len(chunk)
-        while self.streams and chunk and not self.tail.opening_is_over and size <= OPENING_BYTES_MAX:
+        while self.streams and chunk and not self.tail.opening_is_over and size <= bytes_max:
             chunk = await self.chunk()
             opening.append(chunk)
             size += len(chunk)

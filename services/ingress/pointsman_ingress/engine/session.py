@@ -2,22 +2,18 @@
 retries and timers of a request, of which no engine has any, cost as much as everything else that the ingress does with
 a connection. In: a URL, headers, a small body. Out: an answer with the members of aiohttp's that are used here."""
 
-from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Protocol
 
 import aiohttp
-from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest
-from aiohttp.http import HttpProcessingError, RawResponseMessage
+from aiohttp.http import HttpProcessingError
 from multidict import CIMultiDictProxy
-from typing_extensions import override
 from yarl import URL
 
 URLS_MAX = 10_000
-INTERIM_HEADS_MAX = 8  # of status 1xx before an answer; without a bound they keep the event loop busy
 FIELD_BYTES_MAX = 64 * 1024  # of one header; vLLM tells of some 500 embeddings in one
-SWITCHING_PROTOCOLS = 101
 AUTOMATIC = ("accept-encoding", "user-agent", "content-type")
 """Headers that are not sent by themselves."""
 
@@ -33,27 +29,6 @@ class Answer(Protocol):
     def connection(self) -> Any: ...
     def close(self) -> None: ...
     def release(self) -> Any: ...
-
-
-class EngineConnector(aiohttp.TCPConnector):
-    """Its connections skip a few 1xx heads before an answer, also for aiohttp's own client, which skips any number."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        protocol: Callable[..., ResponseHandler] = _EngineProtocol
-        self._factory = partial(protocol, loop=self._loop)
-
-
-class _EngineProtocol(ResponseHandler):
-    @override
-    async def read(self) -> tuple[RawResponseMessage, aiohttp.StreamReader]:
-        """Raises aiohttp.ClientPayloadError."""
-        for _ in range(INTERIM_HEADS_MAX + 1):
-            message, content = await super().read()
-            if message.code >= 200 or message.code == SWITCHING_PROTOCOLS:
-                return message, content
-        endless = f"more than {INTERIM_HEADS_MAX} heads of status 1xx came before the answer"
-        raise aiohttp.ClientPayloadError(endless)
 
 
 class DirectSession:

@@ -12,7 +12,8 @@ from pointsman.primitives import Tokens
 from pointsman_ingress.engine.usage import TAIL_BYTES_MAX, Usage, try_decode, usage_in
 
 EVENT_BYTES_MAX = 16 * 1024  # longer events are not searched for an error
-LAST_EVENT_BYTES_MAX = 8 * 1024 * 1024  # if the last event repeats the whole answer
+LAST_EVENT_BYTES_MIN = 1024 * 1024  # if the last event repeats the whole answer
+LAST_EVENT_BYTES_MAX = 8 * 1024 * 1024  # and parts of the request
 USAGE_LINES_MAX = 64
 
 _LINE_ENDS = (b"\n", b"\r")
@@ -67,8 +68,10 @@ class StreamError:
 class StreamTail:
     """The end of a stream. Linear time; memory bounded by TAIL_BYTES_MAX plus a chunk, or LAST_EVENT_BYTES_MAX."""
 
-    def __init__(self, shape: StreamShape) -> None:
+    def __init__(self, shape: StreamShape, repeated_bytes_max: int = 0) -> None:
+        """`repeated_bytes_max`: of the request, in the last event."""
         self.shape = shape
+        self._last_event_bytes_max = min(LAST_EVENT_BYTES_MIN + repeated_bytes_max, LAST_EVENT_BYTES_MAX)
         self.events = 0
         self.error: StreamError | None = None  # the first one
         self._chunks: deque[bytes] = deque()
@@ -90,7 +93,7 @@ class StreamTail:
             seen = self._carry + chunk
             self.shows_output = self.shows_output or self.shape.shows_output(seen)
             if self.shape.has_ended(seen):
-                self._last_event, self._bytes_max = True, LAST_EVENT_BYTES_MAX
+                self._last_event, self._bytes_max = True, self._last_event_bytes_max
         seam = self._carry[1 - len(_DATA) :] + chunk[: len(_DATA) - 1]
         self.events += _data_lines(chunk) + _data_lines(seam)
         self._carry = (self._carry + chunk[-_PATTERN_BYTES_MAX:])[-_PATTERN_BYTES_MAX:]

@@ -21,7 +21,6 @@ _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _NOT_MARKS = bytes(set(range(256)) - set(b"[]{},"))
 _OPENING = frozenset(b"[{")
 _utf8_decoder = codecs.getincrementaldecoder("utf-8")
-_BACKSLASH = ord("\\")
 
 
 def is_light(body: bytes) -> bool:
@@ -65,10 +64,10 @@ def _outside_strings(body: bytes) -> Iterator[tuple[bytes, int]]:
     """What is outside, and how many strings are there, by slices. None ends within an escape."""
     start, inside = 0, False
     while start < len(body):
-        end = start + SLICE_BYTES
-        while end < len(body) and body[end - 1] == _BACKSLASH:
-            end += 1
-        parts = body[start:end].replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        part = body[start : start + SLICE_BYTES]
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:
+            part = body[start : start + SLICE_BYTES + 1]
+        parts = part.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         yield b"".join(parts[inside::2]), len(parts) // 2
         inside ^= len(parts) % 2 == 0
-        start = end
+        start += len(part)

@@ -50,6 +50,10 @@ ENGINE_WALL_SECONDS_MAX: WallSeconds = WallSeconds(10.0)
 """For an answer, and for those to further prompts; then all are guessed."""
 PROMPTS_AT_ONCE_MAX = 8
 TOKENS_BYTES_MAX = 16 * 1024 * 1024  # two million tokens
+TOKENS_BYTES_MIN = 256 * 1024
+"""Of an answer, in addition to TOKENS_TIMES_MAX times the body. An engine can send as much for each prompt."""
+TOKENS_TIMES_MAX = 16
+"""A token is written in at most eight bytes or so, and stands for one byte of text at least."""
 PLACEHOLDERS = ("x", "\n\n.")
 """Placeholders for content that is not text: the common prefix of both renderings does not depend on it."""
 GUESSED = "guessed"
@@ -273,7 +277,8 @@ class PromptTokenizer:
             engine.id, engine.url, path, body, context.headers, context.request_id, span=context.span
         )
         async with asyncio.timeout(float(ENGINE_WALL_SECONDS_MAX)):
-            status, answer = await self.engines.ask(request, bytes_max=TOKENS_BYTES_MAX)
+            bytes_max = min(TOKENS_BYTES_MIN + TOKENS_TIMES_MAX * len(body), TOKENS_BYTES_MAX)
+            status, answer = await self.engines.ask(request, bytes_max=bytes_max)
         if status in (400, 422):
             raise _InvalidPromptError((reason_in(answer) or "the engine does not say why").rstrip("."))
         return status, answer

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from pointsman.analysis.client_faults import is_clients_fault
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
     HandOverRefused,
@@ -28,7 +29,6 @@ from pointsman.contracts.requests import (
 from pointsman.primitives import EngineSeconds, RequestId, Sequence, Tokens
 from pointsman.state.workload import Stage
 from pointsman_cli.console.views import Lateness
-from pointsman_cli.doctor.client_faults import is_clients_fault
 
 REQUESTS_MAX = 10_000
 EARLY_MAX = 1_000
