@@ -55,6 +55,7 @@ from pointsman.primitives import EngineSeconds, PoolName
 from pointsman.runtime import telemetry
 from pointsman.runtime.admin_log import log_admin_action
 from pointsman.runtime.health import HealthBoard
+from pointsman.state.workload import UNGRANTED
 from pointsman_scheduler.api_keys import ApiKeyWriter, KeyRefusedError
 from pointsman_scheduler.checkpoint_watch import CHECKPOINTS_PART
 from pointsman_scheduler.fleet_status import describe_fleet, drain_warning
@@ -63,7 +64,6 @@ from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.overload import Overload
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.tenant_policies import TenantPoliciesKeeper
-from pointsman_scheduler.waiters import UNGRANTED
 
 
 class CommandHandlers:

@@ -12,23 +12,22 @@ from pointsman.contracts.fleet import (
     LivenessTimeouts,
 )
 from pointsman.contracts.reasons import CancelCause
+from pointsman.policies.lost_requests import seconds_since
 from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.pool_view import prepare_columns
-from pointsman.policies.stranded import seconds_since
 from pointsman.ports import Clock, Commands
 from pointsman.primitives import PoolName, WallSeconds, engine_seconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.containment import contained
 from pointsman.runtime.engine_series import EngineSeries
 from pointsman.state.state import State
-from pointsman.state.workload import Request
+from pointsman.state.workload import UNGRANTED, Request
 from pointsman_scheduler.fleet_status import FleetGauges
 from pointsman_scheduler.leader import ActiveTerm, Candidacy
 from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.overload import Overload
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.settings import SchedulerSettings
-from pointsman_scheduler.waiters import UNGRANTED
 
 log = structlog.get_logger()
 

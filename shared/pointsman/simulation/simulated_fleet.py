@@ -19,7 +19,7 @@ from pointsman.simulation.engine_model import EngineModel
 from pointsman.simulation.engine_types import EngineSettings
 from pointsman.simulation.scenario import Failure
 from pointsman.simulation.simulated_pool import SimulatedPool
-from pointsman.state.workload import Stage
+from pointsman.state.workload import UNGRANTED, Stage
 
 NOTICE_SECONDS = 1.0
 
@@ -166,7 +166,7 @@ class SimulatedFleet:
         # Losing one request may grant another to the dead engine, so list them first.
         inside = [(r.id, r.stage) for r in pool.state.workload.requests.values() if r.instance == engine.id]
         for request_id, stage in inside:
-            if stage in (Stage.PREFILL, Stage.HANDED_OVER, Stage.DECODING):
+            if stage not in UNGRANTED:
                 self._lose(request_id, engine, now, stage is not Stage.DECODING)
         pool.agenda.at(now + NOTICE_SECONDS, lambda at: self._notice(engine, at))
         if failure.back_at is not None:

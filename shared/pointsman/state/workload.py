@@ -52,6 +52,10 @@ class Stage(StrEnum):
     DECODING = "decoding"
 
 
+UNGRANTED = (Stage.ARRIVED, Stage.PENDING)
+"""No engine has it. In all other stages one has, or two."""
+
+
 @dataclass(frozen=True, slots=True)
 class OverLimit:
     """The limit of its tenant that an arrival exceeds, in words, and when it would have passed."""

@@ -14,7 +14,7 @@ from pointsman.primitives import NO_SECONDS, InstanceId, RequestId, Tokens
 from pointsman.state.fleet import Status
 from pointsman.state.fold_versions import SHORT_TURNS
 from pointsman.state.priority_classes import LOWER_WINDOW_SHARE, RANK, next_class
-from pointsman.state.workload import NO_INSTANCE, InstanceQueue, Request, Stage
+from pointsman.state.workload import NO_INSTANCE, UNGRANTED, InstanceQueue, Request
 
 ENDED_BY_LEADER = frozenset({CancelCause.INGRESS_SILENT, CancelCause.ENGINE_IDLE, CancelCause.NEVER_ENDED})
 """Of which there may be thousands at once. Where each end granted the next request, that was often the next to be ended."""
@@ -153,7 +153,7 @@ def cancel_ungranted(turn: Turn, request: RequestId, cause: CancelCause, reason:
     found = turn.state.workload.requests.get(request)
     if found is None and turn.state.workload.end_of(request) is None:
         _cancel(turn, request, cause, reason, sent_to=NO_INSTANCE)
-    elif found is not None and found.stage in (Stage.ARRIVED, Stage.PENDING):
+    elif found is not None and found.stage in UNGRANTED:
         instance = found.instance
         _cancel(turn, request, cause, reason, sent_to=NO_INSTANCE)
         _grant_after(turn, instance, cause)

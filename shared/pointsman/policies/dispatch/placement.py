@@ -14,9 +14,9 @@ from pointsman.policies.admission import Refusal
 from pointsman.policies.decode_placement import SAME_INSTANCE, DecodeAssignment, DecodeChoice, DecodeRefusal
 from pointsman.policies.dispatch import queue_bound
 from pointsman.policies.dispatch.granting import grant_next
-from pointsman.policies.dispatch.limits import reject_over_limit
 from pointsman.policies.dispatch.rejecting import reject
 from pointsman.policies.dispatch.splitting import Decoder, assignment, decoder_for
+from pointsman.policies.dispatch.tenant_limits import reject_over_limit
 from pointsman.policies.dispatch.turn import Turn
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing import NoInstance
