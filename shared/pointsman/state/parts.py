@@ -45,7 +45,7 @@ from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decode_load import DecodeLoad
 from pointsman.state.transfers import Transfers
 from pointsman.state.ttft_intervals import TtftIntervals
-from pointsman.state.workload import EMPTY_QUEUE, NO_EPOCH, Request, Workload
+from pointsman.state.workload import EMPTY_QUEUE, NO_EPOCH, AttemptBefore, Request, Workload
 
 if TYPE_CHECKING:
     from pointsman.state.instance_columns import InstanceColumns
@@ -325,7 +325,7 @@ class StateParts:
     def clock_step(self) -> EngineSeconds:
         return engine_seconds(CLOCK_STEP_WALL_SECONDS, self.settings.speed)
 
-    def grant_place(self, request: Request) -> float:
+    def grant_place(self, request: Request | AttemptBefore) -> float:
         """Orders grants. By their dates before fold version 11: with two clocks in the log that is no order."""
         return request.grant if self.settings.fold_version >= fold_versions.ATTEMPTS_COUNTED else request.granted_at
 

@@ -66,9 +66,7 @@ UNREGISTERED_MAX = 1000
 """Instances that report without having joined; the one silent longest is dropped first."""
 EPOCH_EXPECTED_MAX = Epoch(10**13)
 """Unix ms in the year 2286: bound of a first epoch."""
-
-
-_FROM_ENGINES: Final = (PrefillFinished, RequestFinished)
+_ANSWERS: Final = (PrefillFinished, RequestFinished)
 
 
 class Entry(Protocol):
@@ -117,12 +115,8 @@ class State(StateParts):
             if not self.recent_decisions.is_news(event, self.term):
                 return
         event = self._dated(event)
-        if stamp is None and isinstance(event, _FROM_ENGINES):
-            self.fleet.note_activity(event.instance, event.at)
-            request = self.workload.requests.get(event.request)
-            is_there = request is not None and request.instance == event.instance
-            prefiller = request.prefilled_by if request is not None and is_there else NO_INSTANCE
-            self.outliers.answered(event.request, event.instance, prefiller=prefiller)
+        if stamp is None and isinstance(event, _ANSWERS):
+            self._note_answer(event)
         match event:  # families first: a check of a type costs more than most of what follows
             case RequestEvent():
                 self._apply_to_request(event)
@@ -134,13 +128,7 @@ class State(StateParts):
                 self.fleet.note_knowledge(event.instance, event.at)
             case LeaderElected():
                 if sequence:  # a term begins at the same entry for everyone, its leader included
-                    self.elected = sequence
-                    check_step("term", self.term, event.term)
-                    if self.term < event.term <= self.recent_decisions.term:
-                        self.recent_decisions = RecentDecisions()  # of decisions from before their term
-                    if event.term >= self.term:
-                        self.term = event.term
-                        self.note_policies(event.policy, event.settings)
+                    self._begin_term(event, sequence)
             case WritesLost():
                 self.writes_lost += event.count
             case ScaleDecided():
@@ -149,9 +137,7 @@ class State(StateParts):
             case ScaleApplied():
                 self.scaling.apply(event)
             case TenantPoliciesSet():
-                if not self._is_over(event, self.tenants.policies_decided):
-                    self.tenants.policies_decided = self._newest(event, self.tenants.policies_decided)
-                    self.tenants.set_policies(event.policies, self.workload.requests.values(), event.at)
+                self._set_policies(event)
             case ApiKeyChanged() | RequestsRefused():
                 pass
             case _:
@@ -173,6 +159,29 @@ class State(StateParts):
             self.now = event.at if abs(event.at - self.now) > self.clock_step else max(self.now, event.at)
             self.settle(self.now)
         return event
+
+    def _note_answer(self, event: PrefillFinished | RequestFinished) -> None:
+        """An engine has answered, whatever the stage of the request."""
+        self.fleet.note_activity(event.instance, event.at)
+        request = self.workload.requests.get(event.request)
+        is_there = request is not None and request.instance == event.instance
+        prefiller = request.prefilled_by if request is not None and is_there else NO_INSTANCE
+        self.outliers.answered(event.request, event.instance, prefiller=prefiller)
+
+    def _begin_term(self, event: LeaderElected, sequence: Sequence) -> None:
+        self.elected = sequence
+        check_step("term", self.term, event.term)
+        if self.term < event.term <= self.recent_decisions.term:
+            self.recent_decisions = RecentDecisions()  # of decisions from before their term
+        if event.term >= self.term:
+            self.term = event.term
+            self.note_policies(event.policy, event.settings)
+
+    def _set_policies(self, event: TenantPoliciesSet) -> None:
+        tenants = self.tenants
+        if not self._is_over(event, tenants.policies_decided):
+            tenants.policies_decided = self._newest(event, tenants.policies_decided)
+            tenants.set_policies(event.policies, self.workload.requests.values(), event.at)
 
     def settle(self, now: EngineSeconds) -> None:
         """End what has an end, as the next decision would."""
@@ -257,7 +266,7 @@ class State(StateParts):
                 assert_never(event)
 
     def _heard_since(self, event: InstanceSuspected, known: Instance) -> bool:
-        """Whether a report that the leader had not read before this decision stands before it."""
+        """Whether the log has a report before this decision that its leader had not read."""
         checked = self.settings.fold_version >= fold_versions.CLOCKS_DIFFER
         return checked and event.stamp is not None and event.stamp.as_of < known.reported
 

@@ -67,7 +67,7 @@ class OverLimit:
 
 @dataclass(frozen=True, slots=True)
 class AttemptBefore:
-    """Of a request that is placed again: where and when an earlier attempt was sent."""
+    """Where and when an attempt of a request was sent. `granted_at`: 0 if it was not, or is not known."""
 
     attempt: int
     instance: InstanceId
@@ -121,6 +121,7 @@ class Request:
     grant: int = 0
     """Its place among all grants."""
     attempts_before: tuple[AttemptBefore, ...] = ()
+    """Of those before the newest, the ones that were placed."""
     engine_seconds: EngineSeconds = 0.0
     """Prefill work in the engine at its grant, its own included."""
     engine_tokens: Tokens = 0
@@ -171,6 +172,10 @@ class Request:
     @property
     def deadline(self) -> EngineSeconds:
         return self.arrived_at + self.slo_ttft
+
+    @property
+    def newest_attempt(self) -> AttemptBefore:
+        return AttemptBefore(self.attempt, self.instance, self.epoch, self.granted_at, self.grant, self.prefill_epoch)
 
     @property
     def queue_class(self) -> QueueClass:
