@@ -178,7 +178,8 @@ def _queue_as_decided(parts: StateParts, request: Request, event: RequestPlaced 
     if parts.learns_from_deliveries:
         request.placed_as_of = event.stamp.as_of if event.stamp is not None else parts.sequence
         request.held_blocks = parts.index.depth(event.instance, request.keys)
-        if parts.relies_as_of and parts.contradictions.stored_after(event.instance, request.placed_as_of):
+        checked = parts.settings.fold_version >= fold_versions.RELIES_AS_OF
+        if checked and parts.contradictions.stored_after(event.instance, request.placed_as_of):
             request.held_blocks = 0
     _enqueue(parts, request, event.at)
     if event.decode:

@@ -33,7 +33,7 @@ from pointsman.state.output_lengths import OutputLengths
 from pointsman.state.pending_requests import PendingRequests
 from pointsman.state.prefix_copies import CopiesUnderWay, PrefixDemand
 from pointsman.state.prefix_index import PrefixIndex
-from pointsman.state.priority_classes import QueueClass
+from pointsman.state.priority_classes import LOWEST, QueueClass
 from pointsman.state.promises import Promises
 from pointsman.state.recent_decisions import RecentDecisions
 from pointsman.state.reported_hits import Contradictions, ReportedHits
@@ -89,12 +89,11 @@ class StateParts:
         self.settings = settings
         version = settings.fold_version
         self.learns_from_deliveries = version >= fold_versions.DELIVERIES_CHECKED
-        self.relies_as_of = version >= fold_versions.RELIES_AS_OF
-        self.predicts_upper = version >= fold_versions.UPPER_TTFT
+        """False without an index, too."""
         self.output_lengths = OutputLengths()
         self.tenants = Tenants(self.output_lengths if version >= fold_versions.OUTPUT_LENGTHS else None)
         self.pending = PendingRequests()
-        self.fleet = Fleet(checks_model=self.learns_from_deliveries)
+        self.fleet = Fleet(checks_model=version >= fold_versions.DELIVERIES_CHECKED)
         self.best_effort = BestEffort(self.fleet, repriced=version >= fold_versions.QUEUE_CLASS)
         self.use_trackers(trackers)
         self.epochs: dict[InstanceId, Epoch] = {}
@@ -218,6 +217,11 @@ class StateParts:
         hits = self.index.recorded_hits(request.id)
         self.promises.extend_hits(request.keys, hits)
         return hits
+
+    def queue_seconds(self, instance: InstanceId, now: EngineSeconds, priority: QueueClass = LOWEST) -> EngineSeconds:
+        """Corrected prefill work ahead of a new request there. Pending work of classes below `priority` is behind it."""
+        queue = self.workload.queues.get(instance, EMPTY_QUEUE)
+        return self.latency.expected_seconds(instance, *queue.work_ahead(now, priority))
 
     def engine_wait(self, instance: Instance, now: EngineSeconds) -> EngineSeconds:
         """Until its engine has computed what it has got, and then one token."""

@@ -79,42 +79,54 @@ class AttemptBefore:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Placement fields are those of its last placement."""
+    """From its arrival to its end. What a placement said is that of the newest one; seconds are engine seconds, and work is
+    by the uncorrected cost model."""
 
     id: RequestId
     tenant: Tenant
     session: SessionId
     keys: list[BlockKey]
+    """Of the whole blocks of its prompt."""
     prompt_tokens: Tokens
     max_output_tokens: Tokens
+    """Of each of its `answers`."""
     slo_ttft: EngineSeconds
     slo_tpot: EngineSeconds
     arrived_at: EngineSeconds
     """By the leader's clock, if `clock_offset` is known."""
     exact: bool
+    """False if its tokens were guessed, so that `keys` may differ from the engine's."""
     streaming: bool
     priority: Priority = "standard"
     adapter: str = ""
     followed: bool = False
+    """Its ingress names it about once a second as long as it has it."""
     alias: str = ""
     context_tokens: Tokens = 0
     """Prompt and demanded output; 0: unknown."""
     stage: Stage = Stage.ARRIVED
     attempt: int = 1
     excluded: tuple[InstanceId, ...] = ()
+    """Instances that failed it."""
     instance: InstanceId = NO_INSTANCE
     epoch: Epoch = NO_EPOCH
+    """Of `instance`, then."""
     hit_blocks: int = 0
+    """Leading blocks that count as cached there, promised ones included."""
     held_blocks: int = 0
+    """Of these, what events had told of as of `placed_as_of`: the engine is to have as much cached."""
     placed_as_of: Sequence = 0
     """Last log entry before placement."""
     uncached_tokens: Tokens = 0
     loads: tuple[TierTokens, ...] = ()
+    """Cached tokens that only slower tiers hold, and `load_seconds` to load them."""
     load_seconds: EngineSeconds = 0.0
     prefill_seconds: EngineSeconds = 0.0
+    """Of its `uncached_tokens`."""
     step_seconds: EngineSeconds = 0.0
     """Of a full step of the engine, at most what was ahead of it."""
     predicted_ttft: EngineSeconds = 0.0
+    """From `placed_at` on, as is the upper value (`TtftIntervals`); 0: nothing was predicted."""
     predicted_ttft_upper: EngineSeconds = 0.0
     placed_at: EngineSeconds = 0.0
     granted_at: EngineSeconds = 0.0
@@ -123,7 +135,7 @@ class Request:
     attempts_before: tuple[AttemptBefore, ...] = ()
     """Of those before the newest, the ones that were placed."""
     engine_seconds: EngineSeconds = 0.0
-    """Prefill work in the engine at its grant, its own included."""
+    """Prefill work in the engine at its grant, its own included, and `engine_tokens`, the uncached tokens of that."""
     engine_tokens: Tokens = 0
     decode: InstanceId = NO_INSTANCE
     """Expected decode instance; NO_INSTANCE: `instance` decodes too."""
@@ -154,6 +166,7 @@ class Request:
     """It ends by a rejection."""
     over_limit: OverLimit | None = None
     answers: int = 1
+    """How many it asks for (`n`)."""
     instead_of: RequestId = NO_REQUEST
     """Taken in under that id, which its leader ended; empty also where the fold knows of none."""
     charged_tokens: float = 0.0

@@ -183,10 +183,10 @@ def _place(
     displaced = queue_bound.displace(turn, answer.displaced, answer.request) if answer.displaced else NO_INSTANCE
     candidate = admitted.chosen
     ttft = predicted_ttft(candidate, decode)
-    intervals = turn.context.policy_state.ttft_intervals
-    upper = (
-        ttft * intervals.factor(candidate.instance, *candidate.interval_of) if turn.state.predicts_upper else NO_SECONDS
-    )
+    upper = NO_SECONDS
+    if turn.state.settings.fold_version >= fold_versions.UPPER_TTFT:
+        intervals = turn.context.policy_state.ttft_intervals
+        upper = ttft * intervals.factor(candidate.instance, *candidate.interval_of)
     recording = turn.context.recording
     candidates = recording.candidates(admitted.considered, candidate.instance)
     decode_candidates = recording.decode_candidates(decode.considered, decode.instance)

@@ -125,10 +125,7 @@ class SloAttainment(ScalingPolicy):
         if not waiting or not ready or not all(instance in queues for instance in ready):
             return ""
         newest = waiting[-1]
-        shortest = min(
-            state.latency.expected_seconds(instance, *queues[instance].work_ahead(now, newest.priority))
-            for instance in ready
-        )
+        shortest = min(state.queue_seconds(instance, now, newest.priority) for instance in ready)
         slo = newest.slo_ttft
         return f"even the shortest queue takes {shortest:.1f} s of {slo:g} s" if shortest > slo else ""
 
