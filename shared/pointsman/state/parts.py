@@ -140,6 +140,8 @@ class StateParts:
         """Date of the newest event, by whatever clock."""
         self.now: EngineSeconds = 0.0
         """By the leader's clock, as far as the log tells: what ends by time ends by it."""
+        self.settled_at: EngineSeconds = 0.0
+        """When `State.settle` looked through all of it."""
         self.recent_decisions = RecentDecisions()
         self.fenced = 0
         self.writes_lost = 0

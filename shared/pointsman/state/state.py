@@ -50,7 +50,7 @@ from pointsman.contracts.requests import (
 )
 from pointsman.contracts.subjects import is_leader_subject
 from pointsman.contracts.tenants import TenantPoliciesSet
-from pointsman.primitives import EngineSeconds, Epoch, Sequence
+from pointsman.primitives import EngineSeconds, Epoch, InstanceId, Sequence, WallSeconds, engine_seconds
 from pointsman.state import fold_versions, holdings, lifecycle
 from pointsman.state.dead_letters import DeadLetter
 from pointsman.state.fleet import Instance
@@ -66,6 +66,10 @@ UNREGISTERED_MAX = 1000
 """Instances that report without having joined; the one silent longest is dropped first."""
 EPOCH_EXPECTED_MAX = Epoch(10**13)
 """Unix ms in the year 2286: bound of a first epoch."""
+EPOCHS_REMEMBERED_MAX = 10_000
+"""Of instances that are there or were; of those that left, the one gone longest is dropped first."""
+SETTLED_WALL_SECONDS: WallSeconds = WallSeconds(0.25)
+"""What ends by time, and whose number grows with the pool, is looked through so often."""
 _ANSWERS: Final = (PrefillFinished, RequestFinished)
 
 
@@ -187,6 +191,10 @@ class State(StateParts):
         """End what has an end, as the next decision would."""
         if self.promises.unconfirmed:
             holdings.settle_promises(self, now)
+        interval = engine_seconds(SETTLED_WALL_SECONDS, self.settings.speed)
+        if self.settings.fold_version >= fold_versions.SETTLED_AT_INTERVALS and 0 <= now - self.settled_at < interval:
+            return
+        self.settled_at = now
         self.delivered.settle(now)
         if self.slower:
             self.slower.settle(now)
@@ -364,6 +372,7 @@ class State(StateParts):
         if self.current(event.instance, event.epoch):
             holdings.forget(self, event.instance)
             self.fleet.leave(event.instance)
+            self._note_gone(event.instance)
             self.drop_idle_queue(event.instance)
             self.outliers.left(event.instance)
             self.decode_load.left(event.instance, event.at)
@@ -380,3 +389,12 @@ class State(StateParts):
         newest = self.newest_epoch(event.instance)
         check_step("epoch", max(newest, EPOCH_EXPECTED_MAX), event.epoch)
         self.epochs[event.instance] = max(newest, event.epoch)
+        self._note_gone(event.instance)
+
+    def _note_gone(self, instance: InstanceId) -> None:
+        """Its epoch is remembered, so that a late copy of its join does not bring it back."""
+        if self.settings.fold_version < fold_versions.EPOCHS_BOUNDED:
+            return
+        self.epochs[instance] = self.epochs.pop(instance)
+        if len(self.epochs) > EPOCHS_REMEMBERED_MAX:
+            del self.epochs[next(name for name in self.epochs if name not in self.fleet)]
