@@ -51,10 +51,7 @@ class SimulatedEngine:
         return None
 
     def report(self, now: EngineSeconds, *, serving: bool) -> InstanceReported:
-        digest = 0
-        for key in self.parents:
-            digest ^= key
-        host = reduce(xor, self.host, 0)
+        digest, host = reduce(xor, self.parents, 0), reduce(xor, self.host, 0)
         return InstanceReported(
             at=now, instance=self.id, epoch=self.epoch, serving=serving, waiting=0, running=0, kv_usage=0.0,
             sequence=self.sequence, blocks=len(self.parents), digest=digest,
