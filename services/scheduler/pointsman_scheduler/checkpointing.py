@@ -32,8 +32,8 @@ EXTENT_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 SAVE_RETRY_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 REST_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 RENEWED_WITHIN, DROPPED_SOON = 1 / 2, 1 / 4
-"""Oldest shares of a log that drops its beginning: a checkpoint in the first is replaced, and nobody does that if it gets into
-the second."""
+"""Oldest shares of the log. A checkpoint in the first is replaced. One in the second shows that nobody does so: the log is about
+to drop its entry."""
 OVERDUE_SHARE = 1.5
 """Of the cadence: more than the largest spread, so that who rests does not resume while another folds."""
 
@@ -184,7 +184,7 @@ class Checkpointer:
 
 
 def lies_in_oldest(extent: LogExtent, sequence: Sequence, share: float) -> bool:
-    """Never in a log that has dropped nothing yet."""
+    """Whether the entry is in that share of the log. Never in a log that has dropped nothing yet."""
     return extent.first > 1 and sequence - extent.first < share * (extent.last - extent.first)
 
 

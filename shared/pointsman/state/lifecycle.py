@@ -537,7 +537,7 @@ def fail_attempt(parts: StateParts, event: RequestAttemptFailed) -> None:
 def _failed_attempt(
     parts: StateParts, event: RequestAttemptFailed, instance: Instance, prefiller: Instance | None
 ) -> AttemptBefore:
-    """One that is not known counts against the present epochs, from the event's own date on."""
+    """Of which the event tells. One that is not known counts as sent at the event's date, to the present epochs."""
     request, version = parts.workload.requests.get(event.request), parts.settings.fold_version
     if request is not None:
         earlier = request.attempts_before if version >= fold_versions.ATTEMPTS_COUNTED else ()

@@ -132,7 +132,7 @@ class PrefixIndex:
         return reduce(or_, (1 << self._holdings[i].slot for i in instances if i in self._holdings), 0)
 
     def instances_of(self, bits: int) -> dict[int, InstanceId]:
-        """By bit."""
+        """Those that have these bits (`bits`), each by its own."""
         found: dict[int, InstanceId] = {}
         while bits:
             bit = bits & -bits
