@@ -16,7 +16,7 @@ from pointsman.ports import (
 from pointsman.primitives import Sequence, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.health import HealthBoard
-from pointsman_scheduler.checkpointing import newest_checkpoint
+from pointsman_scheduler.checkpointing import DROPPED_SOON, lies_in_oldest, newest_checkpoint
 
 log = structlog.get_logger()
 
@@ -75,7 +75,8 @@ class CheckpointWatch:
     def _tell(self, extent: LogExtent) -> None:
         age = extent.last - max(self._newest, extent.first - 1)  # the log may have dropped its entry
         self._age.set(age)
-        if self._looks >= self._looks_max or (self._looks >= INTERVALS_MAX and self._is_old(extent)):
+        dropped_soon = lies_in_oldest(extent, self._newest, DROPPED_SOON)
+        if self._looks >= self._looks_max or (self._looks >= INTERVALS_MAX and dropped_soon):
             self._board.degraded(CHECKPOINTS_PART, f"the log has gone on by {age} entries without a new one")
             if not self._overdue:
                 log.warning("checkpoints_overdue", newest=self._newest, entries_behind=age)
@@ -84,7 +85,3 @@ class CheckpointWatch:
             self._overdue = False
             self._board.restored(CHECKPOINTS_PART)
             log.info("checkpoints_taken_again", newest=self._newest)
-
-    def _is_old(self, extent: LogExtent) -> bool:
-        """In the oldest quarter of the log, which drops it soon: another is taken once it is in the older half."""
-        return extent.first > 1 and self._newest - extent.first < (extent.last - extent.first) / 4

@@ -31,6 +31,9 @@ log = structlog.get_logger()
 EXTENT_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 SAVE_RETRY_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 REST_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
+RENEWED_WITHIN, DROPPED_SOON = 1 / 2, 1 / 4
+"""Oldest shares of the log. A checkpoint in the first is replaced. One in the second shows that nobody does so: the log is about
+to drop its entry."""
 OVERDUE_SHARE = 1.5
 """Of the cadence: more than the largest spread, so that who rests does not resume while another folds."""
 
@@ -111,7 +114,7 @@ class Checkpointer:
     def _is_overdue(self) -> bool:
         """Whether nobody saves any more: later than `_is_due` of any process."""
         cadence, extent = self._cadence, self._extent
-        if extent.first > 1 and self._saved - extent.first < (extent.last - extent.first) / 4:
+        if lies_in_oldest(extent, self._saved, DROPPED_SOON):
             return True
         waited = self._clock.wall() - self._saved_at
         return waited > OVERDUE_SHARE * cadence.seconds or extent.last - self._saved > OVERDUE_SHARE * cadence.events
@@ -127,8 +130,7 @@ class Checkpointer:
             return False
         if wall - self._saved_at >= cadence.seconds * cadence.spread:
             return True
-        oldest_half = (self._extent.last - self._extent.first) / 2
-        return self._extent.first > 1 and self._saved - self._extent.first < oldest_half
+        return lies_in_oldest(self._extent, self._saved, RENEWED_WITHIN)
 
     async def _look_at_log(self) -> None:
         if self._clock.wall() - self._extent_at < EXTENT_WALL_SECONDS:
@@ -179,6 +181,11 @@ class Checkpointer:
     async def _newest(self) -> Sequence:
         """Raises StoreUnavailableError."""
         return await newest_checkpoint(self._checkpoints, self._following.form, self._extent.identity)
+
+
+def lies_in_oldest(extent: LogExtent, sequence: Sequence, share: float) -> bool:
+    """Whether the entry is in that share of the log. Never in a log that has dropped nothing yet."""
+    return extent.first > 1 and sequence - extent.first < share * (extent.last - extent.first)
 
 
 async def newest_checkpoint(checkpoints: Checkpoints, form: str, identity: str) -> Sequence:

@@ -2,7 +2,6 @@
 
 import structlog
 
-from pointsman.contracts.codec import LogEvent
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.primitives import EngineSeconds, Epoch, InstanceId
 from pointsman.runtime.engine_urls import EngineUrls
@@ -22,8 +21,7 @@ class EngineUrlGuard:
         """Whether its last join was refused: it is not asked to join again. Another worker with the same name is."""
         return self._refused.get(instance) == epoch
 
-    def refuse(self, dispatcher: Dispatcher, now: EngineSeconds) -> list[LogEvent]:
-        events: list[LogEvent] = []
+    def refuse(self, dispatcher: Dispatcher, now: EngineSeconds) -> None:
         for instance in dispatcher.state.fleet.instances:
             if self._urls.cover(instance.id, instance.url):
                 self._refused.pop(instance.id, None)
@@ -32,8 +30,7 @@ class EngineUrlGuard:
             reason = self._urls.refusal(instance.id, instance.url)
             ENGINE_URLS_REFUSED.inc()
             log.error("instance_refused", instance=instance.id, url=instance.url[:200], reason=reason)
-            events += dispatcher.refuse(instance.id, reason, now)
-        return events
+            dispatcher.refuse(instance.id, reason, now)
 
     def _remember(self, instance: InstanceId, epoch: Epoch) -> None:
         self._refused[instance] = epoch

@@ -55,6 +55,7 @@ from pointsman.primitives import EngineSeconds, PoolName
 from pointsman.runtime import telemetry
 from pointsman.runtime.admin_log import log_admin_action
 from pointsman.runtime.health import HealthBoard
+from pointsman.state.workload import UNGRANTED
 from pointsman_scheduler.api_keys import ApiKeyWriter, KeyRefusedError
 from pointsman_scheduler.checkpoint_watch import CHECKPOINTS_PART
 from pointsman_scheduler.fleet_status import describe_fleet, drain_warning
@@ -63,7 +64,6 @@ from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.overload import Overload
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.tenant_policies import TenantPoliciesKeeper
-from pointsman_scheduler.waiters import UNGRANTED
 
 
 class CommandHandlers:
@@ -144,26 +144,26 @@ class CommandHandlers:
         term.ownership.named(command.request, started)
         term.waiters.add(command, reply)
         now = self._clock.now()
-        events = term.dispatcher.route(term.clock_offsets.dated(command, now), now)
+        decided = term.dispatcher.route(term.clock_offsets.dated(command, now), now)
         self._decision_seconds.observe(float(self._clock.wall() - started))
-        await term.publish(events or self._abandon_lost_grant(term, command))
-        if not events:
+        if not decided:
+            self._abandon_lost_grant(term, command, now)
+        await term.publish()
+        if not decided:
             term.waiters.add(command, reply)  # again: giving the request up has forgotten it
             await send(term.waiters.answers_again(command))
 
-    def _abandon_lost_grant(self, term: ActiveTerm, command: RouteRequest) -> list[LogEvent]:
-        """End a request granted to an instance that has left, if its ingress still asks: it never got the
-        grant."""
+    def _abandon_lost_grant(self, term: ActiveTerm, command: RouteRequest, now: EngineSeconds) -> None:
+        """End a request granted to an instance that has left, if its ingress still asks: it never got the grant."""
         state = self._replica.state
         known = state.workload.requests.get(command.request)
-        if known is None or known.stage in UNGRANTED or known.instance in state.fleet:
-            return []
-        reason = grant_unheard(known.instance)
-        return term.dispatcher.cancel_any(known.id, CancelCause.GRANT_UNHEARD, self._clock.now(), reason=reason)
+        if known is not None and known.stage not in UNGRANTED and known.instance not in state.fleet:
+            reason = grant_unheard(known.instance)
+            term.dispatcher.cancel_any(known.id, CancelCause.GRANT_UNHEARD, now, reason=reason)
 
     async def _hand_over(self, term: ActiveTerm, command: HandOverRequest, reply: Reply) -> None:
         events = term.dispatcher.hand_over(command, self._clock.now())
-        await term.publish(events)
+        await term.publish()
         answer = term.waiters.hand_over_answer(command, events)
         if answer is not None:
             await reply(answer)
@@ -179,8 +179,8 @@ class CommandHandlers:
     async def _cancel(self, term: ActiveTerm, command: CancelRequest, reply: Reply) -> None:
         term.waiters.forget(command.request)
         cause = recorded_cancel_cause(command.reason)
-        events = term.dispatcher.cancel_ungranted(command.request, cause, self._clock.now(), reason=command.reason)
-        await term.publish(events)
+        term.dispatcher.cancel_ungranted(command.request, cause, self._clock.now(), reason=command.reason)
+        await term.publish()
         end = self._replica.state.workload.end_of(command.request)
         ended = end in (RequestCancelled.__name__, RequestRejected.__name__)
         await reply(CancelAnswered(request=command.request, ended=ended))
@@ -194,7 +194,8 @@ class CommandHandlers:
             answer = msgspec.structs.replace(answer, warning=warning)
         action = "drain" if isinstance(command, DrainInstance) else "undrain"
         log_admin_action(action, by, answer.refusal, instance=command.instance, changed=bool(events))
-        await term.publish(events + term.dispatcher.place_held(now))
+        term.dispatcher.place_held(now)
+        await term.publish()
         await reply(answer)
 
     async def _change_key(self, term: ActiveTerm, command: ChangeApiKey, reply: Reply) -> None:
@@ -208,12 +209,13 @@ class CommandHandlers:
             f"key_{command.action}", by, refusal, key=command.key.id, tenant=command.key.tenant, changed=key is not None
         )
         if key is not None and self._leader.leading is term:
-            await term.publish(term.dispatcher.record_key(key.id, key.tenant, command.action, self._clock.now(), by=by))
+            term.dispatcher.record_key(key.id, key.tenant, command.action, self._clock.now(), by=by)
+            await term.publish()
         await reply(ApiKeyAnswered(refusal=refusal))
 
     async def _migrate(self, term: ActiveTerm, command: MigrateRequests, reply: Reply) -> None:
-        events, answer = term.migrations.take(command, self._clock.now(), log_busy=self._overload.log_busy)
-        await term.publish(events)
+        answer = term.migrations.take(command, self._clock.now(), log_busy=self._overload.log_busy)
+        await term.publish()
         await reply(answer)
 
     async def _note_heartbeat(self, term: ActiveTerm, command: NoteHeartbeat, reply: Reply) -> None:

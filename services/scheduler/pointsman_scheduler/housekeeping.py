@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import structlog
 
-from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.fleet import (
     FleetEvent,
     InstanceEjected,
@@ -13,23 +12,22 @@ from pointsman.contracts.fleet import (
     LivenessTimeouts,
 )
 from pointsman.contracts.reasons import CancelCause
+from pointsman.policies.lost_requests import seconds_since
 from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.pool_view import prepare_columns
-from pointsman.policies.stranded import seconds_since
 from pointsman.ports import Clock, Commands
 from pointsman.primitives import PoolName, WallSeconds, engine_seconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.containment import contained
 from pointsman.runtime.engine_series import EngineSeries
 from pointsman.state.state import State
-from pointsman.state.workload import Request
+from pointsman.state.workload import UNGRANTED, Request
 from pointsman_scheduler.fleet_status import FleetGauges
 from pointsman_scheduler.leader import ActiveTerm, Candidacy
 from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.overload import Overload
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.settings import SchedulerSettings
-from pointsman_scheduler.waiters import UNGRANTED
 
 log = structlog.get_logger()
 
@@ -74,33 +72,17 @@ class Housekeeping:
         self._overload = overload
 
     async def run(self) -> None:
-        steps: tuple[tuple[telemetry.Step, Callable[[ActiveTerm], Awaitable[None]]], ...] = (
-            ("liveness", self._check_liveness),
-            ("outliers", self._eject_outliers),
-            ("lost requests", self._end_lost_requests),
-        )
         turn, offset = 0, self._clock_offset()
         while True:
             turn += 1
             began, before = self._clock.wall(), offset
             await self._clock.sleep_wall(PERIOD_WALL_SECONDS)
             offset = self._clock_offset()
-            slept, stepped = self._clock.wall() - began, max(offset - before, before - offset)
-            instances = len(self._replica.state.fleet.instances)
-            is_deaf = slept > SUSPENDED_WALL_SECONDS or not self._commands.connected
-            if stepped > SUSPENDED_WALL_SECONDS:
-                self._log_liveness.clock_was_set()
-                if self._leader.term is not None:
-                    self._leader.term.clock_offsets.forget()
-            elif is_deaf or self._log_liveness.log_is_silent(instances):
-                self._log_liveness.listen_from_now()
-            rarely = turn % max(1, instances // INSTANCES_A_TURN) != 0
-            for name, step in steps:
-                if rarely and name != "liveness":
-                    continue
+            self._note_pause(slept=self._clock.wall() - began, stepped=max(offset - before, before - offset))
+            for name, step in self._steps(turn):
                 with contained(name):
-                    if self._leader.leading is not None:
-                        await step(self._leader.leading)
+                    if (term := self._leader.leading) is not None:
+                        await step(term)
             with contained("columns"):
                 prepare_columns(self._replica.state)
             self._leader.report_readiness()
@@ -108,6 +90,27 @@ class Housekeeping:
                 self._watch_load()
             with contained("gauges"):
                 self._show(self._replica.state)
+
+    def _steps(self, turn: int) -> Iterator[tuple[telemetry.Step, Callable[[ActiveTerm], Awaitable[None]]]]:
+        yield "liveness", self._check_liveness
+        if turn % max(1, len(self._replica.state.fleet.instances) // INSTANCES_A_TURN) == 0:
+            yield "outliers", self._eject_outliers
+            yield "lost requests", self._end_lost_requests
+
+    def _note_pause(self, *, slept: WallSeconds, stepped: WallSeconds) -> None:
+        """Silence counts from now on if this process could not hear: `slept` too long, its clock `stepped`, it is cut off,
+        or the log is silent."""
+        instances = len(self._replica.state.fleet.instances)
+        if stepped > SUSPENDED_WALL_SECONDS:
+            self._log_liveness.clock_was_set()
+            if self._leader.term is not None:
+                self._leader.term.clock_offsets.forget()
+        elif (
+            slept > SUSPENDED_WALL_SECONDS
+            or not self._commands.connected
+            or self._log_liveness.log_is_silent(instances)
+        ):
+            self._log_liveness.listen_from_now()
 
     def _clock_offset(self) -> WallSeconds:
         """Between the time in the log, which can be set, and the one of waits, which stands still with the machine."""
@@ -135,33 +138,29 @@ class Housekeeping:
         )
         term.heard.forget_absent(self._replica.state)
         heard = term.heard.silent_since(self._replica.state, now, self._log_liveness.steady_since)
-        events = dispatcher.check_liveness(timeouts, now, heard)
-        for event in events:
+        for event in dispatcher.check_liveness(timeouts, now, heard):
             if isinstance(event, FleetEvent):
                 log.warning("instance_silent", decision=type(event).__name__, instance=event.instance)
-        switched = dispatcher.change_roles(now)
-        for event in switched:
+        for event in dispatcher.change_roles(now):
             if isinstance(event, InstanceRoleChanged):
                 telemetry.ROLE_CHANGES.labels(self._pool, event.role).inc()
                 log.info("instance_role_changed", instance=event.instance, role=event.role, left=event.left)
-        events += switched + dispatcher.relocate_pending(
-            now
-        )  # first: what can leave a draining instance is not granted there
-        events += dispatcher.grant_everywhere(now)
-        await term.publish(events + dispatcher.place_held(now))
+        dispatcher.relocate_pending(now)  # before the grants: what can leave a draining instance is not granted there
+        dispatcher.grant_everywhere(now)
+        dispatcher.place_held(now)
+        await term.publish()
 
     async def _eject_outliers(self, term: ActiveTerm) -> None:
         now = self._clock.now()
         if now - self._log_liveness.listening_since < engine_seconds(LISTENING_WALL_SECONDS, self._clock.speed):
             return
-        events = term.dispatcher.eject_outliers(now)
-        for event in events:
+        for event in term.dispatcher.eject_outliers(now):
             if isinstance(event, InstanceEjected):
                 telemetry.ENGINE_EJECTIONS.labels(self._pool, event.instance, event.cause).inc()
                 log.warning("instance_ejected", instance=event.instance, cause=event.cause, detail=event.detail)
             elif isinstance(event, InstanceUnejected):
                 log.info("instance_unejected", instance=event.instance, half_open=event.half_open)
-        await term.publish(events)
+        await term.publish()
 
     async def _end_lost_requests(self, term: ActiveTerm) -> None:
         state, lost = self._replica.state, self._lost_requests(term)
@@ -170,13 +169,13 @@ class Housekeeping:
                 await self._clock.sleep_wall(WallSeconds(0.0))
             if self._leader.leading is not term:
                 return
-            now, events = self._clock.now(), list[LogEvent]()
+            now = self._clock.now()
             for request, cause in lost[begin : begin + ENDED_MAX]:
                 end = term.dispatcher.cancel_ungranted if request.stage in UNGRANTED else term.dispatcher.cancel_any
-                events += end(request.id, cause, now)
+                end(request.id, cause, now)
             if begin + ENDED_MAX >= len(lost):
-                events += term.dispatcher.grant_everywhere(now)
-            await term.publish(events)
+                term.dispatcher.grant_everywhere(now)
+            await term.publish()
         term.waiters.forget_absent()
         if term.spans is not None:
             term.spans.end_absent(state.workload.requests)
@@ -194,12 +193,12 @@ class Housekeeping:
                 lost.append((request, CancelCause.NEVER_ENDED))
         return lost
 
-    def _orphans(self, term: ActiveTerm) -> Iterator[Request]:
+    def _orphans(self, term: ActiveTerm) -> list[Request]:
         """Older ingresses name only waiting requests, and none that was redispatched."""
         silent = term.ownership.orphans(
-            list(self._replica.state.workload.requests.values()),
+            self._replica.state.workload.requests.values(),
             self._clock.wall(),
             since=self._log_liveness.listening_since_wall,
             silence_max=self._settings.waiter_seconds,
         )
-        return (r for r in list(silent) if r.followed or (r.stage in UNGRANTED and not r.rebound_from))
+        return [r for r in silent if r.followed or (r.stage in UNGRANTED and not r.rebound_from)]

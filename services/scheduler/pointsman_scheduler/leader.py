@@ -16,9 +16,9 @@ from pointsman.policies.clock_offsets import ClockOffsets
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.dispatch.recording import SETTINGS_EVERY, Recording
 from pointsman.policies.heard_reports import HeardReports
+from pointsman.policies.lost_requests import LostRequests
 from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.pool_view import prepare_columns
-from pointsman.policies.stranded import LostRequests
 from pointsman.ports import (
     CommandHandler,
     Commands,
@@ -55,18 +55,21 @@ class DeposedError(Exception):
 
 
 class ActiveTerm:
+    """A term of this leader: its Dispatcher, and what it knows beside the log. `publish` after every use of the
+    Dispatcher, without a wait between the two."""
+
     def __init__(
         self,
         state: State,
         policies: PolicySet,
+        *,
         term: Term,
         fence: Fence,
         event_log: EventLog,
         log_liveness: LogLiveness,
         pool: str,
         recording: Recording,
-        spans: DecisionSpans | None = None,
-        *,
+        spans: DecisionSpans | None,
         now: WallSeconds,
     ) -> None:
         self.dispatcher = Dispatcher(state, policies, term=term, on_decision=self._collect, recording=recording)
@@ -82,15 +85,16 @@ class ActiveTerm:
         self._log = event_log
         self._log_liveness = log_liveness
         self._unwritten: list[LogEvent] = []
+        """Decisions since the last `publish`, in order."""
 
     @property
     def term(self) -> Term:
         return self.dispatcher.term
 
-    async def publish(self, events: list[LogEvent]) -> None:
-        """Answers first: ingresses wait for them, nobody for the log. Includes decisions of an earlier call that failed
-        after deciding."""
-        decided, self._unwritten = self._unwritten or events, []
+    async def publish(self) -> None:
+        """Answers and writes all decisions since the last call, also those of a turn that failed after them. Answers
+        first: ingresses wait for them, nobody for the log."""
+        decided, self._unwritten = self._unwritten, []
         try:
             await send([answer for event in decided for answer in self.waiters.answers_to(event)])
         finally:
@@ -219,18 +223,16 @@ class Candidacy:
             raise DeposedError(passed)
         prepare_columns(state)
         self._log_liveness.begin()
-        spans = None if self._tracer is None else DecisionSpans(self._tracer)
-        recording = Recording(self._rivals, settings_every=SETTINGS_EVERY)
         self.term = ActiveTerm(
             state,
             self._policies,
-            elected.term,
-            fence,
-            self._log,
-            self._log_liveness,
-            self._board.pool,
-            recording,
-            spans,
+            term=elected.term,
+            fence=fence,
+            event_log=self._log,
+            log_liveness=self._log_liveness,
+            pool=self._board.pool,
+            recording=Recording(self._rivals, settings_every=SETTINGS_EVERY),
+            spans=None if self._tracer is None else DecisionSpans(self._tracer),
             now=self._clock.wall(),
         )
         self._settled.set()

@@ -34,16 +34,14 @@ class MigrationHandler:
         self._dispatcher = dispatcher
         self._answered: OrderedDict[str, MigrationAnswered] = OrderedDict()
 
-    def take(
-        self, command: MigrateRequests, now: EngineSeconds, *, log_busy: bool = False
-    ) -> tuple[list[LogEvent], MigrationAnswered]:
+    def take(self, command: MigrateRequests, now: EngineSeconds, *, log_busy: bool = False) -> MigrationAnswered:
         known = self._answered.get(command.plan)
         if known is not None:
-            return [], known
+            return known
         refusal, detail = self._refusal(command, log_busy=log_busy)
         if refusal:
             log.warning("migration_plan_rejected", plan=command.plan, reason=refusal, detail=detail)
-            return [], self._answer(command, refusal=refusal, detail=detail)
+            return self._answer(command, refusal=refusal, detail=detail)
         events = self._dispatcher.migrate(_plan_of(command), now)
         answer = self._answer(command, moves=_outcomes(events))
         self._remember(answer)
@@ -53,7 +51,7 @@ class MigrationHandler:
             if isinstance(event, RequestMigrated) and event.rebound:
                 telemetry.REDISPATCHES_ORDERED.labels(self._pool).inc()
                 telemetry.REDISPATCH_WASTED_PREFILL_SECONDS.labels(self._pool).inc(event.wasted)
-        return events, answer
+        return answer
 
     def _refusal(self, command: MigrateRequests, *, log_busy: bool) -> tuple[str, str]:
         term, as_of = self._dispatcher.term, self._dispatcher.state.sequence

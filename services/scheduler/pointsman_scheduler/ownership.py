@@ -1,6 +1,6 @@
 """Tracks which requests still have an ingress: it names them about once a second (`cmd.follow`). Wall time."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from pointsman.contracts.commands import FollowRequests
 from pointsman.primitives import RequestId, WallSeconds
@@ -22,13 +22,16 @@ class Ownership:
 
     def orphans(
         self, requests: Iterable[Request], now: WallSeconds, *, since: WallSeconds, silence_max: WallSeconds
-    ) -> Iterator[Request]:
-        """Yields requests not named for `silence_max`; forgets all others."""
+    ) -> list[Request]:
+        """Those of `requests` that nobody has named for `silence_max`, counted from `since` at the earliest. `requests`: all
+        that there are; what is known of others is forgotten."""
         known: dict[RequestId, WallSeconds] = {}
+        silent = []
         for request in requests:
             named_at = self._named_at.get(request.id)
             if named_at is not None:
                 known[request.id] = named_at
             if now - max(named_at or since, since) > silence_max:
-                yield request
+                silent.append(request)
         self._named_at = known
+        return silent

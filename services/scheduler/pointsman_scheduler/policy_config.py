@@ -1,14 +1,18 @@
 """Policies and initial State from the settings."""
 
+from typing import TYPE_CHECKING
+
 from pointsman.policies.policy_set import PolicySet, policy_set
 from pointsman.policies.setting_text import settings_of
 from pointsman.primitives import engine_seconds
 from pointsman.runtime.policy_options import policy_usage
 from pointsman.state.state import PoolSettings, State
-from pointsman_scheduler.settings import SchedulerSettings
+
+if TYPE_CHECKING:
+    from pointsman_scheduler.settings import SchedulerSettings
 
 
-def chosen_policies(settings: SchedulerSettings) -> PolicySet:
+def chosen_policies(settings: "SchedulerSettings") -> PolicySet:
     """Raises click.BadParameter."""
     with policy_usage():
         return policy_set(
@@ -26,5 +30,5 @@ def chosen_policies(settings: SchedulerSettings) -> PolicySet:
         )
 
 
-def empty_state(settings: SchedulerSettings, policies: PolicySet) -> State:
+def empty_state(settings: "SchedulerSettings", policies: PolicySet) -> State:
     return State(PoolSettings(block_tokens=settings.block_tokens, speed=settings.speed), policies.trackers())

@@ -195,8 +195,9 @@ class SchedulerService:
         with contained("relocation"):
             if (term := leader.leading) is not None:  # instances that joined or drained while no scheduler led
                 now = self._clock.now()
-                refused = self._url_guard.refuse(term.dispatcher, now)
-                await term.publish(refused + term.dispatcher.relocate_pending(now))
+                self._url_guard.refuse(term.dispatcher, now)
+                term.dispatcher.relocate_pending(now)
+                await term.publish()
 
     async def _fold(self, start: StartPoint) -> None:
         """Raises LogBrokenError."""
@@ -209,29 +210,37 @@ class SchedulerService:
         if event is None or self._leader.is_own(event):
             self._log_liveness.entry_read(event.stamp.number if event is not None and event.stamp is not None else 0)
             self._replica.pass_over(entry)
-        else:
-            self._log_liveness.entry_read()
-            queue, standing = self._queue_of(event), self._standing(event)
-            self._replica.apply(entry)
-            if isinstance(event, LeaderElected):
-                self._leader.note_election(event)
-            elif isinstance(event, InstanceJoined | InstanceLeft):
-                with contained("key_check"):
-                    self._warnings.check(self.state, event.instance)
-            elif isinstance(event, WritesLost) and event.writer == self._name and self._leader.term is not None:
-                await self._leader.end_term(f"the log misses {event.count} decisions of this leader: {event.reason}")
-            term = self.leading
-            if term is None:
-                return
-            with contained("reaction"):
-                if isinstance(event, CacheEvent):
-                    term.flush_pace.event_read()
-                elif isinstance(event, InstanceJoined | InstanceReported):
-                    term.heard.read(self.state, event, self._clock.now())
-                    if isinstance(event, InstanceReported):
-                        self._resync.note_report(event)
-                if standing is None or standing != self._standing(event):
-                    await self._react(term, event, queue)
+            return
+        self._log_liveness.entry_read()
+        queue, standing = self._queue_of(event), self._standing(event)
+        self._replica.apply(entry)
+        await self._note(event)
+        term = self.leading
+        if term is None:
+            return
+        with contained("reaction"):
+            self._take_evidence(term, event)
+            if standing is None or standing != self._standing(event):
+                await self._react(term, event, queue)
+
+    async def _note(self, event: LogEvent) -> None:
+        """Whether this scheduler leads or follows. Raises DeposedError."""
+        if isinstance(event, LeaderElected):
+            self._leader.note_election(event)
+        elif isinstance(event, InstanceJoined | InstanceLeft):
+            with contained("key_check"):
+                self._warnings.check(self.state, event.instance)
+        elif isinstance(event, WritesLost) and event.writer == self._name and self._leader.term is not None:
+            await self._leader.end_term(f"the log misses {event.count} decisions of this leader: {event.reason}")
+
+    def _take_evidence(self, term: ActiveTerm, event: LogEvent) -> None:
+        """What a leader knows beside State."""
+        if isinstance(event, CacheEvent):
+            term.flush_pace.event_read()
+        elif isinstance(event, InstanceJoined | InstanceReported):
+            term.heard.read(self.state, event, self._clock.now())
+            if isinstance(event, InstanceReported):
+                self._resync.note_report(event)
 
     def _queue_of(self, event: LogEvent) -> InstanceId | None:
         """Looked up before the event removes the request."""
@@ -250,10 +259,15 @@ class SchedulerService:
         return fleet.ready, known and (known.adapters, known.aliases)
 
     async def _react(self, term: ActiveTerm, event: LogEvent, queue: InstanceId | None) -> None:
+        """Decides what the event has made possible. `queue`: where its request was pending or inside."""
         now = self._clock.now()
         if queue:
-            await term.publish(term.dispatcher.grant_waiting(queue, now))
+            term.dispatcher.grant_waiting(queue, now)
         elif isinstance(event, FleetEvent):
             if isinstance(event, InstanceJoined):
-                await term.publish(self._url_guard.refuse(term.dispatcher, now))
-            await term.publish(term.dispatcher.relocate_pending(now) + term.dispatcher.place_held(now))
+                self._url_guard.refuse(term.dispatcher, now)
+            term.dispatcher.relocate_pending(now)
+            term.dispatcher.place_held(now)
+        else:
+            return
+        await term.publish()

@@ -13,6 +13,7 @@ from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.engine_urls import EngineUrlSettings
 from pointsman.runtime.settings import FleetSettings, ProcessSettings, setting
+from pointsman_scheduler.policy_config import chosen_policies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +83,4 @@ class SchedulerSettings(FleetSettings, EngineUrlSettings, ProcessSettings):
 
     @override
     def check(self) -> None:
-        from pointsman_scheduler.policy_config import chosen_policies  # which imports this module
-
         chosen_policies(self)

@@ -51,7 +51,8 @@ class TenantPoliciesKeeper:
     async def enforce(self, *, by: str = "") -> None:
         term, newest = self._leader.leading, self._followed.newest
         if term is not None and newest is not None and newest != self._replica.state.tenants.policies:
-            await term.publish(term.dispatcher.set_tenant_policies(newest, self._clock.now(), by=by))
+            term.dispatcher.set_tenant_policies(newest, self._clock.now(), by=by)
+            await term.publish()
 
     async def change(self, _term: ActiveTerm, command: SetTenantPolicies, reply: Reply) -> None:
         by = actor_of(reply.subject)

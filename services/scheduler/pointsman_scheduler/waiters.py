@@ -23,9 +23,7 @@ from pointsman.ports import Reply
 from pointsman.primitives import EngineSeconds, RequestId, Tenant, Term
 from pointsman.runtime import telemetry
 from pointsman.state.fleet import Instance, Knowledge
-from pointsman.state.workload import Request, Stage
-
-UNGRANTED = (Stage.ARRIVED, Stage.PENDING)
+from pointsman.state.workload import UNGRANTED, Request, Stage
 
 RouteAnswer = RouteGranted | RouteRejected
 Answers = list[tuple[Reply, RouteAnswer]]

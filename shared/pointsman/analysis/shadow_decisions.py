@@ -29,7 +29,7 @@ from pointsman.simulation.replay.folding import copy_state
 from pointsman.simulation.replay.leader_order import Kind, LeaderOrder, Step
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
-from pointsman.state.workload import NO_INSTANCE, Request, Stage
+from pointsman.state.workload import NO_INSTANCE, UNGRANTED, Request
 
 HELD_MAX = 4096
 """Entries held back until the leader has certainly read them."""
@@ -353,7 +353,7 @@ def _brought_up(trackers: Trackers, state: State) -> Trackers:
             tracker.arrived(request, request.arrived_at)
             if request.instance:
                 tracker.placed(request, request.placed_at)
-            if request.stage in (Stage.PREFILL, Stage.HANDED_OVER, Stage.DECODING):
+            if request.stage not in UNGRANTED:
                 tracker.granted(request, request.granted_at)
     return trackers
 

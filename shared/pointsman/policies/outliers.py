@@ -19,7 +19,7 @@ from pointsman.state.fleet import Instance, Status
 from pointsman.state.fold_versions import CLOCKS_DIFFER, FAILURE_SHARE_BACK
 from pointsman.state.outliers import HISTORY_WALL_SECONDS, Failure, Prefill, Record
 from pointsman.state.state import State
-from pointsman.state.workload import Request, Stage
+from pointsman.state.workload import UNGRANTED, Request
 
 FAILURE_SHARE_REQUESTS_MIN = 10
 SUCCESS_RATE_HOSTS_MIN = 3
@@ -239,8 +239,7 @@ class _Evaluation:
         return found
 
     def _runs_elsewhere(self, request: Request, failure: Failure) -> bool:
-        inside = request.stage in (Stage.PREFILL, Stage.HANDED_OVER, Stage.DECODING)
-        if not inside or request.instance == failure.instance or request.granted_at < failure.at:
+        if request.stage in UNGRANTED or request.instance == failure.instance or request.granted_at < failure.at:
             return False
         settled_after = max(2 * (failure.at - failure.since), engine_seconds(DOUBT_WALL_SECONDS_MIN, self._speed))
         return self._now - request.granted_at > settled_after

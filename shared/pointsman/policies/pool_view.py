@@ -259,7 +259,6 @@ class PoolView:
         """`hit_blocks` and the `loads` among them: as given instead of as known. `ahead`: pending work from this class
         on is ahead of it."""
         state, latency = self._state, self._state.latency
-        ahead = ahead or self._ahead
         prompt_tokens = self.request.prompt_tokens
         instance = state.fleet[instance_id]
         if hit_blocks is None:
@@ -274,14 +273,8 @@ class PoolView:
         uncached = prompt_tokens - cached
         work = latency.prefill_seconds(instance, prompt_tokens, cached)
         queue = state.workload.queues.get(instance_id, EMPTY_QUEUE)
-        queued, queued_tokens = queue.work_ahead(self.now, ahead)
-        if ahead != LOWEST and self._reserved is not None and self._reserved.instance == instance_id:
-            queued += self._reserved.prefill_seconds
-            queued_tokens += self._reserved.uncached_tokens
-        if self._limits_kv:
-            seconds, tokens = self._overtaken(queue)
-            queued, queued_tokens = max(0.0, queued - seconds), queued_tokens - tokens
-        queue_seconds = latency.expected_seconds(instance_id, queued, queued_tokens)
+        work_ahead = self._work_ahead(instance_id, queue, ahead or self._ahead)
+        queue_seconds = latency.expected_seconds(instance_id, *work_ahead)
         prefill_seconds = latency.expected_prefill(instance_id, work, uncached)
         estimate = CandidateEstimate(
             instance=instance_id,
@@ -301,6 +294,20 @@ class PoolView:
             margin_seconds=latency.margin_seconds(instance_id, queue_seconds),
         )
         return self._with_fetch(instance, queue, estimate) if self._fetches else estimate
+
+    def _work_ahead(
+        self, instance_id: InstanceId, queue: InstanceQueue, ahead: QueueClass
+    ) -> tuple[EngineSeconds, Tokens]:
+        """Prefill work ahead of this request there, uncorrected, and its tokens. The best-effort request whose turn it is goes
+        first; those that wait for their tenant's share of the KV capacity do not."""
+        seconds, tokens = queue.work_ahead(self.now, ahead)
+        if ahead != LOWEST and self._reserved is not None and self._reserved.instance == instance_id:
+            seconds += self._reserved.prefill_seconds
+            tokens += self._reserved.uncached_tokens
+        if self._limits_kv:
+            overtaken_seconds, overtaken_tokens = self._overtaken(queue)
+            seconds, tokens = max(0.0, seconds - overtaken_seconds), tokens - overtaken_tokens
+        return seconds, tokens
 
     def _with_fetch(self, instance: Instance, queue: InstanceQueue, computed: CandidateEstimate) -> CandidateEstimate:
         replace = msgspec.structs.replace

@@ -125,8 +125,8 @@ def summarise(
         well_behaved_ttft=_latency(row.ttft for row in served if row.tenant not in misbehaving),
         late_ttft_s=mean_known(row.ttft for row in served if not row.on_time),
         hit_rate=hits,
-        loaded_share=loaded_share(served),
-        fetched_share=fetched_share(served),
+        loaded_share=_share_of_prompts(served, (row.loaded_tokens for row in served)),
+        fetched_share=_share_of_prompts(served, (row.fetched_tokens for row in served)),
         hit_share_of_bound=hits / hit_bound if hits is not None and hit_bound else None,
         load_cv=load_cv(_within(outcome.samples, rows)),
         migrations=sum(row.migrations for row in rows),
@@ -181,19 +181,13 @@ def answer_tokens(row: RequestRow) -> Tokens:
     return 1 if row.ended_at == row.first_token_at else row.output_tokens
 
 
-def loaded_share(served: Sequence[RequestRow]) -> float | None:
-    prompt = sum(row.prompt_tokens for row in served)
-    return sum(row.loaded_tokens for row in served) / prompt if prompt else None
-
-
-def fetched_share(served: Sequence[RequestRow]) -> float | None:
-    prompt = sum(row.prompt_tokens for row in served)
-    return sum(row.fetched_tokens for row in served) / prompt if prompt else None
-
-
 def hit_rate(served: Sequence[RequestRow]) -> float | None:
+    return _share_of_prompts(served, (row.cached_tokens for row in served))
+
+
+def _share_of_prompts(served: Sequence[RequestRow], tokens: Iterable[Tokens]) -> float | None:
     prompt = sum(row.prompt_tokens for row in served)
-    return sum(row.cached_tokens for row in served) / prompt if prompt else None
+    return sum(tokens) / prompt if prompt else None
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:

@@ -19,7 +19,7 @@ from pointsman.simulation.engine_model import EngineModel
 from pointsman.simulation.engine_types import EngineSettings
 from pointsman.simulation.scenario import Failure
 from pointsman.simulation.simulated_pool import SimulatedPool
-from pointsman.state.workload import Stage
+from pointsman.state.workload import UNGRANTED, Stage
 
 NOTICE_SECONDS = 1.0
 
@@ -51,10 +51,7 @@ class SimulatedEngine:
         return None
 
     def report(self, now: EngineSeconds, *, serving: bool) -> InstanceReported:
-        digest = 0
-        for key in self.parents:
-            digest ^= key
-        host = reduce(xor, self.host, 0)
+        digest, host = reduce(xor, self.parents, 0), reduce(xor, self.host, 0)
         return InstanceReported(
             at=now, instance=self.id, epoch=self.epoch, serving=serving, waiting=0, running=0, kv_usage=0.0,
             sequence=self.sequence, blocks=len(self.parents), digest=digest,
@@ -166,7 +163,7 @@ class SimulatedFleet:
         # Losing one request may grant another to the dead engine, so list them first.
         inside = [(r.id, r.stage) for r in pool.state.workload.requests.values() if r.instance == engine.id]
         for request_id, stage in inside:
-            if stage in (Stage.PREFILL, Stage.HANDED_OVER, Stage.DECODING):
+            if stage not in UNGRANTED:
                 self._lose(request_id, engine, now, stage is not Stage.DECODING)
         pool.agenda.at(now + NOTICE_SECONDS, lambda at: self._notice(engine, at))
         if failure.back_at is not None:

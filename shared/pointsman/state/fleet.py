@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import ANY_RANK, DecodeCost, InstanceJoined, InstanceReported, PrefillCost, Role
@@ -192,22 +192,25 @@ class Instance:
         return "" if self.parity else "a probe found that keys differ"
 
 
+class _Roster(NamedTuple):
+    """Who serves. Names are sorted: rings and ties depend on the order. `on_trial`: half-open instances. `shortest_context`:
+    the least `max_model_len`; 0: none is known."""
+
+    ready: tuple[InstanceId, ...]
+    decoders: tuple[InstanceId, ...]
+    on_trial: tuple[InstanceId, ...]
+    shortest_context: Tokens
+
+
 class Fleet:
-    DERIVED: ClassVar[Derived] = {
-        "_ready": lambda: None,
-        "_decoders": tuple,
-        "_on_trial": tuple,
-        "_shortest_context": int,
-    }
+    DERIVED: ClassVar[Derived] = {"_roster": lambda: None}
 
     def __init__(self, *, checks_model: bool = True) -> None:
         self.model = ""
         self._checks_model = checks_model
         self._instances: dict[InstanceId, Instance] = {}
-        self._ready: tuple[InstanceId, ...] | None = None
-        self._decoders: tuple[InstanceId, ...] = ()
-        self._on_trial: tuple[InstanceId, ...] = ()
-        self._shortest_context: Tokens = 0
+        self._roster: _Roster | None = None
+        """None: made when it is asked for. The same object until something changes."""
         self.kv_capacity_tokens: Tokens = 0
         """Of all instances that told it."""
         self.split = False
@@ -230,23 +233,37 @@ class Fleet:
 
     @property
     def ready(self) -> tuple[InstanceId, ...]:
-        """Instances that take prompts, sorted by name: rings and ties depend on the order. If all are ejected, those
-        (Envoy's panic mode)."""
-        if self._ready is None:
-            present = sorted(self._instances.values(), key=lambda instance: instance.id)
-            takers = _ready_or_ejected([instance for instance in present if instance.role != "decode"])
-            decoders = _ready_or_ejected([instance for instance in present if instance.role != "prefill"])
-            self._ready = tuple(instance.id for instance in takers)
-            self._decoders = tuple(instance.id for instance in decoders)
-            self._on_trial = tuple(sorted({*_on_trial(takers), *_on_trial(decoders)}))
-            lengths = (instance.max_model_len for instance in takers + decoders)
-            self._shortest_context = min((length for length in lengths if length > 0), default=0)
-        return self._ready
+        """Instances that take prompts, sorted by name. If all are ejected, those (Envoy's panic mode)."""
+        return (self._roster or self._made_roster()).ready
+
+    @property
+    def decoders(self) -> tuple[InstanceId, ...]:
+        """Instances that decode, sorted by name. If all are ejected, those."""
+        return (self._roster or self._made_roster()).decoders
+
+    @property
+    def on_trial(self) -> tuple[InstanceId, ...]:
+        """Half-open instances, sorted by name; none if there are no others."""
+        return (self._roster or self._made_roster()).on_trial
+
+    def _made_roster(self) -> _Roster:
+        present = sorted(self._instances.values(), key=lambda instance: instance.id)
+        takers = _ready_or_ejected([instance for instance in present if instance.role != "decode"])
+        decoders = _ready_or_ejected([instance for instance in present if instance.role != "prefill"])
+        lengths = (instance.max_model_len for instance in takers + decoders)
+        made = self._roster = _Roster(
+            ready=tuple(instance.id for instance in takers),
+            decoders=tuple(instance.id for instance in decoders),
+            on_trial=tuple(sorted({*_on_trial(takers), *_on_trial(decoders)})),
+            shortest_context=min((length for length in lengths if length > 0), default=0),
+        )
+        return made
 
     def ready_for(self, demand: Demand, excluded: Collection[InstanceId] = ()) -> tuple[InstanceId, ...]:
         """Those of `ready` that can serve the request and are not excluded; if none, such ejected ones."""
-        ready = self.ready
-        anybody = not demand.adapter and not demand.alias and demand.context_tokens <= self._shortest_context
+        roster = self._roster or self._made_roster()
+        ready = roster.ready
+        anybody = not demand.adapter and not demand.alias and demand.context_tokens <= roster.shortest_context
         if anybody and not excluded:
             return ready
 
@@ -265,20 +282,8 @@ class Fleet:
         return "" if self.decoders else "no instance decodes"
 
     @property
-    def on_trial(self) -> tuple[InstanceId, ...]:
-        """Half-open instances, sorted by name; none if there are no others."""
-        _ = self.ready
-        return self._on_trial
-
-    @property
     def _ejected(self) -> list[InstanceId]:
         return sorted(i.id for i in self._instances.values() if i.status is Status.EJECTED and i.role != "decode")
-
-    @property
-    def decoders(self) -> tuple[InstanceId, ...]:
-        """Instances that decode, sorted by name."""
-        _ = self.ready  # computes both
-        return self._decoders
 
     def join(self, event: InstanceJoined) -> Instance:
         known = self._instances.get(event.instance)
@@ -348,7 +353,7 @@ class Fleet:
         if instance.serving != event.serving or instance.suspected:
             instance.serving = event.serving
             instance.suspected = False
-            self._ready = None
+            self._roster = None
 
     def note_activity(self, instance: InstanceId, at: EngineSeconds) -> None:
         known = self._instances.get(instance)
@@ -362,7 +367,7 @@ class Fleet:
 
     def suspect(self, instance: InstanceId) -> None:
         self._instances[instance].suspected = True
-        self._ready = None
+        self._roster = None
 
     def drain(
         self,
@@ -375,7 +380,7 @@ class Fleet:
     ) -> None:
         known = self._instances[instance]
         known.draining, known.leaving, known.becomes, known.draining_since = draining, leaving, becomes, at
-        self._ready = None
+        self._roster = None
 
     def change_role(self, instance: InstanceId, role: Role) -> None:
         self._instances[instance].role = role
@@ -385,12 +390,12 @@ class Fleet:
     def eject(self, instance: InstanceId) -> None:
         self._instances[instance].ejected = True
         self._instances[instance].half_open = False
-        self._ready = None
+        self._roster = None
 
     def uneject(self, instance: InstanceId, *, half_open: bool) -> None:
         self._instances[instance].ejected = False
         self._instances[instance].half_open = half_open
-        self._ready = None
+        self._roster = None
 
     def note_restart(self, instance: InstanceId, arrived_at: Sequence) -> None:
         """The leader removed it before it joined again: the present epoch inherits nothing."""
@@ -405,7 +410,7 @@ class Fleet:
         self._changed()
 
     def _changed(self) -> None:
-        self._ready = None
+        self._roster = None
         instances = self._instances.values()
         if self._checks_model:
             served = [instance for instance in instances if instance.counted]

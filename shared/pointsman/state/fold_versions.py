@@ -81,3 +81,8 @@ was served by both."""
 ATTEMPTS_KEPT = 12
 """A failure is that of its own attempt, also where two more have been placed before it is read. One of a request that has
 ended is dated by the leader's clock."""
+SETTLED_AT_INTERVALS = 12
+"""What engines delivered, lack in slower tiers or took to load ends within a quarter of a second of its time. To look for it
+at each decision takes longer than a decision in a large pool."""
+EPOCHS_BOUNDED = 12
+"""Of instances that left long ago the newest epoch is forgotten."""

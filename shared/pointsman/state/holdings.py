@@ -224,18 +224,10 @@ def _release_computed(parts: StateParts, instance: InstanceId, removed: set[Bloc
 
 
 def learn_delivered(parts: StateParts, request: Request, event: RequestFinished) -> None:
-    """Compares only prompts with exact keys, computed whole by the instance where they were placed, in one epoch."""
-    instance = parts.fleet.get(request.instance)
-    comparable = (
-        event.instance == request.instance
-        and request.exact
-        and not request.rebound_from
-        and not request.prefilled_by
-        and event.prompt_tokens == request.prompt_tokens
-        and event.predicted_cached_tokens >= 0
-        and event.cached_tokens >= 0
-    )
-    if instance is None or instance.epoch != request.epoch or not comparable:
+    """What the engine says that it had cached of a prompt, compared with what its events tell: an instance whose events are
+    not relied on holds it, another has contradicted them."""
+    instance = parts.current(request.instance, request.epoch)
+    if instance is None or not _is_comparable(request, event):
         return
     keys, name, tokens, block_tokens = request.keys, instance.id, event.cached_tokens, parts.settings.block_tokens
     delivered = min(tokens // block_tokens, len(keys))
@@ -260,6 +252,19 @@ def learn_delivered(parts: StateParts, request: Request, event: RequestFinished)
         if tokens - claimed > block_tokens and not parts.slower.reports(name):
             reason = f"the engine had {tokens} tokens of a prompt cached, its events tell of {claimed}"
             parts.contradictions.suspect(name, keys[held], request.placed_as_of, reason, held=False)
+
+
+def _is_comparable(request: Request, event: RequestFinished) -> bool:
+    """Only prompts with exact keys, computed whole by the instance where they were placed."""
+    return (
+        event.instance == request.instance
+        and request.exact
+        and not request.rebound_from
+        and not request.prefilled_by
+        and event.prompt_tokens == request.prompt_tokens
+        and event.predicted_cached_tokens >= 0
+        and event.cached_tokens >= 0
+    )
 
 
 def _learn_hit(parts: StateParts, instance: Instance, keys: list[BlockKey], at: EngineSeconds) -> None:

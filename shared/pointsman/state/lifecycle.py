@@ -130,15 +130,7 @@ def place(parts: StateParts, event: RequestPlaced) -> None:
     if not event.instance:
         return  # forged: nobody would ever take it from there
     if trigger is Trigger.RETRIED and request.instance:
-        before = AttemptBefore(
-            request.attempt,
-            request.instance,
-            request.epoch,
-            request.granted_at,
-            request.grant,
-            request.prefill_epoch,
-        )
-        request.attempts_before = (*request.attempts_before, before)
+        request.attempts_before = (*request.attempts_before, request.newest_attempt)
     _unplace(parts, request, event.at)
     request.attempt = event.attempt
     request.excluded = tuple(event.excluded)
@@ -186,7 +178,8 @@ def _queue_as_decided(parts: StateParts, request: Request, event: RequestPlaced 
     if parts.learns_from_deliveries:
         request.placed_as_of = event.stamp.as_of if event.stamp is not None else parts.sequence
         request.held_blocks = parts.index.depth(event.instance, request.keys)
-        if parts.relies_as_of and parts.contradictions.stored_after(event.instance, request.placed_as_of):
+        checked = parts.settings.fold_version >= fold_versions.RELIES_AS_OF
+        if checked and parts.contradictions.stored_after(event.instance, request.placed_as_of):
             request.held_blocks = 0
     _enqueue(parts, request, event.at)
     if event.decode:
@@ -513,43 +506,52 @@ UNSERVED = (RequestRejected.__name__, RequestFailed.__name__)
 
 
 def fail_attempt(parts: StateParts, event: RequestAttemptFailed) -> None:
-    instance = parts.fleet.get(event.instance)
-    request = parts.workload.requests.get(event.request)
+    """Evidence against the engine, and where a KV cache should have come from another one, against that too."""
+    instance, version = parts.fleet.get(event.instance), parts.settings.fold_version
     if instance is None:
         return
-    kept = parts.settings.fold_version >= fold_versions.ATTEMPTS_KEPT
-    at = parts.now if request is None and kept else event.at  # nothing tells what its clock is
-    since, grant = at, parts.next_grant_place(at)
+    known = event.request in parts.workload.requests
+    at = event.at if known or version < fold_versions.ATTEMPTS_KEPT else parts.now  # nothing tells what its clock is
     prefiller = parts.fleet.get(event.prefilled_by)
-    prefill_epoch = prefiller.epoch if prefiller is not None else NO_EPOCH
-    counted = parts.settings.fold_version >= fold_versions.ATTEMPTS_COUNTED
-    attempts = request.attempts_before if request is not None and counted else ()
-    own = (event.attempt, event.instance)
-    before = next((a for a in (attempts if kept else attempts[-1:]) if (a.attempt, a.instance) == own), None)
-    if before is not None:
-        if before.epoch != instance.epoch:
-            return
-        if before.granted_at:
-            since, grant = before.granted_at, before.grant
-        prefill_epoch = before.prefill_epoch
-    elif request is not None and event.instance in (request.instance, request.prefilled_by):
-        if event.instance == request.instance and request.epoch != instance.epoch:
-            return  # an earlier epoch failed it
-        if request.granted_at:
-            since, grant = request.granted_at, parts.grant_place(request)
-        prefill_epoch = request.prefill_epoch
+    attempt = _failed_attempt(parts, event, instance, prefiller)
+    if attempt.epoch != instance.epoch:
+        return  # an earlier epoch failed it
+    since, grant = at, parts.next_grant_place(at)
+    if attempt.granted_at:
+        since, grant = attempt.granted_at, parts.grant_place(attempt)
     given_up = parts.outliers.pop_given_up(event.request, event.instance)
     if given_up is not None:
         since, grant = given_up
     proven = event.failure == "connect_failure" or given_up is not None
     failure = Failure(event.instance, at, since, grant, event.what)
-    blamed = parts.settings.fold_version >= fold_versions.PREFILLERS_BLAMED
-    if blamed and prefiller is not None and prefiller.epoch == prefill_epoch:
+    blamed = version >= fold_versions.PREFILLERS_BLAMED
+    if blamed and prefiller is not None and prefiller.epoch == attempt.prefill_epoch:
         what = f"{event.instance} got no KV cache of it: {event.what}"
         failure = replace(failure, prefiller=replace(failure, instance=prefiller.id, what=what))
     parts.outliers.failed(event.request, failure, proven=proven)
-    if counted and parts.workload.end_of(event.request) in UNSERVED:
+    ended = parts.workload.end_of(event.request)
+    if ended in UNSERVED and version >= fold_versions.ATTEMPTS_COUNTED:
         parts.outliers.ended(event.request, cancelled=False)  # the command of its next attempt came before this
+
+
+def _failed_attempt(
+    parts: StateParts, event: RequestAttemptFailed, instance: Instance, prefiller: Instance | None
+) -> AttemptBefore:
+    """Of which the event tells. One that is not known counts as sent at the event's date, to the present epochs."""
+    request, version = parts.workload.requests.get(event.request), parts.settings.fold_version
+    if request is not None:
+        earlier = request.attempts_before if version >= fold_versions.ATTEMPTS_COUNTED else ()
+        for attempt in earlier if version >= fold_versions.ATTEMPTS_KEPT else earlier[-1:]:
+            if (attempt.attempt, attempt.instance) == (event.attempt, event.instance):
+                return attempt
+        if event.instance == request.instance:
+            return request.newest_attempt
+        if event.instance == request.prefilled_by:
+            return replace(request.newest_attempt, epoch=instance.epoch)
+    prefill_epoch = prefiller.epoch if prefiller is not None else NO_EPOCH
+    return AttemptBefore(
+        event.attempt, event.instance, instance.epoch, granted_at=0.0, grant=0, prefill_epoch=prefill_epoch
+    )
 
 
 def end(parts: StateParts, event: RequestEnd) -> None:

@@ -33,7 +33,7 @@ from pointsman.state.output_lengths import OutputLengths
 from pointsman.state.pending_requests import PendingRequests
 from pointsman.state.prefix_copies import CopiesUnderWay, PrefixDemand
 from pointsman.state.prefix_index import PrefixIndex
-from pointsman.state.priority_classes import QueueClass
+from pointsman.state.priority_classes import LOWEST, QueueClass
 from pointsman.state.promises import Promises
 from pointsman.state.recent_decisions import RecentDecisions
 from pointsman.state.reported_hits import Contradictions, ReportedHits
@@ -45,7 +45,7 @@ from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decode_load import DecodeLoad
 from pointsman.state.transfers import Transfers
 from pointsman.state.ttft_intervals import TtftIntervals
-from pointsman.state.workload import EMPTY_QUEUE, NO_EPOCH, Request, Workload
+from pointsman.state.workload import EMPTY_QUEUE, NO_EPOCH, AttemptBefore, Request, Workload
 
 if TYPE_CHECKING:
     from pointsman.state.instance_columns import InstanceColumns
@@ -89,12 +89,11 @@ class StateParts:
         self.settings = settings
         version = settings.fold_version
         self.learns_from_deliveries = version >= fold_versions.DELIVERIES_CHECKED
-        self.relies_as_of = version >= fold_versions.RELIES_AS_OF
-        self.predicts_upper = version >= fold_versions.UPPER_TTFT
+        """False without an index, too."""
         self.output_lengths = OutputLengths()
         self.tenants = Tenants(self.output_lengths if version >= fold_versions.OUTPUT_LENGTHS else None)
         self.pending = PendingRequests()
-        self.fleet = Fleet(checks_model=self.learns_from_deliveries)
+        self.fleet = Fleet(checks_model=version >= fold_versions.DELIVERIES_CHECKED)
         self.best_effort = BestEffort(self.fleet, repriced=version >= fold_versions.QUEUE_CLASS)
         self.use_trackers(trackers)
         self.epochs: dict[InstanceId, Epoch] = {}
@@ -141,6 +140,8 @@ class StateParts:
         """Date of the newest event, by whatever clock."""
         self.now: EngineSeconds = 0.0
         """By the leader's clock, as far as the log tells: what ends by time ends by it."""
+        self.settled_at: EngineSeconds = 0.0
+        """When `State.settle` looked through all of it."""
         self.recent_decisions = RecentDecisions()
         self.fenced = 0
         self.writes_lost = 0
@@ -218,6 +219,11 @@ class StateParts:
         hits = self.index.recorded_hits(request.id)
         self.promises.extend_hits(request.keys, hits)
         return hits
+
+    def queue_seconds(self, instance: InstanceId, now: EngineSeconds, priority: QueueClass = LOWEST) -> EngineSeconds:
+        """Corrected prefill work ahead of a new request there. Pending work of classes below `priority` is behind it."""
+        queue = self.workload.queues.get(instance, EMPTY_QUEUE)
+        return self.latency.expected_seconds(instance, *queue.work_ahead(now, priority))
 
     def engine_wait(self, instance: Instance, now: EngineSeconds) -> EngineSeconds:
         """Until its engine has computed what it has got, and then one token."""
@@ -339,7 +345,7 @@ class StateParts:
     def clock_step(self) -> EngineSeconds:
         return engine_seconds(CLOCK_STEP_WALL_SECONDS, self.settings.speed)
 
-    def grant_place(self, request: Request) -> float:
+    def grant_place(self, request: Request | AttemptBefore) -> float:
         """Orders grants. By their dates before fold version 11: with two clocks in the log that is no order."""
         return request.grant if self.settings.fold_version >= fold_versions.ATTEMPTS_COUNTED else request.granted_at
 

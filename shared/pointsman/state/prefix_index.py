@@ -64,6 +64,11 @@ class PrefixIndex:
         return sum(holding.anchored for holding in self._holdings.values())
 
     @property
+    def has_blocks(self) -> bool:
+        """Anchored ones, also of instances that have left, until they are swept."""
+        return len(self._runs.table) > 0
+
+    @property
     def instances(self) -> list[InstanceId]:
         return list(self._holdings)
 
@@ -125,6 +130,17 @@ class PrefixIndex:
 
     def bits(self, instances: Iterable[InstanceId]) -> int:
         return reduce(or_, (1 << self._holdings[i].slot for i in instances if i in self._holdings), 0)
+
+    def instances_of(self, bits: int) -> dict[int, InstanceId]:
+        """Those that have these bits (`bits`), each by its own."""
+        found: dict[int, InstanceId] = {}
+        while bits:
+            bit = bits & -bits
+            name = self._names[bit.bit_length() - 1]
+            assert name is not None, "who left holds nothing"
+            found[bit] = name
+            bits ^= bit
+        return found
 
     def depth(self, instance: InstanceId, keys: list[BlockKey]) -> int:
         holding = self._holdings.get(instance)

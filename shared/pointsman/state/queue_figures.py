@@ -1,16 +1,10 @@
-"""What waits at an instance, as people are shown it. In: a State. Out: plain numbers. Decides nothing."""
+"""What waits at an instance, as people are shown it. In: a State. Out: plain numbers by their names in JSON."""
 
 from typing import Any
 
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.state import State
 from pointsman.state.workload import EMPTY_QUEUE
-
-
-def queue_seconds(state: State, instance: InstanceId, now: EngineSeconds) -> EngineSeconds:
-    """Prefill work ahead of a new request, with the learned correction."""
-    queue = state.workload.queues.get(instance, EMPTY_QUEUE)
-    return state.latency.expected_seconds(instance, *queue.work_ahead(now))
 
 
 def queue_figures(state: State, instance: InstanceId, now: EngineSeconds) -> dict[str, Any]:
@@ -21,5 +15,5 @@ def queue_figures(state: State, instance: InstanceId, now: EngineSeconds) -> dic
         "decoding": len(queue.decoding),
         "pending_tokens": queue.pending_tokens,
         "prefill_tokens": queue.prefill_tokens,
-        "queue_seconds": queue_seconds(state, instance, now),
+        "queue_seconds": state.queue_seconds(instance, now),
     }

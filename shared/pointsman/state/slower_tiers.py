@@ -9,8 +9,10 @@ the pool's store; every instance connected to it can load what any of them store
 Engines also lose blocks silently (LMCache in the engine, Mooncake's store): what a delivery shows to be gone counts as
 missing for some minutes (`refute`), while the index keeps agreeing with its worker."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import get_args
 
 from pointsman.contracts.cache import SlowerTier
@@ -82,7 +84,7 @@ class SlowerTiers:
         if self._indexes and not any(self._members.values()):
             self._indexes["external"].clear(STORE)
 
-    def store(self, tier: SlowerTier, instance: InstanceId, keys: Iterable[BlockKey]) -> None:
+    def store(self, tier: SlowerTier, instance: InstanceId, keys: list[BlockKey]) -> None:
         if not self._indexes:
             self._begin()
         self._reporting[instance] = None
@@ -123,16 +125,18 @@ class SlowerTiers:
 
     def loads(self, keys: list[BlockKey], hits: dict[InstanceId, int]) -> dict[InstanceId, TierBlocks]:
         """Blocks of a prompt that each instance loads after its `hits` (leading blocks on the device), by tier; absent:
-        none. O(len(keys)), and for each instance with loads O(blocks loaded)."""
-        indexes = [(tier, index) for tier, index in self._indexes.items() if len(index)]
+        none. O(len(keys)), and for each instance with loads O(blocks loaded); with a shared store, for each instance."""
+        indexes = [(tier, index) for tier, index in self._indexes.items() if index.has_blocks]
         if not indexes:
             return {}
         first = indexes[0][1]
-        shared = first.bits(instance for instance, uses in self._members.items() if uses)
+        shared = 0
+        if any(tier == "external" for tier, _ in indexes):
+            shared = first.bits(instance for instance, uses in self._members.items() if uses)
         masks = [self._mask(indexes, key, shared) for key in keys]
-        if not any(masks):
+        names = first.instances_of(reduce(or_, masks, 0))
+        if not names:
             return {}
-        names = {first.bits((instance,)): instance for instance in self._members}
         starts: dict[int, int] = {}
         for bit, instance in names.items():
             start = hits.get(instance, 0)

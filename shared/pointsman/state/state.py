@@ -50,7 +50,7 @@ from pointsman.contracts.requests import (
 )
 from pointsman.contracts.subjects import is_leader_subject
 from pointsman.contracts.tenants import TenantPoliciesSet
-from pointsman.primitives import EngineSeconds, Epoch, Sequence
+from pointsman.primitives import EngineSeconds, Epoch, InstanceId, Sequence, WallSeconds, engine_seconds
 from pointsman.state import fold_versions, holdings, lifecycle
 from pointsman.state.dead_letters import DeadLetter
 from pointsman.state.fleet import Instance
@@ -66,9 +66,11 @@ UNREGISTERED_MAX = 1000
 """Instances that report without having joined; the one silent longest is dropped first."""
 EPOCH_EXPECTED_MAX = Epoch(10**13)
 """Unix ms in the year 2286: bound of a first epoch."""
-
-
-_FROM_ENGINES: Final = (PrefillFinished, RequestFinished)
+EPOCHS_REMEMBERED_MAX = 10_000
+"""Of instances that are there or were; of those that left, the one gone longest is dropped first."""
+SETTLED_WALL_SECONDS: WallSeconds = WallSeconds(0.25)
+"""What ends by time, and whose number grows with the pool, is looked through so often."""
+_ANSWERS: Final = (PrefillFinished, RequestFinished)
 
 
 class Entry(Protocol):
@@ -117,12 +119,8 @@ class State(StateParts):
             if not self.recent_decisions.is_news(event, self.term):
                 return
         event = self._dated(event)
-        if stamp is None and isinstance(event, _FROM_ENGINES):
-            self.fleet.note_activity(event.instance, event.at)
-            request = self.workload.requests.get(event.request)
-            is_there = request is not None and request.instance == event.instance
-            prefiller = request.prefilled_by if request is not None and is_there else NO_INSTANCE
-            self.outliers.answered(event.request, event.instance, prefiller=prefiller)
+        if stamp is None and isinstance(event, _ANSWERS):
+            self._note_answer(event)
         match event:  # families first: a check of a type costs more than most of what follows
             case RequestEvent():
                 self._apply_to_request(event)
@@ -134,13 +132,7 @@ class State(StateParts):
                 self.fleet.note_knowledge(event.instance, event.at)
             case LeaderElected():
                 if sequence:  # a term begins at the same entry for everyone, its leader included
-                    self.elected = sequence
-                    check_step("term", self.term, event.term)
-                    if self.term < event.term <= self.recent_decisions.term:
-                        self.recent_decisions = RecentDecisions()  # of decisions from before their term
-                    if event.term >= self.term:
-                        self.term = event.term
-                        self.note_policies(event.policy, event.settings)
+                    self._begin_term(event, sequence)
             case WritesLost():
                 self.writes_lost += event.count
             case ScaleDecided():
@@ -149,9 +141,7 @@ class State(StateParts):
             case ScaleApplied():
                 self.scaling.apply(event)
             case TenantPoliciesSet():
-                if not self._is_over(event, self.tenants.policies_decided):
-                    self.tenants.policies_decided = self._newest(event, self.tenants.policies_decided)
-                    self.tenants.set_policies(event.policies, self.workload.requests.values(), event.at)
+                self._set_policies(event)
             case ApiKeyChanged() | RequestsRefused():
                 pass
             case _:
@@ -174,10 +164,37 @@ class State(StateParts):
             self.settle(self.now)
         return event
 
+    def _note_answer(self, event: PrefillFinished | RequestFinished) -> None:
+        """An engine has answered, whatever the stage of the request."""
+        self.fleet.note_activity(event.instance, event.at)
+        request = self.workload.requests.get(event.request)
+        is_there = request is not None and request.instance == event.instance
+        prefiller = request.prefilled_by if request is not None and is_there else NO_INSTANCE
+        self.outliers.answered(event.request, event.instance, prefiller=prefiller)
+
+    def _begin_term(self, event: LeaderElected, sequence: Sequence) -> None:
+        self.elected = sequence
+        check_step("term", self.term, event.term)
+        if self.term < event.term <= self.recent_decisions.term:
+            self.recent_decisions = RecentDecisions()  # of decisions from before their term
+        if event.term >= self.term:
+            self.term = event.term
+            self.note_policies(event.policy, event.settings)
+
+    def _set_policies(self, event: TenantPoliciesSet) -> None:
+        tenants = self.tenants
+        if not self._is_over(event, tenants.policies_decided):
+            tenants.policies_decided = self._newest(event, tenants.policies_decided)
+            tenants.set_policies(event.policies, self.workload.requests.values(), event.at)
+
     def settle(self, now: EngineSeconds) -> None:
         """End what has an end, as the next decision would."""
         if self.promises.unconfirmed:
             holdings.settle_promises(self, now)
+        interval = engine_seconds(SETTLED_WALL_SECONDS, self.settings.speed)
+        if self.settings.fold_version >= fold_versions.SETTLED_AT_INTERVALS and 0 <= now - self.settled_at < interval:
+            return
+        self.settled_at = now
         self.delivered.settle(now)
         if self.slower:
             self.slower.settle(now)
@@ -257,7 +274,7 @@ class State(StateParts):
                 assert_never(event)
 
     def _heard_since(self, event: InstanceSuspected, known: Instance) -> bool:
-        """Whether a report that the leader had not read before this decision stands before it."""
+        """Whether the log has a report before this decision that its leader had not read."""
         checked = self.settings.fold_version >= fold_versions.CLOCKS_DIFFER
         return checked and event.stamp is not None and event.stamp.as_of < known.reported
 
@@ -355,6 +372,7 @@ class State(StateParts):
         if self.current(event.instance, event.epoch):
             holdings.forget(self, event.instance)
             self.fleet.leave(event.instance)
+            self._note_gone(event.instance)
             self.drop_idle_queue(event.instance)
             self.outliers.left(event.instance)
             self.decode_load.left(event.instance, event.at)
@@ -371,3 +389,12 @@ class State(StateParts):
         newest = self.newest_epoch(event.instance)
         check_step("epoch", max(newest, EPOCH_EXPECTED_MAX), event.epoch)
         self.epochs[event.instance] = max(newest, event.epoch)
+        self._note_gone(event.instance)
+
+    def _note_gone(self, instance: InstanceId) -> None:
+        """Its epoch is remembered, so that a late copy of its join does not bring it back."""
+        if self.settings.fold_version < fold_versions.EPOCHS_BOUNDED:
+            return
+        self.epochs[instance] = self.epochs.pop(instance)
+        if len(self.epochs) > EPOCHS_REMEMBERED_MAX:
+            del self.epochs[next(name for name in self.epochs if name not in self.fleet)]

@@ -16,7 +16,7 @@ from pointsman.contracts.tenants import RateLimit, RateLimits, TenantPolicies, T
 from pointsman.primitives import EngineSeconds, Tenant, Tokens
 from pointsman.state.output_lengths import OUTPUT_TOKENS_FIRST, OutputLengths
 from pointsman.state.token_bucket import TokenBucket
-from pointsman.state.workload import OverLimit, Request, Stage
+from pointsman.state.workload import UNGRANTED, OverLimit, Request, Stage
 
 BURST_SECONDS: EngineSeconds = 0.5
 """Size of the buckets, beyond 1: a tenant at its limit would lose what a bucket of 1 cannot hold between two requests."""
@@ -121,7 +121,7 @@ class Tenants:
             request.kv_tokens = 0
             if account_or_none is not None and request.over_limit is None:
                 account_or_none.in_flight += 1
-                if request.stage not in (Stage.ARRIVED, Stage.PENDING):
+                if request.stage not in UNGRANTED:
                     self._hold_kv(account_or_none, request)
 
     def account(self, request: Request, at: EngineSeconds) -> Account | None:
@@ -207,7 +207,7 @@ class Tenants:
                 output = finished.completion_tokens
                 account.output_tokens += (1 - OUTPUT_FADE) * (output - account.output_tokens)
             self._charge(account, request, prompt - cached, cached, output, at)
-        elif request.stage in (Stage.ARRIVED, Stage.PENDING):
+        elif request.stage in UNGRANTED:
             self._charge(account, request, 0, 0, max(0, delivered), at)
         elif request.stage is Stage.PREFILL:
             self._charge(account, request, computed, cached, max(0, delivered), at)

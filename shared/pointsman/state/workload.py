@@ -52,6 +52,10 @@ class Stage(StrEnum):
     DECODING = "decoding"
 
 
+UNGRANTED = (Stage.ARRIVED, Stage.PENDING)
+"""No engine has it. In all other stages one has, or two."""
+
+
 @dataclass(frozen=True, slots=True)
 class OverLimit:
     """The limit of its tenant that an arrival exceeds, in words, and when it would have passed."""
@@ -63,7 +67,7 @@ class OverLimit:
 
 @dataclass(frozen=True, slots=True)
 class AttemptBefore:
-    """Of a request that is placed again: where and when an earlier attempt was sent."""
+    """Where and when an attempt of a request was sent. `granted_at`: 0 if it was not, or is not known."""
 
     attempt: int
     instance: InstanceId
@@ -75,50 +79,63 @@ class AttemptBefore:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Placement fields are those of its last placement."""
+    """From its arrival to its end. What a placement said is that of the newest one; seconds are engine seconds, and work is
+    by the uncorrected cost model."""
 
     id: RequestId
     tenant: Tenant
     session: SessionId
     keys: list[BlockKey]
+    """Of the whole blocks of its prompt."""
     prompt_tokens: Tokens
     max_output_tokens: Tokens
+    """Of each of its `answers`."""
     slo_ttft: EngineSeconds
     slo_tpot: EngineSeconds
     arrived_at: EngineSeconds
     """By the leader's clock, if `clock_offset` is known."""
     exact: bool
+    """False if its tokens were guessed, so that `keys` may differ from the engine's."""
     streaming: bool
     priority: Priority = "standard"
     adapter: str = ""
     followed: bool = False
+    """Its ingress names it about once a second as long as it has it."""
     alias: str = ""
     context_tokens: Tokens = 0
     """Prompt and demanded output; 0: unknown."""
     stage: Stage = Stage.ARRIVED
     attempt: int = 1
     excluded: tuple[InstanceId, ...] = ()
+    """Instances that failed it."""
     instance: InstanceId = NO_INSTANCE
     epoch: Epoch = NO_EPOCH
+    """Of `instance`, then."""
     hit_blocks: int = 0
+    """Leading blocks that count as cached there, promised ones included."""
     held_blocks: int = 0
+    """Of these, what events had told of as of `placed_as_of`: the engine is to have as much cached."""
     placed_as_of: Sequence = 0
     """Last log entry before placement."""
     uncached_tokens: Tokens = 0
     loads: tuple[TierTokens, ...] = ()
+    """Cached tokens that only slower tiers hold, and `load_seconds` to load them."""
     load_seconds: EngineSeconds = 0.0
     prefill_seconds: EngineSeconds = 0.0
+    """Of its `uncached_tokens`."""
     step_seconds: EngineSeconds = 0.0
     """Of a full step of the engine, at most what was ahead of it."""
     predicted_ttft: EngineSeconds = 0.0
+    """From `placed_at` on, as is the upper value (`TtftIntervals`); 0: nothing was predicted."""
     predicted_ttft_upper: EngineSeconds = 0.0
     placed_at: EngineSeconds = 0.0
     granted_at: EngineSeconds = 0.0
     grant: int = 0
     """Its place among all grants."""
     attempts_before: tuple[AttemptBefore, ...] = ()
+    """Of those before the newest, the ones that were placed."""
     engine_seconds: EngineSeconds = 0.0
-    """Prefill work in the engine at its grant, its own included."""
+    """Prefill work in the engine at its grant, its own included, and `engine_tokens`, the uncached tokens of that."""
     engine_tokens: Tokens = 0
     decode: InstanceId = NO_INSTANCE
     """Expected decode instance; NO_INSTANCE: `instance` decodes too."""
@@ -149,6 +166,7 @@ class Request:
     """It ends by a rejection."""
     over_limit: OverLimit | None = None
     answers: int = 1
+    """How many it asks for (`n`)."""
     instead_of: RequestId = NO_REQUEST
     """Taken in under that id, which its leader ended; empty also where the fold knows of none."""
     charged_tokens: float = 0.0
@@ -167,6 +185,10 @@ class Request:
     @property
     def deadline(self) -> EngineSeconds:
         return self.arrived_at + self.slo_ttft
+
+    @property
+    def newest_attempt(self) -> AttemptBefore:
+        return AttemptBefore(self.attempt, self.instance, self.epoch, self.granted_at, self.grant, self.prefill_epoch)
 
     @property
     def queue_class(self) -> QueueClass:

@@ -11,7 +11,6 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestPlaced
 from pointsman.contracts.requests import RequestArrived
 from pointsman.primitives import EngineSeconds, InstanceId
-from pointsman.state.queue_figures import queue_seconds
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import EMPTY_QUEUE, Request
 from pointsman_cli.doctor.examination import Examiner
@@ -57,7 +56,7 @@ class Balance(Examiner):
         return LONG_SHARE_OF_OBJECTIVE * median_low(self._objectives.values)
 
     def _sample(self, now: EngineSeconds, state: State) -> None:
-        queues = {name: queue_seconds(state, name, now) for name in state.fleet.ready}
+        queues = {name: state.queue_seconds(name, now) for name in state.fleet.ready}
         if len(queues) < 2 or not any(queues.values()):
             return
         self._samples += 1

@@ -14,7 +14,6 @@ from pointsman.contracts.decisions import Candidate, RequestPlaced, RequestRejec
 from pointsman.contracts.reasons import TENANT_LIMITS, RejectReason
 from pointsman.contracts.requests import RequestArrived, RequestFinished
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tokens
-from pointsman.state.queue_figures import queue_seconds
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import EMPTY_QUEUE, Request
 from pointsman_cli.doctor.examination import Examiner
@@ -263,7 +262,7 @@ def _less_busy_elsewhere(
     state: State, instance: InstanceId, candidates: Sequence[Candidate], now: EngineSeconds, request: Request
 ) -> bool:
     """Whether an engine that could serve it had a much shorter queue, and would have met its objective."""
-    here = queue_seconds(state, instance, now)
+    here = state.queue_seconds(instance, now)
     if here <= NOTICED_SHARE * request.slo_ttft:
         return False
     budget, short = request.deadline - now, LESS_BUSY_SHARE_MAX * here
@@ -271,4 +270,4 @@ def _less_busy_elsewhere(
         return True
     weighed = {candidate.instance for candidate in candidates}
     others = [name for name in state.fleet.ready_for(request, ()) if name not in weighed and name != instance]
-    return any(queue_seconds(state, name, now) <= min(short, budget) for name in others[:LOOKED_AT_MAX])
+    return any(state.queue_seconds(name, now) <= min(short, budget) for name in others[:LOOKED_AT_MAX])

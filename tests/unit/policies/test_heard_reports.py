@@ -18,8 +18,8 @@ from pointsman.policies.heard_reports import (
     HeardReports,
     pulse_seconds,
 )
+from pointsman.policies.lost_requests import LostRequests
 from pointsman.policies.policy_set import policy_set
-from pointsman.policies.stranded import LostRequests
 from pointsman.primitives import InstanceId
 from pointsman.simulation.replay.folding import copy_state
 from pointsman.state.fleet import Instance

@@ -13,8 +13,8 @@ from pointsman.contracts.requests import RequestArrived
 from pointsman.contracts.subjects import follow_subject
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.heard_reports import HeardReports
+from pointsman.policies.lost_requests import LostRequests
 from pointsman.policies.policy_set import policy_set
-from pointsman.policies.stranded import LostRequests
 from pointsman.ports import Reply
 from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Term
 from pointsman.runtime.health import HealthBoard

@@ -16,11 +16,12 @@ from pointsman.contracts.requests import RequestCancelled
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Term
+from pointsman.state import state as state_module
 from pointsman.state import workload
 from pointsman.state.fleet import Knowledge, NoDemand, Status
-from pointsman.state.fold_versions import CLOCKS_DIFFER
+from pointsman.state.fold_versions import CLOCKS_DIFFER, SETTLED_AT_INTERVALS
 from pointsman.state.holdings import CONFIRMATION_WALL_SECONDS, DELIVERED_WALL_SECONDS
-from pointsman.state.reported_hits import SETTLING_WALL_SECONDS
+from pointsman.state.reported_hits import SETTLING_WALL_SECONDS, ReportedHits
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Stage
 from tests.support.events import BLOCK, finished, first_token, joined, removed, reported, route, stored
@@ -389,6 +390,22 @@ def test_a_worker_that_was_set_back_in_time_is_a_stranger_once_its_later_life_ha
     assert state.newest_epoch(A) == Epoch(9)
 
 
+def test_of_many_instances_that_came_and_went_the_newest_epochs_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "EPOCHS_REMEMBERED_MAX", 5)
+    state = state_with(joined("stays", epoch=7), joined("early", epoch=7))
+    for number in range(8):
+        name = InstanceId(f"pod-{number}")
+        state.apply(joined(name))
+        state.apply(InstanceLeft(at=0.0, instance=name, epoch=Epoch(1), reason="stopped"))
+    state.apply(InstanceLeft(at=0.0, instance=InstanceId("early"), epoch=Epoch(7), reason="stopped"))
+    state.apply(InstanceLeft(at=0.0, instance=InstanceId("never-joined"), epoch=Epoch(3), reason="stopped"))
+    state.apply(joined("early", epoch=6))
+
+    assert list(state.epochs) == ["stays", "pod-6", "pod-7", "early", "never-joined"]
+    assert [instance.id for instance in state.fleet.instances] == ["stays"]
+    assert state.dead_letters.count == 0
+
+
 # What engines deliver
 
 
@@ -454,6 +471,22 @@ def test_a_prefix_that_was_delivered_counts_as_held_for_a_while_where_events_do_
 
     assert taught == {A: 2}
     assert served.state.hits(keys(1, 2, 3)) == {}
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [(SETTLED_AT_INTERVALS, [1.0, 1.3, 1.2, 1.5]), (SETTLED_AT_INTERVALS - 1, [1.0, 1.1, 1.2, 1.3, 1.2, 1.5, 1.56])],
+)
+def test_decisions_do_not_each_look_for_what_has_ended(
+    version: int, expected: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[float] = []
+    monkeypatch.setattr(ReportedHits, "settle", lambda _self, now: looked.append(now))
+    state = State(PoolSettings(fold_version=version))
+    for now in (1.0, 1.1, 1.2, 1.3, 1.2, 1.5, 1.56):
+        state.settle(now)
+
+    assert looked == expected
 
 
 def test_what_was_delivered_is_not_held_once_it_is_removed_but_is_if_it_only_expired() -> None:

@@ -10,7 +10,15 @@ from pointsman.contracts.commands import HandOverRequest, RouteRequest
 from pointsman.contracts.fleet import LivenessTimeouts, Role
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.tenants import TenantPolicies
-from pointsman.policies.dispatch import fleet_care, granting, key_record, limits, migrations, placement, splitting
+from pointsman.policies.dispatch import (
+    fleet_care,
+    granting,
+    key_record,
+    migrations,
+    placement,
+    splitting,
+    tenant_limits,
+)
 from pointsman.policies.dispatch.turn import DecisionContext, Turn
 from pointsman.policies.rebalancing.base import MigrationPlan
 from pointsman.primitives import EngineSeconds, InstanceId, Name, RequestId, Tenant
@@ -79,7 +87,7 @@ class Dispatcher(DecisionContext):
         return self._run(now, key_record.record_key, key, tenant, action, by=by)
 
     def set_tenant_policies(self, policies: TenantPolicies, now: EngineSeconds, *, by: Name) -> list[LogEvent]:
-        return self._run(now, limits.set_policies, policies, by)
+        return self._run(now, tenant_limits.set_policies, policies, by)
 
     def refuse(self, instance: InstanceId, reason: str, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, fleet_care.refuse, instance, reason)

@@ -14,7 +14,7 @@ from pointsman.primitives import NO_SECONDS, InstanceId, RequestId, Tokens
 from pointsman.state.fleet import Status
 from pointsman.state.fold_versions import SHORT_TURNS
 from pointsman.state.priority_classes import LOWER_WINDOW_SHARE, RANK, next_class
-from pointsman.state.workload import NO_INSTANCE, InstanceQueue, Request, Stage
+from pointsman.state.workload import NO_INSTANCE, UNGRANTED, InstanceQueue, Request
 
 ENDED_BY_LEADER = frozenset({CancelCause.INGRESS_SILENT, CancelCause.ENGINE_IDLE, CancelCause.NEVER_ENDED})
 """Of which there may be thousands at once. Where each end granted the next request, that was often the next to be ended."""
@@ -40,31 +40,38 @@ def grant_everywhere(turn: Turn) -> None:
 
 
 def grant_next(turn: Turn, instance_id: InstanceId) -> None:
-    state, policies = turn.state, turn.policies
+    """As many of those pending there as may go now. A half-open instance gets one at a time."""
+    state = turn.state
     instance = state.fleet.get(instance_id)
     queue = state.workload.queues.get(instance_id)
     if instance is None or queue is None or instance.status not in GRANTING:
         return
     _assume_prefills(turn, instance_id, queue)
     while queue.pending and not (instance_id in state.fleet.on_trial and state.has_trial_request(instance_id)):
-        if _has_no_room(turn, queue):
-            return
-        eligible: InstanceQueue | None = queue
-        chooses = state.tenants.limits_kv or state.fleet.fetches or queue.has_best_effort
-        if chooses or queue.classes_pending > 1:
-            eligible = _eligible(turn, queue)
-        if eligible is None:
-            return
-        pending = eligible.pending
-        request = (
-            next(iter(pending.values())) if len(pending) == 1 else policies.ordering.first(eligible, turn.now, state)
-        )
-        window = _window_tokens(turn, queue, request)
-        if not queue.has_room(request.uncached_tokens, window_tokens=window, running_max=policies.running_max):
+        request = _next_to_grant(turn, queue)
+        if request is None:
             return
         grant(turn, request)
         if request.id in queue.pending:  # a grant that does not apply would be made for ever
             return
+
+
+def _next_to_grant(turn: Turn, queue: InstanceQueue) -> Request | None:
+    """None if none may go now. `queue`: with pending requests."""
+    state, policies = turn.state, turn.policies
+    if _has_no_room(turn, queue):
+        return None
+    eligible: InstanceQueue | None = queue
+    chooses = state.tenants.limits_kv or state.fleet.fetches or queue.has_best_effort
+    if chooses or queue.classes_pending > 1:
+        eligible = _eligible(turn, queue)
+    if eligible is None:
+        return None
+    pending = eligible.pending
+    request = next(iter(pending.values())) if len(pending) == 1 else policies.ordering.first(eligible, turn.now, state)
+    window = _window_tokens(turn, queue, request)
+    has_room = queue.has_room(request.uncached_tokens, window_tokens=window, running_max=policies.running_max)
+    return request if has_room else None
 
 
 def _has_no_room(turn: Turn, queue: InstanceQueue) -> bool:
@@ -75,7 +82,7 @@ def _has_no_room(turn: Turn, queue: InstanceQueue) -> bool:
 
 
 def _eligible(turn: Turn, queue: InstanceQueue) -> InstanceQueue | None:
-    """The queue with only those pending that may be granted next."""
+    """The queue with only those pending that may be granted next; None if none may."""
     state = turn.state
     pending = queue.pending
     if state.tenants.limits_kv:
@@ -153,7 +160,7 @@ def cancel_ungranted(turn: Turn, request: RequestId, cause: CancelCause, reason:
     found = turn.state.workload.requests.get(request)
     if found is None and turn.state.workload.end_of(request) is None:
         _cancel(turn, request, cause, reason, sent_to=NO_INSTANCE)
-    elif found is not None and found.stage in (Stage.ARRIVED, Stage.PENDING):
+    elif found is not None and found.stage in UNGRANTED:
         instance = found.instance
         _cancel(turn, request, cause, reason, sent_to=NO_INSTANCE)
         _grant_after(turn, instance, cause)

@@ -14,9 +14,9 @@ from pointsman.policies.admission import Refusal
 from pointsman.policies.decode_placement import SAME_INSTANCE, DecodeAssignment, DecodeChoice, DecodeRefusal
 from pointsman.policies.dispatch import queue_bound
 from pointsman.policies.dispatch.granting import grant_next
-from pointsman.policies.dispatch.limits import reject_over_limit
 from pointsman.policies.dispatch.rejecting import reject
 from pointsman.policies.dispatch.splitting import Decoder, assignment, decoder_for
+from pointsman.policies.dispatch.tenant_limits import reject_over_limit
 from pointsman.policies.dispatch.turn import Turn
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing import NoInstance
@@ -176,17 +176,23 @@ def _place(
         return
     if answer is None:
         return
-    admitted, decode = answer.admitted, answer.decode
-    if isinstance(admitted, Refusal):
-        reject(turn, answer.request, attempt, excluded, admitted, answer.considered, answer.decoder)
+    if isinstance(answer.admitted, Refusal):
+        reject(turn, answer.request, attempt, excluded, answer.admitted, answer.considered, answer.decoder)
         return
     displaced = queue_bound.displace(turn, answer.displaced, answer.request) if answer.displaced else NO_INSTANCE
-    candidate = admitted.chosen
+    _queue(turn, answer, answer.admitted, attempt, excluded)
+    if displaced:
+        grant_next(turn, displaced)
+
+
+def _queue(turn: Turn, answer: Answer, admitted: Choice, attempt: int, excluded: Collection[InstanceId]) -> None:
+    """Into the queue of the chosen instance, with what was weighed and predicted."""
+    candidate, decode = admitted.chosen, answer.decode
     ttft = predicted_ttft(candidate, decode)
-    intervals = turn.context.policy_state.ttft_intervals
-    upper = (
-        ttft * intervals.factor(candidate.instance, *candidate.interval_of) if turn.state.predicts_upper else NO_SECONDS
-    )
+    upper = NO_SECONDS
+    if turn.state.settings.fold_version >= fold_versions.UPPER_TTFT:
+        intervals = turn.context.policy_state.ttft_intervals
+        upper = ttft * intervals.factor(candidate.instance, *candidate.interval_of)
     recording = turn.context.recording
     candidates = recording.candidates(admitted.considered, candidate.instance)
     decode_candidates = recording.decode_candidates(decode.considered, decode.instance)
@@ -195,7 +201,7 @@ def _place(
         RequestPlaced(
             at=turn.now,
             stamp=turn.stamp,
-            request=request.id,
+            request=answer.request.id,
             instance=candidate.instance,
             hit_blocks=candidate.hit_blocks,
             uncached_tokens=candidate.uncached_tokens,
@@ -223,8 +229,6 @@ def _place(
             load_seconds=candidate.load_seconds or NO_SECONDS,
         )
     )
-    if displaced:
-        grant_next(turn, displaced)
 
 
 def _view(turn: Turn, request: Request, excluded: Collection[InstanceId], decoder: Decoder) -> PoolView:

@@ -15,7 +15,6 @@ from pointsman.policies.rebalancing.migration_check import NEVER
 from pointsman.policies.stall_detection import stalled_seconds
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance, Status
-from pointsman.state.queue_figures import queue_seconds
 from pointsman.state.slower_tiers import TierBlocks
 from pointsman.state.state import State
 from pointsman.state.workload import InstanceQueue, Request
@@ -80,7 +79,7 @@ class MigrationPlanner:
                 self._sources.append(source)
                 return
         if not stalled and instance.id not in self.state.fleet.on_trial:
-            self.targets[instance.id] = Target(instance, queue_seconds(self.state, instance.id, now))
+            self.targets[instance.id] = Target(instance, self.state.queue_seconds(instance.id, now))
 
     def _add_unready(self, instance: Instance, now: EngineSeconds) -> None:
         """An instance that takes no requests: the silence of a suspected one counts as a stall."""

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from pointsman.bounds import SHARE, bounded
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
-from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
+from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of, least_loaded
 
 
 @dataclass(frozen=True)
@@ -27,20 +27,12 @@ class ApproximateTokenLoad(RoutingPolicy):
         enough = self.hit_share_min * view.request.prompt_tokens
         sticky = [candidate for candidate in candidates if candidate.cached_tokens >= enough]
         if not sticky:
-            return Choice(
-                _lightest(view, candidates), "no instance holds enough of the prompt: least token load", candidates
-            )
+            reason = "no instance holds enough of the prompt: least token load"
+            return Choice(least_loaded(view, candidates), reason, candidates)
         if _soonest(sticky) - _soonest(candidates) > self.penalty_s:
-            return Choice(_lightest(view, candidates), "its holders are saturated: least token load", candidates)
-        return Choice(_lightest(view, sticky), f"least token load of {len(sticky)} that hold most of it", candidates)
+            return Choice(least_loaded(view, candidates), "its holders are saturated: least token load", candidates)
+        return Choice(least_loaded(view, sticky), f"least token load of {len(sticky)} that hold most of it", candidates)
 
 
 def _soonest(candidates: list[CandidateEstimate]) -> float:
     return min(candidate.predicted_ttft for candidate in candidates)
-
-
-def _lightest(view: PoolView, candidates: list[CandidateEstimate]) -> CandidateEstimate:
-    least = min((candidate.queued_tokens, candidate.requests) for candidate in candidates)
-    return view.familiar(
-        [candidate for candidate in candidates if (candidate.queued_tokens, candidate.requests) == least]
-    )

@@ -8,7 +8,7 @@ import msgspec
 
 from pointsman.policies.policy import Policy
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
-from pointsman.primitives import InstanceId
+from pointsman.primitives import InstanceId, Tokens
 
 
 class NoInstance(Exception):  # noqa: N818 - an answer, not a fault
@@ -52,3 +52,14 @@ def candidates_of(view: PoolView) -> list[CandidateEstimate]:
     """Raises NoInstance."""
     require_eligible(view)
     return view.candidates
+
+
+def load_of(candidate: CandidateEstimate) -> tuple[Tokens, int]:
+    """Uncached tokens without a first token, then requests."""
+    return candidate.queued_tokens, candidate.requests
+
+
+def least_loaded(view: PoolView, candidates: Sequence[CandidateEstimate]) -> CandidateEstimate:
+    """By `load_of`; of equals the familiar one."""
+    least = min(map(load_of, candidates))
+    return view.familiar([candidate for candidate in candidates if load_of(candidate) == least])

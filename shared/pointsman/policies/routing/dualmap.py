@@ -14,7 +14,7 @@ from pointsman.bounds import COUNT, bounded
 from pointsman.contracts.decisions import Settings
 from pointsman.policies.hash_ring import candidate_pair, ring_candidates
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
-from pointsman.policies.routing.base import Choice, RoutingPolicy, require_eligible
+from pointsman.policies.routing.base import Choice, RoutingPolicy, least_loaded, load_of, require_eligible
 from pointsman.policies.stall_detection import STALL_SECONDS, stalled_seconds
 from pointsman.primitives import InstanceId
 
@@ -60,7 +60,7 @@ class DualMap(RoutingPolicy):
             case "cache-affinity":
                 return Choice(_affine_first(candidates)[0], "the longer hit of the pair", candidates)
             case "least-loaded":
-                return _less_loaded(view, candidates, "the less loaded of the pair")
+                return Choice(least_loaded(view, candidates), "the less loaded of the pair", candidates)
             case "min-ttft":
                 soonest = min(_affine_first(candidates), key=lambda candidate: candidate.predicted_ttft)
                 return Choice(soonest, "first token soonest of the pair", candidates)
@@ -81,7 +81,7 @@ class DualMap(RoutingPolicy):
     def _of_two(self, view: PoolView, candidates: list[CandidateEstimate]) -> Choice:
         affine, other = _affine_first(candidates)
         if affine.cached_tokens == other.cached_tokens:
-            return _less_loaded(view, candidates, "equal hits: the less loaded candidate")
+            return Choice(least_loaded(view, candidates), "equal hits: the less loaded candidate", candidates)
         limit = self.ttft_slo_threshold * view.budget
         if affine.predicted_ttft <= limit:
             return Choice(affine, f"holds {affine.cached_tokens} tokens of the prompt and meets the SLO", candidates)
@@ -89,28 +89,18 @@ class DualMap(RoutingPolicy):
             return Choice(other, f"{affine.instance} holds more but would miss the SLO", candidates)
         if self.both_over == "affine":
             return Choice(affine, "both candidates would miss the SLO: the longer hit wastes least", candidates)
-        return Choice(min(candidates, key=_load), "both candidates would miss the SLO: the less loaded", candidates)
+        return Choice(min(candidates, key=load_of), "both candidates would miss the SLO: the less loaded", candidates)
 
     def _of_many(self, view: PoolView, candidates: list[CandidateEstimate]) -> Choice:
         """The longest hit, then the less loaded, that meets the SLO."""
-        ordered = sorted(candidates, key=lambda candidate: (-candidate.cached_tokens, *_load(candidate)))
+        ordered = sorted(candidates, key=lambda candidate: (-candidate.cached_tokens, *load_of(candidate)))
         limit = self.ttft_slo_threshold * view.budget
         for candidate in ordered:
             if candidate.predicted_ttft <= limit:
                 return Choice(candidate, "the longest hit that meets the SLO", candidates)
-        late = ordered[0] if self.both_over == "affine" else min(candidates, key=_load)
+        late = ordered[0] if self.both_over == "affine" else min(candidates, key=load_of)
         return Choice(late, "every candidate would miss the SLO", candidates)
 
 
 def _affine_first(candidates: list[CandidateEstimate]) -> list[CandidateEstimate]:
     return sorted(candidates, key=lambda candidate: -candidate.cached_tokens)
-
-
-def _less_loaded(view: PoolView, candidates: list[CandidateEstimate], reason: str) -> Choice:
-    least = min(_load(candidate) for candidate in candidates)
-    equals = [candidate for candidate in candidates if _load(candidate) == least]
-    return Choice(view.familiar(equals), reason, candidates)
-
-
-def _load(candidate: CandidateEstimate) -> tuple[int, int]:
-    return candidate.queued_tokens, candidate.requests

@@ -7,7 +7,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pointsman.policies.pool_view import PoolView
-from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
+from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of, least_loaded
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,5 @@ class LeastLoaded(RoutingPolicy):
     @override
     def choose(self, view: PoolView) -> Choice:
         candidates = candidates_of(view)
-        least = min((candidate.queued_tokens, candidate.requests) for candidate in candidates)
-        equals = [candidate for candidate in candidates if (candidate.queued_tokens, candidate.requests) == least]
-        return Choice(view.familiar(equals), f"least loaded, {least[0]} tokens to prefill", candidates)
+        chosen = least_loaded(view, candidates)
+        return Choice(chosen, f"least loaded, {chosen.queued_tokens} tokens to prefill", candidates)

@@ -7,7 +7,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pointsman.policies.pool_view import PoolView
-from pointsman.policies.routing.base import Choice, RoutingPolicy, require_eligible
+from pointsman.policies.routing.base import Choice, RoutingPolicy, least_loaded, require_eligible
 from pointsman.policies.seeded_random import pick
 from pointsman.primitives import InstanceId
 
@@ -21,9 +21,7 @@ class PowerOfTwo(RoutingPolicy):
     @override
     def choose(self, view: PoolView) -> Choice:
         candidates = [view.candidate(instance) for instance in self._drawn(view)]
-        least = min((candidate.queued_tokens, candidate.requests) for candidate in candidates)
-        equals = [candidate for candidate in candidates if (candidate.queued_tokens, candidate.requests) == least]
-        return Choice(view.familiar(equals), f"the less loaded of {len(candidates)} by chance", candidates)
+        return Choice(least_loaded(view, candidates), f"the less loaded of {len(candidates)} by chance", candidates)
 
     def _drawn(self, view: PoolView) -> list[InstanceId]:
         instances = require_eligible(view)

@@ -10,7 +10,7 @@ from typing_extensions import override
 from pointsman.bounds import SHARE, bounded
 from pointsman.contracts.decisions import Settings
 from pointsman.policies.pool_view import PoolView
-from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
+from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of, load_of
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,7 @@ class StickyLeastLoaded(RoutingPolicy):
     @override
     def choose(self, view: PoolView) -> Choice:
         candidates = candidates_of(view)
-        least = min(
-            candidates, key=lambda candidate: (candidate.queued_tokens, candidate.requests, -candidate.cached_tokens)
-        )
+        least = min(candidates, key=lambda candidate: (*load_of(candidate), -candidate.cached_tokens))
         most_cached = max(candidate.cached_tokens for candidate in candidates)
         enough = 0.0 if self.as_published else self.hit_share_min * view.request.prompt_tokens
         if most_cached < enough or most_cached == 0:

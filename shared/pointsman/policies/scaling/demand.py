@@ -6,8 +6,12 @@ from pointsman.primitives import BlockKey, EngineSeconds, InstanceId
 from pointsman.state.state import State
 from pointsman.state.trackers.service_window import Prefill
 
+MEASURED_SECONDS_MIN: EngineSeconds = 10.0
+"""Work is divided by at least so much: what came within a moment is no rate."""
+
 
 def prefill_demand(state: State, prefills: Iterable[Prefill]) -> EngineSeconds:
+    """Seconds of work of these placed prompts, corrected."""
     return sum(state.latency.expected_seconds(p.instance, p.seconds, p.uncached_tokens) for p in prefills)
 
 

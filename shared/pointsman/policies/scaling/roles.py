@@ -11,7 +11,7 @@ from typing import Literal
 
 from pointsman.contracts.fleet import DecodeCost, Role
 from pointsman.policies.decode_placement import answers_of, kv_tokens
-from pointsman.policies.scaling.demand import prefill_demand
+from pointsman.policies.scaling.demand import MEASURED_SECONDS_MIN, prefill_demand
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman.state.fleet import Fleet, Instance, Status
 from pointsman.state.state import State
@@ -22,7 +22,6 @@ BETTER_SHARE = 0.8
 """A split replaces another if its busier role is at most this share as busy."""
 AT_ONCE_MAX = 256.0
 """Answers that an engine generates at once, whatever their pace: vLLM's default `--max-num-seqs`."""
-MEASURED_SECONDS_MIN: EngineSeconds = 10.0
 
 SplitRole = Literal["prefill", "decode"]
 

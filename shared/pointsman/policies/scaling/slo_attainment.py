@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from pointsman.bounds import POSITIVE, POSITIVE_SHARE, SHARE, bounded
 from pointsman.policies.scaling.base import PoolSize, ScaleTarget, ScalingPolicy
-from pointsman.policies.scaling.demand import attainment_without, least_worked, prefill_demand
+from pointsman.policies.scaling.demand import MEASURED_SECONDS_MIN, attainment_without, least_worked, prefill_demand
 from pointsman.policies.scaling.roles import RoleDemand, best_split, better_split, role_demand
 from pointsman.primitives import EngineSeconds
 from pointsman.state.state import State
@@ -22,8 +22,6 @@ from pointsman.state.trackers.service_window import Outcomes, Prefill, ServiceWi
 from pointsman.state.workload import Request, Stage
 
 REFUSALS_MIN = 3
-
-MEASURED_SECONDS_MIN: EngineSeconds = 10.0
 
 
 @dataclass(frozen=True)
@@ -127,10 +125,7 @@ class SloAttainment(ScalingPolicy):
         if not waiting or not ready or not all(instance in queues for instance in ready):
             return ""
         newest = waiting[-1]
-        shortest = min(
-            state.latency.expected_seconds(instance, *queues[instance].work_ahead(now, newest.priority))
-            for instance in ready
-        )
+        shortest = min(state.queue_seconds(instance, now, newest.priority) for instance in ready)
         slo = newest.slo_ttft
         return f"even the shortest queue takes {shortest:.1f} s of {slo:g} s" if shortest > slo else ""
 

@@ -2,11 +2,11 @@
 
 from pointsman.contracts.requests import RequestArrived
 from pointsman.primitives import EngineSeconds, RequestId
+from pointsman.state.workload import UNGRANTED
 from pointsman_lab.torture.cluster import Cluster
 from pointsman_lab.torture.injector import Injector
 from pointsman_lab.torture.processes import Process, ProcessRun
 from pointsman_lab.torture.services import SchedulerProcess
-from pointsman_scheduler.waiters import UNGRANTED
 
 GONE_SECONDS: EngineSeconds = 6.0
 GONE_POLL_SECONDS: EngineSeconds = 0.25
