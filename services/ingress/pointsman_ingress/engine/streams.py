@@ -9,10 +9,10 @@ import msgspec
 
 from pointsman.adapters.sse import EVENT_END, EVENT_END_BYTES_MAX, ends_event, event_data
 from pointsman.primitives import Tokens
-from pointsman_ingress.engine.usage import TAIL_BYTES_MAX, Usage, try_decode, usage_in
+from pointsman_ingress.engine.usage import TAIL_BYTES_MAX, Usage, try_decode, usage_at_end, usage_in
 
 EVENT_BYTES_MAX = 16 * 1024  # longer events are not searched for an error
-LAST_EVENT_BYTES_MIN = 1024 * 1024  # if the last event repeats the whole answer
+LAST_EVENT_BYTES_MIN = 1024 * 1024  # if the last event repeats the whole answer; of a longer one its end is read
 LAST_EVENT_BYTES_MAX = 8 * 1024 * 1024  # and parts of the request
 USAGE_LINES_MAX = 64
 
@@ -132,7 +132,10 @@ class StreamTail:
     @property
     def usage(self) -> Usage:
         usages = (usage_in(data) for data in self.data_backwards() if b'"usage"' in data)
-        return next((usage for usage in usages if usage.completion_tokens >= 0), Usage())
+        found = next((usage for usage in usages if usage.completion_tokens >= 0), None)
+        if found is None and self._last_event:  # one whose beginning was not kept
+            found = usage_at_end(b"".join(self._chunks), within=b'{"response":{')
+        return found or Usage()
 
     @property
     def delivered_tokens(self) -> Tokens:

@@ -106,18 +106,18 @@ def usage_in(answer: bytes) -> Usage:
     return usage.counts() if usage is not None else Usage()
 
 
-def usage_at_end(answer: bytes) -> Usage | None:
-    """Of a long answer whose last fields are short, `usage` among them, as engines write it; else None. Without reading
-    the rest, which would hold up the event loop in a thread too."""
+def usage_at_end(answer: bytes, *, within: bytes = b"{") -> Usage | None:
+    """Of a long answer, or of the object that begins with `within`, whose last fields are short, `usage` among them, as
+    engines write it; else None. Without reading the rest, which would hold up the event loop in a thread too."""
     tail = answer[-TAIL_BYTES_MAX:]
     at = len(tail)
     for _ in range(USAGE_FIELDS_MAX):
         at = tail.rfind(b'"usage"', 0, at)
         if at < 0:
             return None
-        decoded = try_decode(_answers, b"{" + tail[at:])  # a whole object only if the field is one of the answer itself
-        if decoded is not None:
-            return decoded.usage.counts() if decoded.usage is not None else Usage()
+        whole = within + tail[at:]  # only if the field is one of the answer itself
+        if try_decode(_answers, whole) is not None:
+            return usage_in(whole)
     return None
 
 
