@@ -105,6 +105,9 @@ def _answer(*arguments: str) -> dict[str, Any]:
     result = CliRunner().invoke(main, [*arguments, "--json"])
     assert result.exit_code in (0, 1), result.output[-3000:]
     told = json.loads(result.stdout.replace(f" --from {arguments[-1]}", ""))
+    if arguments[0] == "doctor":  # no scheduler runs, which a file does not tell
+        told["findings"] = [found for found in told["findings"] if found["what"] != "no scheduler answers"]
+        del told["verdict"]  # the worst of them
     return {name: value for name, value in told.items() if name not in ("origin", "bench")}
 
 
