@@ -99,9 +99,14 @@ def try_decode(decoder: msgspec.json.Decoder[T], data: bytes) -> T | None:
 
 def usage_in(answer: bytes) -> Usage:
     """From an answer or an event's data; unknown if missing or invalid."""
+    return _told(answer) or Usage()
+
+
+def _told(answer: bytes) -> Usage | None:
+    """None if it is no whole object."""
     decoded = try_decode(_answers, answer)
     if decoded is None:
-        return Usage()
+        return None
     usage = decoded.usage or (decoded.response.usage if decoded.response else None)
     return usage.counts() if usage is not None else Usage()
 
@@ -115,9 +120,9 @@ def usage_at_end(answer: bytes, *, within: bytes = b"{") -> Usage | None:
         at = tail.rfind(b'"usage"', 0, at)
         if at < 0:
             return None
-        whole = within + tail[at:]  # only if the field is one of the answer itself
-        if try_decode(_answers, whole) is not None:
-            return usage_in(whole)
+        told = _told(within + tail[at:])  # a whole object only if the field is one of the answer itself
+        if told is not None:
+            return told
     return None
 
 
