@@ -23,7 +23,7 @@ from pointsman.contracts.tenants import RateLimit, RateLimits, TenantPolicies, T
 from pointsman.ports import Commands
 from pointsman.primitives import PoolName, Tenant
 from pointsman.runtime.settings import FleetSettings
-from pointsman.state.tenants import BURST_SECONDS, MINUTE
+from pointsman.state.tenants import BURST_SECONDS, MINUTE, bucket_size
 from pointsman_cli.command_client import ask, connected_link, no_scheduler
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.options import CONTEXT, as_given, fleet_options, json_switch
@@ -213,7 +213,7 @@ def _left(limit: RateLimit | None, rate: float) -> float | None:
     """Of a limit of `rate` a second. None: unlimited. Without a `limit` nothing was used."""
     if not rate:
         return None
-    return limit.remaining if limit is not None else math.floor(1 + rate * BURST_SECONDS)
+    return limit.remaining if limit is not None else math.floor(bucket_size(rate))
 
 
 def _of(part: float | None, limit: float) -> str:

@@ -46,9 +46,9 @@ class Account:
 
     def limit(self, policy: TenantPolicy, at: EngineSeconds) -> None:
         rate = policy.requests_per_second
-        self.requests = _bucket(self.requests, rate, 1.0 + rate * BURST_SECONDS, at)
+        self.requests = _bucket(self.requests, rate, bucket_size(rate), at)
         rate = policy.tokens_per_minute / MINUTE
-        self.tokens = _bucket(self.tokens, rate, 1.0 + rate * BURST_SECONDS, at)
+        self.tokens = _bucket(self.tokens, rate, bucket_size(rate), at)
 
     def over_limit(self, policy: TenantPolicy, at: EngineSeconds) -> OverLimit | None:
         """The limit that holds up the next request longest."""
@@ -263,6 +263,11 @@ def _has_limits(policy: TenantPolicy) -> bool:
         or policy.tokens_per_day
         or policy.kv_share
     )
+
+
+def bucket_size(rate: float) -> float:
+    """Of a limit of `rate` a second: what may be used at once."""
+    return 1.0 + rate * BURST_SECONDS
 
 
 def _bucket(known: TokenBucket | None, rate: float, size: float, at: EngineSeconds) -> TokenBucket | None:
