@@ -1,9 +1,11 @@
-"""Failures that say nothing about the fleet: an engine, or the message bus, refused what the client asked for."""
+"""Ends that say nothing about the fleet: an engine, or the message bus, refused what the client asked for; a limit of its
+tenant did; the client hung up."""
 
 from http import HTTPStatus
 
-from pointsman.contracts.reasons import FailReason
-from pointsman.contracts.requests import RequestFailed
+from pointsman.contracts.decisions import RequestEnd, RequestRejected
+from pointsman.contracts.reasons import TENANT_LIMITS, FailReason
+from pointsman.contracts.requests import RequestFailed, RequestFinished
 
 STATUSES = frozenset(
     {
@@ -23,3 +25,16 @@ def is_clients_fault(event: RequestFailed) -> bool:
     if event.reason in (FailReason.REQUEST_TOO_LARGE, FailReason.ANSWER_TOO_LARGE):
         return True
     return event.reason == FailReason.ENGINE_REFUSED and event.status in STATUSES
+
+
+def tells_of_fleet(end: RequestEnd) -> bool:
+    """Whether it counts when the fleet is judged by the share of requests that it served in time."""
+    match end:
+        case RequestFinished():
+            return True
+        case RequestRejected():
+            return end.reason not in TENANT_LIMITS
+        case RequestFailed():
+            return not is_clients_fault(end)
+        case _:
+            return False

@@ -8,11 +8,12 @@ from statistics import median
 
 from typing_extensions import override
 
+from pointsman.analysis.client_faults import tells_of_fleet
 from pointsman.analysis.lateness_rules import HALF, LESS_BUSY_SHARE_MAX, SLOW_FACTOR_MIN, USUAL_MAX
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import Candidate, RequestPlaced, RequestRejected
-from pointsman.contracts.reasons import TENANT_LIMITS, RejectReason
-from pointsman.contracts.requests import RequestArrived, RequestFinished
+from pointsman.contracts.reasons import RejectReason
+from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tokens
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import EMPTY_QUEUE, Request
@@ -101,7 +102,7 @@ class Lateness(Examiner):
         match end.event:
             case RequestFinished() as event if end.request is not None and event.ttft > end.slo_ttft:
                 self._finish(event, end.request, end.slo_ttft, state)
-            case RequestRejected() as event if event.reason not in TENANT_LIMITS:
+            case RequestRejected() as event if tells_of_fleet(event):
                 self._reject(event, end.request, end.slo_ttft, state)
             case _:
                 pass
@@ -240,14 +241,9 @@ def _cause_beyond(late: _Late, work: EngineSeconds) -> Cause:
 
 
 def _is_judged(end: Ended) -> bool:
-    """As `service` counts them; failed ones have findings of their own."""
-    match end.event:
-        case RequestFinished():
-            return end.request is not None
-        case RequestRejected() as event:
-            return event.reason not in TENANT_LIMITS
-        case _:
-            return False
+    """Failed ones have findings of their own."""
+    known = end.request is not None or isinstance(end.event, RequestRejected)
+    return known and not isinstance(end.event, RequestFailed) and tells_of_fleet(end.event)
 
 
 def _cause_ahead(queued: _Queued, objective: EngineSeconds) -> Cause:

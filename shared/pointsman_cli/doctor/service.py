@@ -8,10 +8,9 @@ from itertools import groupby
 
 from typing_extensions import override
 
-from pointsman.analysis.client_faults import is_clients_fault
+from pointsman.analysis.client_faults import tells_of_fleet
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestPlaced, RequestRejected
-from pointsman.contracts.reasons import TENANT_LIMITS
 from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished, tpot_of_each
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tenant, Tokens
 from pointsman.simulation.goodput import TARGET
@@ -101,11 +100,7 @@ class Service(Examiner):
                     self._ttfts.add(event.ttft)
                     self._count(request, event.instance, on_time=event.ttft <= end.slo_ttft)
                     self._count_tokens(request, event)
-            case RequestRejected() if event.reason in TENANT_LIMITS:
-                pass
-            case RequestFailed() if is_clients_fault(event):
-                pass
-            case RequestRejected() | RequestFailed():
+            case RequestRejected() | RequestFailed() if tells_of_fleet(event):
                 self._unjudged += request is None
                 if request is not None:
                     self._turned_away += 1

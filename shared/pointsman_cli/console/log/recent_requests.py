@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from pointsman.analysis.client_faults import is_clients_fault
+from pointsman.analysis.client_faults import tells_of_fleet
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
     HandOverRefused,
@@ -17,7 +17,6 @@ from pointsman.contracts.decisions import (
     RequestRejected,
     counts_as_end,
 )
-from pointsman.contracts.reasons import TENANT_LIMITS
 from pointsman.contracts.requests import (
     PrefillFinished,
     RequestArrived,
@@ -73,15 +72,7 @@ class RecentRequest:
 
     @property
     def judged(self) -> bool:
-        """Whether its end tells how well the fleet serves: not one that its client or a limit of its tenant caused. `doctor`
-        judges alike."""
-        match self.end:
-            case RequestRejected():
-                return self.end.reason not in TENANT_LIMITS
-            case RequestFailed():
-                return not is_clients_fault(self.end)
-            case _:
-                return self.stage == FINISHED
+        return self.end is not None and tells_of_fleet(self.end)
 
     @property
     def lateness(self) -> Lateness:
