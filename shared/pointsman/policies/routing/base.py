@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import msgspec
 
@@ -25,6 +26,9 @@ class Choice(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class RoutingPolicy(Policy):
+    rule: ClassVar[str]
+    """Behind its name: how it chooses, where `explain` says why an instance that was predicted sooner was not chosen."""
+
     @abstractmethod
     def choose(self, view: PoolView) -> Choice:
         """Raises NoInstance."""
