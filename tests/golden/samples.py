@@ -676,8 +676,12 @@ COMMANDS: list[AnyCommand] = [
         dp_rank=1,
         rebind=True,
         predicted_ttft_upper=1.5,
-        fetch=PrefixFetch(source=InstanceId("engine-2"), url="http://127.0.0.1:8102", prefix_tokens=64, seconds=0.002, dp_rank=1),
-        copy=PrefixCopy(target=InstanceId("engine-4"), url="http://127.0.0.1:8104", prefix_tokens=128, seconds=0.004, dp_rank=1),
+        fetch=PrefixFetch(
+            source=InstanceId("engine-2"), url="http://127.0.0.1:8102", prefix_tokens=64, seconds=0.002, dp_rank=1
+        ),
+        copy=PrefixCopy(
+            target=InstanceId("engine-4"), url="http://127.0.0.1:8104", prefix_tokens=128, seconds=0.004, dp_rank=1
+        ),
         best_effort=True,
     ),
     RouteRejected(

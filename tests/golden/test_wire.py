@@ -43,7 +43,9 @@ def test_every_field_is_set_in_a_sample() -> None:
             unset[name] = unset.get(name, True) and not field.required and value == default_of(field)
 
     lacking = [name for name, is_unset in unset.items() if is_unset and not name.endswith((".stamp", ".wire"))]
-    assert lacking == [], "give each a value in tests/golden/samples.py, and write wire.jsonl as the docstring above says"
+    assert lacking == [], (
+        "give each a value in tests/golden/samples.py, and write wire.jsonl as the docstring above says"
+    )
 
 
 def default_of(field: msgspec.structs.FieldInfo) -> object:
