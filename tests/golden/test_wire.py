@@ -44,7 +44,7 @@ def test_every_field_is_set_in_a_sample() -> None:
 
     lacking = [name for name, is_unset in unset.items() if is_unset and not name.endswith((".stamp", ".wire"))]
     assert lacking == [], (
-        "give each a value in tests/golden/samples.py, and write wire.jsonl as the docstring above says"
+        "give each a value in tests/golden/samples.py, then write wire.jsonl: the head of this file says how"
     )
 
 

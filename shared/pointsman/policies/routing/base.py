@@ -27,7 +27,8 @@ class Choice(msgspec.Struct, frozen=True):
 @dataclass(frozen=True)
 class RoutingPolicy(Policy):
     rule: ClassVar[str]
-    """Behind its name: how it chooses, where `explain` says why an instance that was predicted sooner was not chosen."""
+    """How it chooses: a sentence that begins with its name, for `explain` where an instance that it did not choose was
+    predicted to be sooner."""
 
     @abstractmethod
     def choose(self, view: PoolView) -> Choice:
