@@ -1,4 +1,4 @@
-"""One of each wire struct, every field set, or several where they are set together. `wire.jsonl` holds their bytes, a line each, in this order."""
+"""One of each wire struct, or several: together they set every field. `wire.jsonl` holds their bytes, a line each, in this order."""
 
 from typing import Any
 
@@ -27,6 +27,8 @@ from pointsman.contracts.commands import (
     MoveAnswered,
     NoteHeartbeat,
     PlannedMove,
+    PrefixCopy,
+    PrefixFetch,
     ResyncAnswered,
     ResyncCache,
     RouteGranted,
@@ -214,10 +216,15 @@ EVENTS: list[LogEvent] = [
                 prefill_seconds=0.5,
                 predicted_ttft=0.75,
                 loaded_tokens=128,
+                fetch_from=InstanceId("engine-2"),
+                fetched_tokens=64,
+                transfer_seconds=0.002,
             )
         ],
         loads=[TierTokens("host", 64), TierTokens("external", 64)],
         load_seconds=0.25,
+        fetch_from=InstanceId("engine-2"),
+        fetched_tokens=64,
     ),
     InstanceJoined(
         at=AT,
@@ -240,6 +247,7 @@ EVENTS: list[LogEvent] = [
         adapters=["poet"],
         aliases=["m-latest"],
         completes=False,
+        fetches=True,
     ),
     InstanceReported(
         at=AT,
@@ -260,7 +268,7 @@ EVENTS: list[LogEvent] = [
     InstanceSuspected(at=AT, stamp=STAMP, instance=ENGINE, epoch=EPOCH, silent_seconds=3.5, patience=PATIENCE),
     InstanceDraining(at=AT, instance=ENGINE, epoch=EPOCH, reason="scale down", leaving=True),
     InstanceUndrained(at=AT, instance=ENGINE, epoch=EPOCH),
-    InstanceLeft(at=AT, instance=ENGINE, epoch=EPOCH, reason="shutdown", patience=PATIENCE),
+    InstanceLeft(at=AT, instance=ENGINE, epoch=EPOCH, reason="shutdown", patience=PATIENCE, refused=True),
     RequestArrived(
         at=AT,
         stamp=STAMP,
@@ -301,9 +309,26 @@ EVENTS: list[LogEvent] = [
         decode_reason="30.0 ms a token beside 4 others, 76 tokens to fetch",
         decode_candidates=[DECODE_CANDIDATE],
         transfer_seconds=0.002,
+        others=1,
+        decode_others=2,
+        predicted_ttft_upper=1.5,
+        best_effort=True,
     ),
     RequestGranted(
-        at=AT, stamp=STAMP, request=REQUEST, instance=ENGINE, attempt=2, decode=InstanceId("engine-3"), rebind=True
+        at=AT,
+        stamp=STAMP,
+        request=REQUEST,
+        instance=ENGINE,
+        attempt=2,
+        decode=InstanceId("engine-3"),
+        rebind=True,
+        fetch_from=InstanceId("engine-2"),
+        fetch_blocks=3,
+        fetched_tokens=64,
+        fetch_seconds=0.002,
+        copy_to=InstanceId("engine-4"),
+        copy_blocks=4,
+        copy_seconds=0.004,
     ),
     RequestHandedOver(
         at=AT,
@@ -315,6 +340,7 @@ EVENTS: list[LogEvent] = [
         prefill=0.25,
         reason="as planned",
         candidates=[DECODE_CANDIDATE],
+        others=1,
     ),
     HandOverRefused(
         at=AT,
@@ -327,6 +353,7 @@ EVENTS: list[LogEvent] = [
         retry_after=1.0,
         prefill=0.25,
         candidates=[DECODE_CANDIDATE],
+        others=1,
     ),
     RequestMigrated(
         at=AT,
@@ -348,6 +375,9 @@ EVENTS: list[LogEvent] = [
         wasted=0.5,
         overdue=3.5,
         cause=MoveCause.REBOUND,
+        fetch_from=InstanceId("engine-3"),
+        loads=[TierTokens("host", 64)],
+        load_seconds=0.25,
     ),
     MigrationRefused(
         at=AT,
@@ -376,9 +406,19 @@ EVENTS: list[LogEvent] = [
         attempt=2,
         excluded=[InstanceId("engine-2")],
         decode_candidates=[DECODE_CANDIDATE],
+        others=1,
+        decode_others=2,
+        displaced_by=RequestId("req-2"),
     ),
     PrefixCopyEnded(
-        at=AT, request=REQUEST, instance=InstanceId("engine-2"), source=ENGINE, attempt=2, tokens=1024, seconds=0.5
+        at=AT,
+        request=REQUEST,
+        instance=InstanceId("engine-2"),
+        source=ENGINE,
+        attempt=2,
+        tokens=1024,
+        seconds=0.5,
+        failure="the engine refused it",
     ),
     PrefixFetchEnded(
         at=AT,
@@ -386,7 +426,9 @@ EVENTS: list[LogEvent] = [
         instance=ENGINE,
         source=InstanceId("engine-2"),
         attempt=2,
+        tokens=1024,
         seconds=2.0,
+        source_seconds=0.5,
         failure="not done within 2 s",
     ),
     PrefillFinished(at=AT, request=REQUEST, instance=ENGINE, ttft=0.75, prefill=0.25),
@@ -469,6 +511,7 @@ EVENTS: list[LogEvent] = [
         failure="http_5xx",
         status=500,
         detail="Internal Server Error",
+        prefilled_by=InstanceId("engine-2"),
     ),
     InstanceEjected(
         at=AT,
@@ -542,6 +585,7 @@ EVENTS: list[LogEvent] = [
         ttft=0.75,
         tpot=0.05,
         tbt_p90=0.0625,
+        without_transfer=True,
     ),
     ScaleDecided(
         at=AT,
@@ -607,6 +651,7 @@ COMMANDS: list[AnyCommand] = [
         adapter="poet",
         followed=True,
         held_up=1.5,
+        traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
         **ASKED,
     ),
     RouteRequest(
@@ -630,6 +675,14 @@ COMMANDS: list[AnyCommand] = [
         prefilled_by=InstanceId("engine-2"),
         dp_rank=1,
         rebind=True,
+        predicted_ttft_upper=1.5,
+        fetch=PrefixFetch(
+            source=InstanceId("engine-2"), url="http://127.0.0.1:8102", prefix_tokens=64, seconds=0.002, dp_rank=1
+        ),
+        copy=PrefixCopy(
+            target=InstanceId("engine-4"), url="http://127.0.0.1:8104", prefix_tokens=128, seconds=0.004, dp_rank=1
+        ),
+        best_effort=True,
     ),
     RouteRejected(
         request=REQUEST, attempt=2, status=429, reason="slo_ttft", detail="too late", retry_after=1.5, term=Term(3)
@@ -677,6 +730,8 @@ COMMANDS: list[AnyCommand] = [
                 role="decode",
                 knowledge_reason="missed events cannot be had again",
                 knowledge_since=AT,
+                prediction_error=0.25,
+                becomes="prefill",
             )
         ],
         pool="default",
@@ -689,6 +744,7 @@ COMMANDS: list[AnyCommand] = [
         speed=4.0,
         unconfirmed_writes=7,
         unconfirmed_seconds=4.5,
+        checkpoints_overdue="none since 12:00",
     ),
     MigrateRequests(
         plan="rebalancer-1.7",
@@ -739,6 +795,9 @@ COMMANDS: list[AnyCommand] = [
         refusal="more than 8",
         by_hand="start 1 instance",
         drained=[ENGINE],
+        prefill=1,
+        decode=4,
+        switching=1,
     ),
     ResyncCache(instance=ENGINE, reason="deliveries differ", above=EPOCH, distrust=True),
     RouteGranted(
@@ -789,7 +848,7 @@ COMMANDS: list[AnyCommand] = [
         ],
         revision=7,
     ),
-    ChangeApiKey(action="rotate", key=API_KEY),
+    ChangeApiKey(action="rotate", key=API_KEY, secret_proof=bytes(range(32))),
     ApiKeyAnswered(refusal="there is no such key"),
     RouteRejected(
         request=REQUEST,

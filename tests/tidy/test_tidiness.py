@@ -83,7 +83,7 @@ def test_every_event_and_field_is_documented() -> None:
         if field.name not in {"at", "stamp"} and f"`{field.encode_name}`" not in section(page, event.__name__)
     ]
 
-    assert not missing
+    assert not missing, "docs/events.md does not have these in the section of their event"
 
 
 def section(page: str, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from math import ceil
 
+import msgspec
 import structlog
 
 from pointsman.contracts.codec import LogEvent
@@ -164,7 +165,7 @@ class RequestLifecycle:
         """`output_tokens`: the engine's count, or the number of stream events."""
         self._end()
         if self._prefill_cached is not None:  # the decode engine reports its own
-            usage = Usage(usage.prompt_tokens, usage.completion_tokens, self._prefill_cached)
+            usage = msgspec.structs.replace(usage, cached_tokens=self._prefill_cached)
         self.usage = usage = self._believed(usage)
         output_tokens = capped(output_tokens, self._context.usage_max.completion_tokens)
         now, arrived_at = self._clock.now(), self._context.command.arrived_at

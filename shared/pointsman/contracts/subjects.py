@@ -150,21 +150,26 @@ def is_small(subject: str) -> bool:
 
 
 def subject_of(pool: PoolName, event: Event) -> str:
-    prefix = f"{SUBJECT_ROOT}.{pool}"
-    if isinstance(event, CacheEvent):
-        return cache_subject(pool, event.instance)
-    if isinstance(event, FleetEvent):
-        return fleet_subject(pool, event.instance)
+    kind, name = _kind_and_name(event)
+    return f"{SUBJECT_ROOT}.{pool}.{kind}" if name is None else f"{SUBJECT_ROOT}.{pool}.{kind}.{name}"
+
+
+def _kind_and_name(event: Event) -> tuple[str, str | None]:
+    """What follows the pool in its subject, one of KINDS; None: the kind alone."""
     if isinstance(event, RequestEvent):
-        return f"{prefix}.request.{event.request}"
+        return "request", event.request
+    if isinstance(event, CacheEvent):
+        return "kv", event.instance
+    if isinstance(event, FleetEvent):
+        return "fleet", event.instance
     if isinstance(event, ScaleDecided | ScaleApplied):
-        return f"{prefix}.scale"
+        return "scale", None
     if isinstance(event, LeaderElected):
-        return leader_subject(pool)
+        return "leader", None
     if isinstance(event, WritesLost | RequestsRefused):
-        return f"{prefix}.lost"
+        return "lost", None
     if isinstance(event, TenantPoliciesSet | ApiKeyChanged):
-        return f"{prefix}.access"
+        return "access", None
     msg = f"{type(event).__name__} has no subject"
     raise TypeError(msg)
 
@@ -182,16 +187,9 @@ def is_leader_subject(subject: str) -> bool:
 
 
 def is_subject_of(subject: str, event: Event) -> bool:
-    kind, name = _subject_parts(subject)
-    if isinstance(event, RequestEvent):
-        return name == event.request and kind == "request"
-    if isinstance(event, (CacheEvent, FleetEvent)):
-        return name == event.instance and kind == ("kv" if isinstance(event, CacheEvent) else "fleet")
-    if isinstance(event, LeaderElected):
-        return kind == "leader"
-    if isinstance(event, TenantPoliciesSet | ApiKeyChanged):
-        return kind == "access"
-    return kind == ("lost" if isinstance(event, WritesLost | RequestsRefused) else "scale")
+    kind, name = _kind_and_name(event)
+    found_kind, found_name = _subject_parts(subject)
+    return found_kind == kind and name in (None, found_name)
 
 
 def message_id(event: Event) -> str | None:

@@ -1,6 +1,7 @@
 """Which version of the fold brought which rule. A log is folded and replayed by the version that its LeaderElected names:
 decisions of before stay as they were made. 1 is a log that names none. A new rule that changes how an old event folds, or
-an old decision is made, gets the next version, an entry here and a golden fold (`tests/golden`)."""
+an old decision is made, gets the next version, an entry here and a golden fold (`tests/golden`). So does a new event that
+State folds: checkpoints of the release before, which skips it, lack what it says."""
 
 FOLD_VERSION = 12
 """Of this release."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from pointsman.analysis.lateness_rules import LESS_BUSY_SHARE_MAX, NOTICED_SECONDS
+from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman_cli.explain.causes import Cause, Reason
 from pointsman_cli.explain.text import named
 from pointsman_cli.explain.values import DecisionRecord, RequestTimeline, WeighedCandidate
@@ -11,21 +12,6 @@ from pointsman_cli.formatting import plural, seconds, were
 
 WAIT_SHARE_MIN = 0.2
 
-RULES = {
-    "approximate_token_load": "approximate_token_load stays with an engine that holds most of the prompt until that is saturated",
-    "cache_affinity": "cache_affinity sends a prefix always to the same engine, whatever its queue",
-    "d2lpm": "d2lpm takes the longest cached prefix and looks at no queue",
-    "dualmap": "dualmap looks only at the two engines of a prefix",
-    "dynamo_cost": "dynamo_cost counts blocks to compute and blocks in use, not seconds",
-    "lbgr": "lbgr adds up a load of the last while, the prefill and what it has learned",
-    "least_loaded": "least_loaded counts tokens that wait, and neither hits nor the speed of an engine",
-    "min_ttft": "min_ttft takes the soonest of those it weighs",
-    "power_of_two": "power_of_two looks only at two engines drawn by chance",
-    "preble": "preble stays with the longest cached prefix, and balances over minutes",
-    "random": "random looks at no queue",
-    "round_robin": "round_robin takes the engines in turn and looks at no queue",
-    "sticky_least_loaded": "sticky_least_loaded stays with the longest cached prefix until its engine is much busier than the idlest",
-}
 POINTSMAN_RULES = {
     "late everywhere": "no engine was predicted to meet its objective, and a late request goes where it delays nobody who is in time",
     "on time only": "an engine that met its objective would have made others late",
@@ -106,7 +92,9 @@ def _rule(decision: DecisionRecord, chosen: WeighedCandidate, best: WeighedCandi
     if decision.policy == "pointsman":
         return _pointsman_rule(decision, chosen, best)
     unseen = "" if best.weighed else f"{decision.policy or 'the policy'} did not weigh {best.instance}"
-    return "; ".join(text for text in (RULES.get(decision.policy, unseen), decision.reason) if text)
+    policy = ROUTING_POLICIES.get(decision.policy)
+    rule = f"{policy.name} {policy.rule}" if policy is not None else unseen
+    return "; ".join(text for text in (rule, decision.reason) if text)
 
 
 def _pointsman_rule(decision: DecisionRecord, chosen: WeighedCandidate, best: WeighedCandidate) -> str:

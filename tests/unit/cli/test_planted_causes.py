@@ -15,10 +15,8 @@ from click.testing import CliRunner
 from pointsman.contracts.decisions import RequestPlaced, RequestRejected
 from pointsman.contracts.requests import PrefillFinished, RequestFinished
 from pointsman.policies.policy_set import policy_set
-from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.ports import LogEntry
 from pointsman.primitives import RequestId
-from pointsman_cli.explain.alternatives import RULES
 from pointsman_cli.main import main
 from tests.support.planted_causes import CASES, planted, slowest_of, written
 from tests.support.recorded_log import rewritten
@@ -263,7 +261,3 @@ def test_why_an_idle_engine_was_not_chosen_is_told_as_it_was_decided(tmp_path: P
     assert "from the other requests on engine-3" in why
     assert "on engine-2 (costs least: 0.385 s of work behind 0.777 s)" in why
     assert "0.265 s sooner" in why
-
-
-def test_every_routing_policy_has_a_rule_in_plain_words() -> None:
-    assert set(RULES) | {"pointsman"} == set(ROUTING_POLICIES)

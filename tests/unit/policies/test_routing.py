@@ -155,10 +155,13 @@ def test_an_empty_fleet_refuses() -> None:
     assert events[-1].reason == "no_instance"
 
 
+@pytest.mark.parametrize("name", sorted({*POLICIES} - {"pointsman"}))  # which says why for each decision
+def test_a_policy_tells_explain_how_it_chooses(name: str) -> None:
+    assert ROUTING_POLICIES[name].rule
+
+
 def test_an_unknown_policy_or_setting_is_named_with_those_there_are() -> None:
-    with pytest.raises(
-        UnknownPolicyError, match="there is no routing policy best; there are: approximate_token_load, cache_affinity"
-    ):
+    with pytest.raises(UnknownPolicyError, match=f"there is no routing policy best; there are: {', '.join(POLICIES)}$"):
         policy_set(routing="best")
     with pytest.raises(UnknownPolicyError, match="no setting of dualmap speed; there are: ablation, both_over"):
         policy_set(routing="dualmap", settings={"speed": 1})

@@ -17,6 +17,7 @@ class ApproximateTokenLoad(RoutingPolicy):
     """`penalty_s`: TTFT that a hit may cost."""
 
     name: ClassVar[str] = "approximate_token_load"
+    rule: ClassVar[str] = "stays with an engine that holds most of the prompt until that is saturated"
 
     hit_share_min: float = bounded(0.8, SHARE)
     penalty_s: float = 5.0

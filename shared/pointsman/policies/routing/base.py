@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import msgspec
 
@@ -25,6 +26,10 @@ class Choice(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class RoutingPolicy(Policy):
+    rule: ClassVar[str]
+    """How it chooses: a sentence that begins with its name, for `explain` where an instance that it did not choose was
+    predicted to be sooner."""
+
     @abstractmethod
     def choose(self, view: PoolView) -> Choice:
         """Raises NoInstance."""

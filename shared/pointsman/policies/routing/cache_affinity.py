@@ -17,6 +17,7 @@ from pointsman.primitives import InstanceId
 @dataclass(frozen=True)
 class CacheAffinity(RoutingPolicy):
     name: ClassVar[str] = "cache_affinity"
+    rule: ClassVar[str] = "sends a prefix always to the same engine, whatever its queue"
 
     @override
     def choose(self, view: PoolView) -> Choice:

@@ -29,6 +29,7 @@ class D2Lpm(RoutingPolicy):
     """`quantum_tokens`: Q of each instance; small spreads, large keeps prefixes together."""
 
     name: ClassVar[str] = "d2lpm"
+    rule: ClassVar[str] = "takes the longest cached prefix and looks at no queue"
     absent: ClassVar[Settings] = {"as_published": False}
 
     quantum_tokens: float = bounded(4_096.0, POSITIVE)

@@ -28,6 +28,7 @@ class DualMap(RoutingPolicy):
     ignores stalls."""
 
     name: ClassVar[str] = "dualmap"
+    rule: ClassVar[str] = "looks only at the two engines of a prefix"
     absent: ClassVar[Settings] = {"candidates": 2}
 
     ttft_slo_threshold: float = 1.0

@@ -19,6 +19,7 @@ from pointsman.state.trackers.base import Tracker
 @dataclass(frozen=True)
 class DynamoCost(RoutingPolicy):
     name: ClassVar[str] = "dynamo_cost"
+    rule: ClassVar[str] = "counts blocks to compute and blocks in use, not seconds"
 
     overlap_weight: float = 1.0
     temperature: float = 0.0

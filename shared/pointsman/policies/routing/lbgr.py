@@ -30,6 +30,7 @@ class Lbgr(RoutingPolicy):
     """`decay_s`: seconds until load has faded to 1/e. `forgetting`: weight kept at each observation."""
 
     name: ClassVar[str] = "lbgr"
+    rule: ClassVar[str] = "adds up a load of the last while, the prefill and what it has learned"
     absent: ClassVar[Settings] = {"as_published": False}
 
     decay_s: float = bounded(10.0, POSITIVE)

@@ -13,6 +13,7 @@ from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 @dataclass(frozen=True)
 class LeastLoaded(RoutingPolicy):
     name: ClassVar[str] = "least_loaded"
+    rule: ClassVar[str] = "counts tokens that wait, and neither hits nor the speed of an engine"
 
     @override
     def choose(self, view: PoolView) -> Choice:

@@ -16,6 +16,7 @@ class MinTtft(RoutingPolicy):
     """`tie_seconds`: differences below are ties."""
 
     name: ClassVar[str] = "min_ttft"
+    rule: ClassVar[str] = "takes the soonest of those it weighs"
 
     tie_seconds: float = 0.001
 

@@ -15,6 +15,7 @@ from pointsman.primitives import InstanceId
 @dataclass(frozen=True)
 class PowerOfTwo(RoutingPolicy):
     name: ClassVar[str] = "power_of_two"
+    rule: ClassVar[str] = "looks only at two engines drawn by chance"
 
     seed: int = 0
 

@@ -19,6 +19,7 @@ from pointsman.state.trackers.windowed_load import WindowedLoad
 @dataclass(frozen=True)
 class Preble(RoutingPolicy):
     name: ClassVar[str] = "preble"
+    rule: ClassVar[str] = "stays with the longest cached prefix, and balances over minutes"
 
     window_s: float = bounded(180.0, POSITIVE)
     exploit_share: float = bounded(0.5, SHARE)

@@ -13,6 +13,7 @@ from pointsman.policies.seeded_random import pick
 @dataclass(frozen=True)
 class RandomChoice(RoutingPolicy):
     name: ClassVar[str] = "random"
+    rule: ClassVar[str] = "looks at no queue"
 
     seed: int = 0
 

@@ -18,6 +18,7 @@ class RoundRobin(RoutingPolicy):
     baseline of Cao et al. (2025), with `vtc`."""
 
     name: ClassVar[str] = "round_robin"
+    rule: ClassVar[str] = "takes the engines in turn and looks at no queue"
     absent: ClassVar[Settings] = {"per_client": False}
 
     per_client: bool = False

@@ -16,6 +16,7 @@ from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 @dataclass(frozen=True)
 class StickyLeastLoaded(RoutingPolicy):
     name: ClassVar[str] = "sticky_least_loaded"
+    rule: ClassVar[str] = "stays with the longest cached prefix until its engine is much busier than the idlest"
     absent: ClassVar[Settings] = {"as_published": False}
 
     imbalance_tokens_max: int = 16_384
