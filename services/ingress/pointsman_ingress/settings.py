@@ -12,7 +12,7 @@ from pointsman.bounds import COUNT, PORT, POSITIVE, Bounds
 from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.engine_urls import EngineUrlSettings
 from pointsman.runtime.processes import PROCESSES_MAX
-from pointsman.runtime.settings import DeploymentSettings, PoolNameType, ProcessSettings, setting
+from pointsman.runtime.settings import TEXT, DeploymentSettings, PoolNameType, ProcessSettings, setting
 
 ANY_ORIGIN = "*"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#*,@]+")
@@ -37,7 +37,7 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
         "Port of /livez, /readyz, /health, /metrics and /openapi.json, which need no key, and of /kv/overlap; 0 takes a free one.",
         bounds=PORT,
     )
-    admin_host: str = setting("127.0.0.1", "Address that this port listens on.")
+    admin_host: str = setting("127.0.0.1", "Address that this port listens on.", form=TEXT)
     name: str = setting("", "Name of this ingress in the log; by default ingress-PID.")
     processes: int = setting(
         1,
