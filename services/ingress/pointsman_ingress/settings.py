@@ -151,6 +151,38 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
         return [PoolName(name) for name in dict.fromkeys(self.pools or (self.pool,))]
 
     @property
+    def pool_tokenizers(self) -> dict[str, str]:
+        """Directories by pool. Raises click.BadParameter."""
+        directories = {}
+        for given in self.pool_tokenizer:
+            pool, equals, directory = given.partition("=")
+            if not equals or pool not in self.pool_names:
+                msg = f"'{given}' is not POOL=DIRECTORY with one of the pools {', '.join(self.pool_names)}"
+                raise click.BadParameter(msg, param_hint="--pool-tokenizer")
+            directories[pool] = directory
+        return directories
+
+    @property
     def trusts_clients(self) -> bool:
         """They are the operator's own: none needs a credential."""
         return not (self.require_keys or self.oidc_issuer)
+
+    @override
+    def check(self) -> None:
+        _ = self.pool_tokenizers
+        if not self.oidc_issuer:
+            if self.oidc_audience or self.oidc_jwks_url:
+                open_to_all = (
+                    "--oidc-audience and --oidc-jwks-url need --oidc-issuer: without it nobody is asked for a token"
+                )
+                raise click.UsageError(open_to_all)
+            return
+        from pointsman_ingress.http.issuer_keys import is_trustworthy  # large
+
+        if not self.oidc_audience:
+            needed = "--oidc-issuer needs --oidc-audience: tokens for other services must not be accepted here"
+            raise click.UsageError(needed)
+        for url in filter(None, (self.oidc_issuer, self.oidc_jwks_url)):
+            if not is_trustworthy(url):
+                untrusted = f"{url} must be an https URL: whoever answers there decides who is admitted"
+                raise click.UsageError(untrusted)

@@ -98,9 +98,12 @@ class ScalerSettings(FleetSettings, ProcessSettings):
             message = f"must be from 0 to --max-instances ({self.max_instances}), not {self.min_instances}"
             raise click.BadParameter(message, param_hint="--min-instances")
         try:
-            _ = self.roles
+            roles = self.roles
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--split") from error
+        if roles.total > self.max_instances:
+            message = f"{roles.total} instances are more than --max-instances ({self.max_instances})"
+            raise click.BadParameter(message, param_hint="--split")
         chosen_policy(self)
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import click
 from typing_extensions import override
 
 from pointsman.bounds import COUNT, POSITIVE
@@ -83,4 +84,7 @@ class SchedulerSettings(FleetSettings, EngineUrlSettings, ProcessSettings):
 
     @override
     def check(self) -> None:
+        if self.leave_seconds < self.suspect_seconds:
+            message = f"must be at least --suspect-seconds ({self.suspect_seconds:g}), not {self.leave_seconds:g}"
+            raise click.BadParameter(message, param_hint="--leave-seconds")
         chosen_policies(self)

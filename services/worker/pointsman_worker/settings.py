@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import get_args
 
 import click
+from typing_extensions import override
 
-from pointsman.adapters.discovery.sources import FORMS
+from pointsman.adapters.discovery.sources import FORMS, source_of
 from pointsman.bounds import COUNT, POSITIVE, Bounds
 from pointsman.contracts.fleet import ANY_RANK, Role
 from pointsman.primitives import WallSeconds
@@ -98,6 +99,17 @@ class WorkerSettings(FleetSettings, ProcessSettings):
     report_seconds: WallSeconds = setting(
         1.0, "Wall seconds between reports of load and cache digest to the leader.", bounds=POSITIVE
     )
+
+    @override
+    def check(self) -> None:
+        from pointsman_worker.targets import listed_targets  # which imports this module
+
+        try:
+            listed_targets(self)
+            for text in self.discover:
+                source_of(text)
+        except (SettingsError, ValueError) as error:
+            raise click.UsageError(str(error)) from error
 
 
 class SettingsError(click.ClickException):
