@@ -301,7 +301,7 @@ def test_a_variable_that_only_a_scaled_fleet_decides_is_named_there(monkeypatch:
         ("rebalance.nosuch=1", "rebalancer: .* nosuch"),
         ("scaling.nosuch=1", "scaler: .* nosuch"),
         ("scaler.min_instances=9", "scaler: .*--max-instances"),
-        ("worker.report_seconds=0", "worker-1: Invalid value for '--report-seconds'"),
+        ("worker.flush_ms=-1", "worker-1: Invalid value for '--flush-ms'"),
         ("worker.data_parallel_size=5000", "worker-1: .*1 to 1024"),
         ("ingress.oidc_audience=pointsman", "ingress: .* need --oidc-issuer"),
         ("recorder.archive_days=-1", "recorder: Invalid value for '--archive-days'"),

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +39,7 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
         bounds=PORT,
     )
     admin_host: str = setting("127.0.0.1", "Address that this port listens on.", form=TEXT)
-    name: str = setting("", "Name of this ingress in the log; by default ingress-PID.")
+    name: str = setting("", "Name of this ingress in the log, which no other may have; by default ingress-HOST-PID.")
     processes: int = setting(
         1,
         "Processes that share the port, about one per core. Each is an ingress of its own, NAME-1, NAME-2, ...; "
@@ -82,7 +83,9 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
         "come from its address.",
     )
     request_timeout_seconds: float = setting(
-        600.0, "Wall seconds after which a request is given up with 408.", bounds=POSITIVE
+        600.0,
+        "Wall seconds after which a request is given up with 408; shorter than the schedulers' --request-seconds-max.",
+        bounds=POSITIVE,
     )
     keep_alive_seconds: int = setting(
         75, "Wall seconds that an idle client connection is kept; longer than your load balancer's.", bounds=COUNT
@@ -144,7 +147,8 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
 
     @property
     def process_name(self) -> str:
-        return self.name or f"ingress-{os.getpid()}"
+        """In containers all have the same process id."""
+        return self.name or f"ingress-{socket.gethostname()}-{os.getpid()}"
 
     @property
     def pool_names(self) -> list[PoolName]:

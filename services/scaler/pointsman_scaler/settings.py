@@ -46,9 +46,6 @@ class ScalerSettings(FleetSettings, ProcessSettings):
     start_seconds_max: WallSeconds = setting(
         600.0, "Wall seconds that a started instance may take to answer; then it is replaced.", bounds=POSITIVE
     )
-    scaler_lease_seconds: WallSeconds = setting(
-        3.0, "Lease of the acting scaler, wall seconds; the same for all scalers of a pool.", bounds=POSITIVE
-    )
     engine_command: str = setting(
         "",
         "Process provider: an engine's command line. {port}, {kv_events}, {index} and more are filled in "
@@ -75,6 +72,8 @@ class ScalerSettings(FleetSettings, ProcessSettings):
         "statefulset/engine", "Kubernetes provider: deployment/NAME or statefulset/NAME; its pods are the instances."
     )
     kubernetes_namespace: str = setting("default", "Kubernetes provider: its namespace.")
+    scaler_lease_seconds: WallSeconds = WallSeconds(3.0)
+    """No option: the same for all scalers of a pool. Wall seconds of the acting one's lease."""
 
     @property
     def limits(self) -> Limits:

@@ -7,7 +7,7 @@ import click
 from typing_extensions import override
 
 from pointsman.adapters.discovery.sources import FORMS, source_of
-from pointsman.bounds import COUNT, POSITIVE, Bounds
+from pointsman.bounds import COUNT, Bounds
 from pointsman.contracts.fleet import ANY_RANK, Role
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.engine_urls import EngineUrlType
@@ -96,9 +96,8 @@ class WorkerSettings(FleetSettings, ProcessSettings):
         "Milliseconds that cache changes are gathered before they are written to the log; longer, up to 500, while the pool "
         "writes more than 1,000 cache events a second.",
     )
-    report_seconds: WallSeconds = setting(
-        1.0, "Wall seconds between reports of load and cache digest to the leader.", bounds=POSITIVE
-    )
+    report_seconds: WallSeconds = WallSeconds(1.0)
+    """No option: schedulers suspect a worker by its silence. Wall seconds between reports of load and cache digest."""
 
     @override
     def check(self) -> None:
