@@ -100,6 +100,9 @@ class ScalerSettings(FleetSettings, ProcessSettings):
             roles = self.roles
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--split") from error
+        if self.provider == "process" and "{port}" not in self.engine_command:
+            message = "does not contain {port}, so the engine would not listen where it is expected"
+            raise click.BadParameter(message, param_hint="--engine-command")
         if roles.total > self.max_instances:
             message = f"{roles.total} instances are more than --max-instances ({self.max_instances})"
             raise click.BadParameter(message, param_hint="--split")

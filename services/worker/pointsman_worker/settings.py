@@ -9,7 +9,7 @@ from typing_extensions import override
 from pointsman.adapters.discovery.sources import FORMS, source_of
 from pointsman.bounds import COUNT, Bounds
 from pointsman.contracts.fleet import ANY_RANK, Role
-from pointsman.primitives import WallSeconds
+from pointsman.primitives import BLOCK_TOKENS_MAX, WallSeconds
 from pointsman.runtime.engine_urls import EngineUrlType
 from pointsman.runtime.settings import FleetSettings, ProcessSettings, setting
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
@@ -44,7 +44,9 @@ class WorkerSettings(FleetSettings, ProcessSettings):
         DEFAULT_PROFILE, "Cost profile of the engine, to predict prefill times.", choices=tuple(sorted(PROFILES))
     )
     engine_calibration: str = setting("", "File written by `pointsman calibrate`; replaces --engine-model.")
-    engine_block_tokens: int = setting(0, "The engine's block size; 0 asks its /metrics.")
+    engine_block_tokens: int = setting(
+        0, "The engine's block size; 0 asks its /metrics.", bounds=Bounds(most=BLOCK_TOKENS_MAX)
+    )
     kv_endpoint: str = setting(
         "",
         "ZMQ endpoint of the engine's KV events (tcp://HOST:5557, ipc://PATH); empty: none. With several engines "

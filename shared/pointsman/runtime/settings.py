@@ -18,6 +18,7 @@ from pointsman.bounds import BOUNDS, COUNT, NOT_NEGATIVE, PORT, POSITIVE, Bounds
 from pointsman.contracts.block_keys import SECRET_BYTES_MAX
 from pointsman.contracts.permissions import JETSTREAM_API
 from pointsman.contracts.subjects import LOCAL_ACTOR, valid_name
+from pointsman.primitives import BLOCK_TOKENS_MAX
 from pointsman.runtime.number_types import Finite, Whole
 from pointsman.runtime.settings_file import read_settings_file
 
@@ -211,7 +212,9 @@ class DeploymentSettings:
 @dataclass(frozen=True, kw_only=True)
 class FleetSettings(DeploymentSettings):
     block_tokens: int = setting(
-        64, "Tokens that one block key stands for; a multiple of the engines' block size.", bounds=COUNT
+        64,
+        "Tokens that one block key stands for; a multiple of the engines' block size.",
+        bounds=Bounds(1, BLOCK_TOKENS_MAX),
     )
 
 

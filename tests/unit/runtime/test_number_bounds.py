@@ -29,7 +29,7 @@ ZERO_MAKES_NO_SENSE = [
     *(("engine-sim", name) for name in ("speed", "block_size", "max_model_len", "max_num_batched_tokens")),
     *(("up", name) for name in ("schedulers", "ingresses", "speed", "slo_ttft", "block_tokens", "kv_blocks")),
 ]
-NO_NUMBERS = ["nan", "inf", "-inf", "-1", "-0.5"]
+NO_NUMBERS = ["nan", "inf", "-inf", "-1", "-0.5", "1" + 31 * "0"]
 
 
 def numbers() -> Iterator[tuple[str, str]]:

@@ -50,7 +50,9 @@ def settled(*arguments: str, **variables: str) -> OrchestraSettings:
     [
         ("--port", "65536", "must be at least 0 and at most 65535, not 65536"),
         ("--speed", "0", "must be above 0, not 0.0"),
-        ("--block-tokens", "0", "must be at least 1, not 0"),
+        ("--block-tokens", "0", "must be at least 1 and at most 65536, not 0"),
+        ("--block-tokens", "65537", "must be at least 1 and at most 65536, not 65537"),
+        ("--speed", "1e31", "must be a finite number, not 1e+31"),
         ("--pool", "A b", "lower-case letters"),
         ("--secret", "s" * 65, "has 65 bytes, and may have 64"),
         ("--nats", "nats://[::1:4222", "is no URL such as nats://host:4222"),

@@ -39,6 +39,8 @@ def read(table: str, *arguments: str) -> None:
         ("worker", ("--dp-rank", "1", "--data-parallel-size", "2"), "give one of them"),
         ("scheduler", ("--leave-seconds", "2"), r"must be at least --suspect-seconds \(3\), not 2"),
         ("scaler", ("--split", "8+1"), r"9 instances are more than --max-instances \(8\)"),
+        ("scaler", ("--provider", "process"), r"does not contain \{port\}"),
+        ("scaler", ("--provider", "process", "--engine-command", "vllm serve m"), r"does not contain \{port\}"),
         ("scaler", ("--min-instances", "9"), r"--max-instances \(8\)"),
     ],
 )
@@ -59,6 +61,7 @@ def test_settings_that_contradict_each_other_are_refused(
         ("worker", ("--kv-endpoint", "ipc:///run/kv", "--engine-advertised-url", "http://{host}:80")),
         ("scheduler", ("--leave-seconds", "3")),
         ("scaler", ("--split", "4+4")),
+        ("scaler", ("--provider", "process", "--engine-command", "vllm serve m --port {port}")),
     ],
 )
 def test_those_that_agree_are_taken(table: str, arguments: tuple[str, ...]) -> None:
