@@ -17,6 +17,7 @@ from pointsman.runtime.settings import TEXT, DeploymentSettings, PoolNameType, P
 
 ANY_ORIGIN = "*"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#*,@]+")
+_MEDIA_HOST = re.compile(r"(\*\.)?[\w-]+(\.[\w-]+)*|[0-9a-f.]*(:[0-9a-f.]*){2,}")
 
 
 class OriginType(click.ParamType[str]):
@@ -28,6 +29,19 @@ class OriginType(click.ParamType[str]):
         if origin != ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
             self.fail(f"'{value}' is no origin: write SCHEME://HOST[:PORT] without a path, or *", param, ctx)
         return origin
+
+
+class MediaHostType(click.ParamType[str]):
+    name = "host"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        host = str(value).lower()
+        if not _MEDIA_HOST.fullmatch(host):
+            self.fail(
+                f"'{value}' is no host: write images.example or *.images.example, without scheme and port", param, ctx
+            )
+        return host
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +155,7 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
         (),
         "Host, or *.DOMAIN, from which engines may fetch the images, audio and video that a request names by URL; may be "
         "given several times. Without one, clients with keys may send data: URLs only and others any.",
+        form=MediaHostType(),
     )
     access_log: bool = setting(False, "Write one JSON line per request to standard output.")
     probe: bool = setting(True, "Check at each engine's start that its cache keys are those computed here.")

@@ -30,6 +30,10 @@ def read(table: str, *arguments: str) -> None:
         ("ingress", ("--pool-tokenizer", "coder=/models/coder"), "not POOL=DIRECTORY with one of the pools default"),
         ("ingress", ("--pool-tokenizer", "default"), "not POOL=DIRECTORY"),
         ("ingress", ("--admin-host", ""), "must not be empty"),
+        *(
+            ("ingress", ("--media-hosts", host), "is no host: write")
+            for host in ("https://a.example", "a.example:80", "a,b", "*")
+        ),
         ("worker", ("--discover", "engines.toml"), "no source of engines"),
         ("worker", ("--engine-url", "127.0.0.1:8000"), "no URL like http://"),
         ("worker", ("--engine-advertised-url", "10.0.0.1:8000"), "no URL like http://"),
@@ -55,6 +59,7 @@ def test_settings_that_contradict_each_other_are_refused(
     ("table", "arguments"),
     [
         ("ingress", OIDC),
+        *(("ingress", ("--media-hosts", host)) for host in ("a.example", "*.A.example", "10.0.0.5", "fd00::5")),
         ("ingress", ("--oidc-issuer", "http://127.0.0.1:9", "--oidc-audience", "pointsman")),
         ("ingress", ("--pools", "coder", "--pool-tokenizer", "coder=/models/coder", "--pool-tokenizer", "coder=")),
         ("worker", ("--discover", "dns:h:8000", "--kv-endpoint", "tcp://{host}:5557")),
