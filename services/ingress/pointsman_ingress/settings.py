@@ -52,7 +52,7 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
         "Port of /livez, /readyz, /health, /metrics and /openapi.json, which need no key, and of /kv/overlap; 0 takes a free one.",
         bounds=PORT,
     )
-    admin_host: str = setting("127.0.0.1", "Address that this port listens on.", form=TEXT)
+    admin_host: str = setting("127.0.0.1", "Address that the admin port listens on.", form=TEXT)
     name: str = setting("", "Name of this ingress in the log, which no other may have; by default ingress-HOST-PID.")
     processes: int = setting(
         1,
@@ -111,7 +111,7 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
     )
     drain_seconds_max: float = setting(
         600.0,
-        "Wall seconds that requests in flight may then take to finish; those left are cut with an error event.",
+        "Wall seconds after the lame duck that requests in flight may take to finish; those left are cut with an error event.",
     )
     retries_max: int = setting(2, "How often a request is sent to another engine when one fails before its first byte.")
     retry_budget: float = setting(
@@ -123,7 +123,7 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
         "Multiple of the predicted seconds that an engine may take to its first byte before the request is tried "
         "elsewhere; 0: no limit.",
     )
-    first_byte_seconds_min: WallSeconds = setting(5.0, "Wall seconds that it may always take.")
+    first_byte_seconds_min: WallSeconds = setting(5.0, "Wall seconds that an engine may always take to its first byte.")
     chunk_timeout_seconds: WallSeconds = setting(
         60.0,
         "Wall seconds without a byte after which an answer that has begun is given up, unless its engine is known to work.",

@@ -46,7 +46,9 @@ class SchedulerSettings(FleetSettings, EngineUrlSettings, ProcessSettings):
         bounds=Bounds(least=2.0),
     )
     leave_seconds: WallSeconds = setting(
-        30.0, "Wall seconds of silence after which an instance counts as gone.", bounds=POSITIVE
+        30.0,
+        "Wall seconds of silence after which an instance counts as gone; at least --suspect-seconds.",
+        bounds=POSITIVE,
     )
     lease_seconds: WallSeconds = setting(
         1.0,
@@ -60,7 +62,7 @@ class SchedulerSettings(FleetSettings, EngineUrlSettings, ProcessSettings):
         30.0,
         "Wall seconds for which arrivals wait while no instance is ready, whatever the reason; 0 answers 503 at once.",
     )
-    hold_max: int = setting(HOLD_MAX, "Requests that may wait so.")
+    hold_max: int = setting(HOLD_MAX, "Requests that may wait while no instance is ready.")
     rebind: bool = setting(
         False,
         "Let a rebalancer with --rebind take overdue requests out of an engine before their first token, to start "

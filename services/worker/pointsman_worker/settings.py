@@ -53,7 +53,7 @@ class WorkerSettings(FleetSettings, ProcessSettings):
         "tcp://{host}:5557: {host} is the host of the engine's URL.",
     )
     kv_replay_endpoint: str = setting(
-        "", "ZMQ endpoint of the engine's replay socket, likewise; empty: missed events are lost."
+        "", "ZMQ endpoint of the engine's replay socket, with {host} as above; empty: missed events are lost."
     )
     data_parallel_size: int = setting(
         1,

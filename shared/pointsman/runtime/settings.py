@@ -164,7 +164,9 @@ class DeploymentSettings:
         form=SubjectType(),
     )
     nats_api_prefix: str = setting(
-        "", "First tokens of JetStream's API instead, where another account imports it.", form=SubjectType()
+        "",
+        "First tokens of JetStream's API, where another account imports it; instead of --nats-domain.",
+        form=SubjectType(),
     )
     pool: str = setting(
         "default",
@@ -180,14 +182,14 @@ class DeploymentSettings:
         4 * 1024**3, "Bytes that the pool's log keeps, the oldest go first. An existing log only grows.", bounds=COUNT
     )
     log_age_seconds_max: float = setting(
-        7 * 24 * 3600.0, "Wall seconds that the log keeps an event, likewise.", bounds=POSITIVE
+        7 * 24 * 3600.0, "Wall seconds that the pool's log keeps an event. An existing log only grows.", bounds=POSITIVE
     )
     log_replicas: int = setting(
         1, "Servers that hold the log; 3 survive the loss of one. Counts when the log is made.", bounds=COUNT
     )
     secret: str = setting(
         PUBLIC_SECRET,
-        "Secret of the deployment, mixed into every block key; at most 64 bytes.",
+        "Secret of the deployment, mixed into every block key; at most 64 bytes. Recorder and rebalancer need none.",
         form=SECRET,
         secret=True,
     )
