@@ -23,6 +23,7 @@ KUBERNETES = HERE.parent / "kubernetes"
 TEMPLATES = HERE / "pointsman" / "templates"
 SCHEMA = HERE / "pointsman" / "values.schema.json"
 RULES = HERE.parent / "observability" / "alerts.yaml"
+PROCESS_SETTINGS = HERE.parents[1] / "shared" / "pointsman" / "runtime" / "process_settings.json"
 PROMETHEUS_RULE = KUBERNETES / "components" / "monitoring" / "prometheus-rule.yaml"
 NAMESPACE = "pointsman"
 VALUES = {
@@ -74,6 +75,8 @@ FIXED = (
     *("POINTSMAN_NAME", "POINTSMAN_PROVIDER"),
 )
 FIXED_REASON = "the chart's own; to change it use Kustomize or a post-renderer"
+# Variables of others, such as OTEL_EXPORTER_OTLP_ENDPOINT: not POI... Helm's expressions cannot say "but for".
+OTHERS = "^([A-OQ-Z]|P([A-NP-Z]|O[A-HJ-Z]))[A-Z0-9_]*$"
 REPLICAS = re.compile(r"^  replicas: .*$", re.MULTILINE)
 # The component keda removes them from an object of the component vllm: the chart has both as values.
 UNLESS_KEDA = r"""{{- if not .Values.keda }}
@@ -154,9 +157,22 @@ def schema() -> str:
     found = {"$schema": SCHEMA_VERSION, **typed(given)}
     properties = found["properties"]
     properties["global"] = {}
-    properties["settings"] = {"type": "object", "properties": {name: {"const": FIXED_REASON} for name in FIXED}}
+    properties["settings"] = {
+        "type": "object",
+        "properties": variables() | {name: {"const": FIXED_REASON} for name in FIXED},
+        "patternProperties": {OTHERS: {}},
+        "additionalProperties": False,
+    }
     properties["imagePullSecrets"]["items"] = {"type": "object", "required": ["name"]}
     return json.dumps(found, indent=2) + "\n"
+
+
+def variables() -> dict[str, Any]:
+    """Those that some process reads, with a value of any type."""
+    known = json.loads(PROCESS_SETTINGS.read_text())
+    names = {name for settings in known["tables"].values() for name in settings} | {"config"}
+    names |= {f"{name}_file" for name in known["secrets"]}
+    return {f"POINTSMAN_{name.upper()}": {} for name in sorted(names)}
 
 
 def typed(value: Any) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from typing_extensions import override
 
 BOUNDS = "bounds"
 """Key in the metadata of a dataclass field."""
+FINITE_MAX = 1e30
+"""Of every number, as in the log (`primitives.Number`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class Bounds:
 
     def refusal(self, number: float) -> str:
         """Why the number is refused, or ""."""
-        if not (isinstance(number, int) or isfinite(number)):
+        if not abs(number) <= FINITE_MAX:
             return f"must be a finite number, not {number}"
         is_within = self.least <= number <= self.most and not (self.above and number == self.least)
         return "" if is_within else f"must be {self}, not {number}"

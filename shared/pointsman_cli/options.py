@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from pointsman import bounds
+from pointsman.adapters.discovery.targets import TargetError, host_and_port
 from pointsman.bounds import Bounds
 from pointsman.policies.setting_text import SettingTextError, parts_of
 from pointsman.runtime.number_types import Finite, Whole
@@ -97,6 +98,15 @@ def rates(_context: click.Context, _parameter: click.Parameter, value: str | Non
         msg = "rates are positive"
         raise click.BadParameter(msg)
     return tuple(found)
+
+
+def http_url(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    if value is not None:
+        try:
+            host_and_port(value)
+        except TargetError as error:
+            raise click.BadParameter(str(error)) from error
+    return value
 
 
 def with_all(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:

@@ -154,7 +154,7 @@ def _checked(read: Callable[[], T]) -> T:
     try:
         return read()
     except TenantsFileError as error:
-        raise click.ClickException(str(error)) from error
+        raise click.UsageError(str(error)) from error
 
 
 def report(change: PoliciesChange, *, as_json: bool) -> None:

@@ -49,6 +49,23 @@ def test_a_value_that_nothing_reads_or_of_another_type_is_refused(values: dict[s
     assert next(iter(values)) in refusal(values)
 
 
+@pytest.mark.parametrize("name", ["POINTSMAN_REQUIRE_KEY", "POINTSMAN_POOL_FILE", "require_keys"])
+def test_a_setting_that_no_process_reads_is_refused(name: str) -> None:
+    assert name in refusal({"settings": {name: True}})
+
+
+def test_settings_may_be_any_of_a_process_a_file_of_a_secret_or_of_others() -> None:
+    settings = {
+        "POINTSMAN_REQUIRE_KEYS": True,
+        "POINTSMAN_ENGINE_API_KEY_FILE": "/key",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c",
+    }
+
+    rendered_settings = keyed(chart({"settings": settings}))[("ConfigMap", "pointsman-settings")]["data"]
+
+    assert settings.keys() <= rendered_settings.keys()
+
+
 def test_a_parent_chart_may_give_global_values() -> None:
     assert keyed(chart({"global": {"imageRegistry": "r"}})) == keyed(chart({}))
 

@@ -115,7 +115,7 @@ class RunningWorker:
 @asynccontextmanager
 async def worker(made: Deployment) -> AsyncIterator[RunningWorker]:
     (port,) = free_ports(1)
-    arguments = ["--nats", made.nats, "--port", str(port), "--block-tokens", str(BLOCK), "--report-seconds", "0.2"]
+    arguments = ["--nats", made.nats, "--port", str(port), "--block-tokens", str(BLOCK)]
     arguments += [
         "--discover",
         f"file:{made.directory / 'engines.toml'}",

@@ -14,6 +14,7 @@ import click
 import pytest
 import yaml  # type: ignore[import-untyped]  # its stubs are not worth a dependency
 
+from pointsman.adapters.discovery.file import parse_engines
 from pointsman.adapters.tenants_file import parse_tenant_policies, with_changes
 from pointsman.contracts.decisions import Settings
 from pointsman.contracts.tenants import TenantPolicies
@@ -273,6 +274,8 @@ def test_documented_configuration_loads(page: Path, tmp_path: Path) -> None:
     for block in blocks(page.read_text()):
         if block.language == "toml" and block.text.startswith("# tenants.toml"):
             parse_tenant_policies(block.text)
+        elif block.language == "toml" and block.text.startswith("[[engine]]"):
+            parse_engines(block.text.encode())
         elif block.language == "toml":
             load(block.text, tmp_path / "pointsman.toml")
         elif block.language in ("yaml", "yml"):

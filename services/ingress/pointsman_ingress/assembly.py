@@ -32,7 +32,7 @@ from pointsman_ingress.http.api_keys import ApiKeys
 from pointsman_ingress.http.authentication import Authentication
 from pointsman_ingress.http.call import BodyBudget, RequestIds
 from pointsman_ingress.http.cross_origin import served_to
-from pointsman_ingress.http.issuer_keys import IssuerKeys, is_trustworthy
+from pointsman_ingress.http.issuer_keys import IssuerKeys
 from pointsman_ingress.http.oidc import TokenVerifier
 from pointsman_ingress.key_probe import KeyProber
 from pointsman_ingress.metrics import forget_departed
@@ -71,8 +71,7 @@ async def assembled(
     tracer: Tracer | None = None,
 ) -> AsyncIterator[IngressApps]:
     """`links`: one per pool. `engine_session`: replaces HTTP to engines. `chance`: source of ids and probes.
-    `executor`: replaces the threads for large bodies. Raises click.ClickException if a tokenizer is unreadable or a
-    setting of credentials makes no sense."""
+    `executor`: replaces the threads for large bodies. Raises click.ClickException if a tokenizer is unreadable."""
     access = next(iter(links.values())).access
     authentication = _authentication(settings, access, clock=clock, board=board, supervisor=supervisor)
     chance = chance or SystemRandom()
@@ -168,19 +167,12 @@ async def assembled(
 def _authentication(
     settings: IngressSettings, access: KeyValueStore, *, clock: Clock, board: HealthBoard, supervisor: Supervisor
 ) -> Authentication:
-    """Starts what follows keys and issuer. Raises click.ClickException."""
+    """Starts what follows keys and issuer."""
     keys = tokens = None
     if settings.require_keys:
         keys = ApiKeys(settings.secret, clock, board)
         supervisor.start(keys.follow(access), name="api-keys")
     if settings.oidc_issuer:
-        if not settings.oidc_audience:
-            needed = "--oidc-issuer needs --oidc-audience: tokens for other services must not be accepted here"
-            raise click.UsageError(needed)
-        for url in filter(None, (settings.oidc_issuer, settings.oidc_jwks_url)):
-            if not is_trustworthy(url):
-                untrusted = f"{url} must be an https URL: whoever answers there decides who is admitted"
-                raise click.UsageError(untrusted)
         issuer_keys = IssuerKeys(
             settings.oidc_issuer, settings.oidc_jwks_url, clock, board, serves_without=settings.require_keys
         )
@@ -233,7 +225,7 @@ def _pool(
         in_flight=in_flight,
         scheduler=scheduler,
         tokenizer=PromptTokenizer(
-            tokenizer=_tokenizer(_pool_tokenizers(settings).get(name, settings.tokenizer)),
+            tokenizer=_tokenizer(settings.pool_tokenizers.get(name, settings.tokenizer)),
             engine=in_flight.least_busy,
             engines=engines,
             clock=clock,
@@ -251,17 +243,6 @@ def _pool(
     heartbeats = send_heartbeats(in_flight, link.commands, name, clock, lambda: scheduler.newest_term)
     supervisor.start(heartbeats, name=f"heartbeat-{name}")
     return pool
-
-
-def _pool_tokenizers(settings: IngressSettings) -> dict[str, str]:
-    directories = {}
-    for given in settings.pool_tokenizer:
-        pool, equals, directory = given.partition("=")
-        if not equals or pool not in settings.pool_names:
-            msg = f"'{given}' is not POOL=DIRECTORY with one of the pools {', '.join(settings.pool_names)}"
-            raise click.BadParameter(msg, param_hint="--pool-tokenizer")
-        directories[pool] = directory
-    return directories
 
 
 def _tokenizer(directory: str) -> Tokenizer | None:

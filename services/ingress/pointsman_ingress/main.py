@@ -10,6 +10,7 @@ from functools import partial
 import structlog
 
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.tcp_ports import is_loopback
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.ports import Link
 from pointsman.primitives import PoolName, WallSeconds
@@ -67,6 +68,11 @@ def _serve_in_child(
     run(lambda supervisor: serve(own, supervisor, listeners=listeners, report_listening=report_listening))
 
 
+def note_open_api(settings: IngressSettings) -> None:
+    if settings.trusts_clients and not is_loopback(settings.host):
+        log.warning("open_api", note=f"everybody who reaches {settings.host} may use the engines: see --require-keys")
+
+
 async def serve(
     settings: IngressSettings,
     supervisor: Supervisor,
@@ -80,6 +86,7 @@ async def serve(
     board = PoolsBoard(names)
     tracer = open_tracer("pointsman-ingress", instance=settings.process_name, trusted=settings.trusts_clients)
     note_public_secret(settings.secret, settings.host, board)
+    note_open_api(settings)
     async with AsyncExitStack() as stack:
         links: dict[PoolName, Link] = {}
         for pool in names:

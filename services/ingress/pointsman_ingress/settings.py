@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +13,11 @@ from pointsman.bounds import COUNT, PORT, POSITIVE, Bounds
 from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.engine_urls import EngineUrlSettings
 from pointsman.runtime.processes import PROCESSES_MAX
-from pointsman.runtime.settings import DeploymentSettings, PoolNameType, ProcessSettings, setting
+from pointsman.runtime.settings import TEXT, DeploymentSettings, PoolNameType, ProcessSettings, setting
 
 ANY_ORIGIN = "*"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#*,@]+")
+_MEDIA_HOST = re.compile(r"(\*\.)?[\w-]+(\.[\w-]+)*|[0-9a-f.]*(:[0-9a-f.]*){2,}")
 
 
 class OriginType(click.ParamType[str]):
@@ -29,6 +31,19 @@ class OriginType(click.ParamType[str]):
         return origin
 
 
+class MediaHostType(click.ParamType[str]):
+    name = "host"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        host = str(value).lower()
+        if not _MEDIA_HOST.fullmatch(host):
+            self.fail(
+                f"'{value}' is no host: write images.example or *.images.example, without scheme and port", param, ctx
+            )
+        return host
+
+
 @dataclass(frozen=True, kw_only=True)
 class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
     port: int = setting(8080, "Port of the API; 0 takes a free one.", bounds=PORT)
@@ -37,8 +52,8 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
         "Port of /livez, /readyz, /health, /metrics and /openapi.json, which need no key, and of /kv/overlap; 0 takes a free one.",
         bounds=PORT,
     )
-    admin_host: str = setting("127.0.0.1", "Address that this port listens on.")
-    name: str = setting("", "Name of this ingress in the log; by default ingress-PID.")
+    admin_host: str = setting("127.0.0.1", "Address that the admin port listens on.", form=TEXT)
+    name: str = setting("", "Name of this ingress in the log, which no other may have; by default ingress-HOST-PID.")
     processes: int = setting(
         1,
         "Processes that share the port, about one per core. Each is an ingress of its own, NAME-1, NAME-2, ...; "
@@ -82,7 +97,9 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
         "come from its address.",
     )
     request_timeout_seconds: float = setting(
-        600.0, "Wall seconds after which a request is given up with 408.", bounds=POSITIVE
+        600.0,
+        "Wall seconds after which a request is given up with 408; shorter than the schedulers' --request-seconds-max.",
+        bounds=POSITIVE,
     )
     keep_alive_seconds: int = setting(
         75, "Wall seconds that an idle client connection is kept; longer than your load balancer's.", bounds=COUNT
@@ -94,7 +111,7 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
     )
     drain_seconds_max: float = setting(
         600.0,
-        "Wall seconds that requests in flight may then take to finish; those left are cut with an error event.",
+        "Wall seconds after the lame duck that requests in flight may take to finish; those left are cut with an error event.",
     )
     retries_max: int = setting(2, "How often a request is sent to another engine when one fails before its first byte.")
     retry_budget: float = setting(
@@ -106,7 +123,7 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
         "Multiple of the predicted seconds that an engine may take to its first byte before the request is tried "
         "elsewhere; 0: no limit.",
     )
-    first_byte_seconds_min: WallSeconds = setting(5.0, "Wall seconds that it may always take.")
+    first_byte_seconds_min: WallSeconds = setting(5.0, "Wall seconds that an engine may always take to its first byte.")
     chunk_timeout_seconds: WallSeconds = setting(
         60.0,
         "Wall seconds without a byte after which an answer that has begun is given up, unless its engine is known to work.",
@@ -138,19 +155,53 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
         (),
         "Host, or *.DOMAIN, from which engines may fetch the images, audio and video that a request names by URL; may be "
         "given several times. Without one, clients with keys may send data: URLs only and others any.",
+        form=MediaHostType(),
     )
     access_log: bool = setting(False, "Write one JSON line per request to standard output.")
     probe: bool = setting(True, "Check at each engine's start that its cache keys are those computed here.")
 
     @property
     def process_name(self) -> str:
-        return self.name or f"ingress-{os.getpid()}"
+        """In containers all have the same process id."""
+        return self.name or f"ingress-{socket.gethostname()}-{os.getpid()}"
 
     @property
     def pool_names(self) -> list[PoolName]:
         return [PoolName(name) for name in dict.fromkeys(self.pools or (self.pool,))]
 
     @property
+    def pool_tokenizers(self) -> dict[str, str]:
+        """Directories by pool. Raises click.BadParameter."""
+        directories = {}
+        for given in self.pool_tokenizer:
+            pool, equals, directory = given.partition("=")
+            if not equals or pool not in self.pool_names:
+                msg = f"'{given}' is not POOL=DIRECTORY with one of the pools {', '.join(self.pool_names)}"
+                raise click.BadParameter(msg, param_hint="--pool-tokenizer")
+            directories[pool] = directory
+        return directories
+
+    @property
     def trusts_clients(self) -> bool:
         """They are the operator's own: none needs a credential."""
         return not (self.require_keys or self.oidc_issuer)
+
+    @override
+    def check(self) -> None:
+        _ = self.pool_tokenizers
+        if not self.oidc_issuer:
+            if self.oidc_audience or self.oidc_jwks_url:
+                open_to_all = (
+                    "--oidc-audience and --oidc-jwks-url need --oidc-issuer: without it nobody is asked for a token"
+                )
+                raise click.UsageError(open_to_all)
+            return
+        from pointsman_ingress.http.issuer_keys import is_trustworthy  # large
+
+        if not self.oidc_audience:
+            needed = "--oidc-issuer needs --oidc-audience: tokens for other services must not be accepted here"
+            raise click.UsageError(needed)
+        for url in filter(None, (self.oidc_issuer, self.oidc_jwks_url)):
+            if not is_trustworthy(url):
+                untrusted = f"{url} must be an https URL: whoever answers there decides who is admitted"
+                raise click.UsageError(untrusted)

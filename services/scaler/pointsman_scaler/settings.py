@@ -46,9 +46,6 @@ class ScalerSettings(FleetSettings, ProcessSettings):
     start_seconds_max: WallSeconds = setting(
         600.0, "Wall seconds that a started instance may take to answer; then it is replaced.", bounds=POSITIVE
     )
-    scaler_lease_seconds: WallSeconds = setting(
-        3.0, "Lease of the acting scaler, wall seconds; the same for all scalers of a pool.", bounds=POSITIVE
-    )
     engine_command: str = setting(
         "",
         "Process provider: an engine's command line. {port}, {kv_events}, {index} and more are filled in "
@@ -75,6 +72,8 @@ class ScalerSettings(FleetSettings, ProcessSettings):
         "statefulset/engine", "Kubernetes provider: deployment/NAME or statefulset/NAME; its pods are the instances."
     )
     kubernetes_namespace: str = setting("default", "Kubernetes provider: its namespace.")
+    scaler_lease_seconds: WallSeconds = WallSeconds(3.0)
+    """No option: the same for all scalers of a pool. Wall seconds of the acting one's lease."""
 
     @property
     def limits(self) -> Limits:
@@ -98,9 +97,15 @@ class ScalerSettings(FleetSettings, ProcessSettings):
             message = f"must be from 0 to --max-instances ({self.max_instances}), not {self.min_instances}"
             raise click.BadParameter(message, param_hint="--min-instances")
         try:
-            _ = self.roles
+            roles = self.roles
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--split") from error
+        if self.provider == "process" and "{port}" not in self.engine_command:
+            message = "does not contain {port}, so the engine would not listen where it is expected"
+            raise click.BadParameter(message, param_hint="--engine-command")
+        if roles.total > self.max_instances:
+            message = f"{roles.total} instances are more than --max-instances ({self.max_instances})"
+            raise click.BadParameter(message, param_hint="--split")
         chosen_policy(self)
 
 

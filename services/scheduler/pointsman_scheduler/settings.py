@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+import click
 from typing_extensions import override
 
-from pointsman.bounds import COUNT, POSITIVE
+from pointsman.bounds import COUNT, POSITIVE, Bounds
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION
 from pointsman.policies.dispatch.recording import RIVALS
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES
@@ -40,10 +41,14 @@ class SchedulerSettings(FleetSettings, EngineUrlSettings, ProcessSettings):
         PENDING_MAX, "Requests that may wait in the whole pool; more are refused with 429.", bounds=COUNT
     )
     suspect_seconds: WallSeconds = setting(
-        3.0, "Wall seconds of silence after which a worker is suspected.", bounds=POSITIVE
+        3.0,
+        "Wall seconds of silence after which a worker, which reports every second, is suspected.",
+        bounds=Bounds(least=2.0),
     )
     leave_seconds: WallSeconds = setting(
-        30.0, "Wall seconds of silence after which an instance counts as gone.", bounds=POSITIVE
+        30.0,
+        "Wall seconds of silence after which an instance counts as gone; at least --suspect-seconds.",
+        bounds=POSITIVE,
     )
     lease_seconds: WallSeconds = setting(
         1.0,
@@ -57,7 +62,7 @@ class SchedulerSettings(FleetSettings, EngineUrlSettings, ProcessSettings):
         30.0,
         "Wall seconds for which arrivals wait while no instance is ready, whatever the reason; 0 answers 503 at once.",
     )
-    hold_max: int = setting(HOLD_MAX, "Requests that may wait so.")
+    hold_max: int = setting(HOLD_MAX, "Requests that may wait while no instance is ready.")
     rebind: bool = setting(
         False,
         "Let a rebalancer with --rebind take overdue requests out of an engine before their first token, to start "
@@ -72,15 +77,18 @@ class SchedulerSettings(FleetSettings, EngineUrlSettings, ProcessSettings):
         "Candidates that a decision records in the log beside the chosen one: those that came nearest. The others are "
         "counted; whoever replays the log computes them again.",
     )
-    waiter_seconds: WallSeconds = setting(
-        3.0,
-        "Wall seconds after which a request that its ingress no longer names is given up: that ingress is gone.",
+    request_seconds_max: WallSeconds = setting(
+        900.0,
+        "Wall seconds after which a granted request without an end is given up; longer than the --request-timeout-seconds of "
+        "all ingresses.",
         bounds=POSITIVE,
     )
-    request_seconds_max: WallSeconds = setting(
-        900.0, "Wall seconds after which a granted request without an end is given up.", bounds=POSITIVE
-    )
+    waiter_seconds: WallSeconds = WallSeconds(3.0)
+    """No option. Wall seconds after which a request is given up that its ingress, which names it every second, does not name."""
 
     @override
     def check(self) -> None:
+        if self.leave_seconds < self.suspect_seconds:
+            message = f"must be at least --suspect-seconds ({self.suspect_seconds:g}), not {self.leave_seconds:g}"
+            raise click.BadParameter(message, param_hint="--leave-seconds")
         chosen_policies(self)

@@ -26,7 +26,7 @@ from pointsman.runtime.supervision import Supervisor, run
 from pointsman_worker.engine_fleet import EngineFleet
 from pointsman_worker.followed_engine import WorkerContext
 from pointsman_worker.saved_session import remove_expired
-from pointsman_worker.settings import SettingsError, WorkerSettings
+from pointsman_worker.settings import WorkerSettings
 from pointsman_worker.targets import listed_targets
 
 STOP_SECONDS_MAX = 28.0
@@ -49,11 +49,11 @@ def main(settings: WorkerSettings) -> None:
     """
     start_logs(settings)
     try:
-        listed = listed_targets(settings)
-        sources = [source_of(text) for text in dict.fromkeys(settings.discover)]
         calibration = read_calibration(Path(settings.engine_calibration)) if settings.engine_calibration else None
-    except (SettingsError, CalibrationError, ValueError) as error:
+    except CalibrationError as error:
         raise click.UsageError(str(error)) from error
+    listed = listed_targets(settings)
+    sources = [source_of(text) for text in dict.fromkeys(settings.discover)]
     run(lambda supervisor: _serve(settings, listed, sources, calibration, supervisor))
 
 

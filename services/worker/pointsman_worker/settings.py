@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from typing import get_args
 
 import click
+from typing_extensions import override
 
-from pointsman.adapters.discovery.sources import FORMS
-from pointsman.bounds import COUNT, POSITIVE, Bounds
+from pointsman.adapters.discovery.sources import FORMS, source_of
+from pointsman.bounds import COUNT, Bounds
 from pointsman.contracts.fleet import ANY_RANK, Role
-from pointsman.primitives import WallSeconds
+from pointsman.primitives import BLOCK_TOKENS_MAX, WallSeconds
 from pointsman.runtime.engine_urls import EngineUrlType
 from pointsman.runtime.settings import FleetSettings, ProcessSettings, setting
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
@@ -43,14 +44,16 @@ class WorkerSettings(FleetSettings, ProcessSettings):
         DEFAULT_PROFILE, "Cost profile of the engine, to predict prefill times.", choices=tuple(sorted(PROFILES))
     )
     engine_calibration: str = setting("", "File written by `pointsman calibrate`; replaces --engine-model.")
-    engine_block_tokens: int = setting(0, "The engine's block size; 0 asks its /metrics.")
+    engine_block_tokens: int = setting(
+        0, "The engine's block size; 0 asks its /metrics.", bounds=Bounds(most=BLOCK_TOKENS_MAX)
+    )
     kv_endpoint: str = setting(
         "",
         "ZMQ endpoint of the engine's KV events (tcp://HOST:5557, ipc://PATH); empty: none. With several engines "
         "tcp://{host}:5557: {host} is the host of the engine's URL.",
     )
     kv_replay_endpoint: str = setting(
-        "", "ZMQ endpoint of the engine's replay socket, likewise; empty: missed events are lost."
+        "", "ZMQ endpoint of the engine's replay socket, with {host} as above; empty: missed events are lost."
     )
     data_parallel_size: int = setting(
         1,
@@ -95,9 +98,19 @@ class WorkerSettings(FleetSettings, ProcessSettings):
         "Milliseconds that cache changes are gathered before they are written to the log; longer, up to 500, while the pool "
         "writes more than 1,000 cache events a second.",
     )
-    report_seconds: WallSeconds = setting(
-        1.0, "Wall seconds between reports of load and cache digest to the leader.", bounds=POSITIVE
-    )
+    report_seconds: WallSeconds = WallSeconds(1.0)
+    """No option: schedulers suspect a worker by its silence. Wall seconds between reports of load and cache digest."""
+
+    @override
+    def check(self) -> None:
+        from pointsman_worker.targets import listed_targets  # which imports this module
+
+        try:
+            listed_targets(self)
+            for text in self.discover:
+                source_of(text)
+        except (SettingsError, ValueError) as error:
+            raise click.UsageError(str(error)) from error
 
 
 class SettingsError(click.ClickException):

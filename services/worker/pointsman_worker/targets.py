@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from pointsman.adapters.discovery.targets import (
     TargetError,
     by_rank,
+    checked_endpoint,
     engine_targets,
     host_and_port,
     rank_endpoint,
@@ -27,6 +28,7 @@ def listed_targets(settings: WorkerSettings) -> list[EngineTarget]:
     urls = settings.engine_url or (() if settings.discover else (DEFAULT_ENGINE_URL,))
     _check(settings, urls)
     try:
+        _check_addresses(settings)
         return [target for url in urls for target in _listed(url, settings, alone=len(urls) == 1)]
     except ValueError as error:
         raise SettingsError(str(error)) from error
@@ -111,3 +113,11 @@ def _check(settings: WorkerSettings, urls: Sequence[str]) -> None:
     if settings.instance or settings.dp_rank != ANY_RANK:
         msg = "--instance and --dp-rank are of a worker that follows one engine"
         raise SettingsError(msg)
+
+
+def _check_addresses(settings: WorkerSettings) -> None:
+    """Those of discovered engines too, whatever their host. Raises TargetError."""
+    checked_endpoint(with_host(settings.kv_endpoint, "host"), "--kv-endpoint")
+    checked_endpoint(with_host(settings.kv_replay_endpoint, "host"), "--kv-replay-endpoint")
+    if settings.engine_advertised_url:
+        host_and_port(with_host(settings.engine_advertised_url, "host"))

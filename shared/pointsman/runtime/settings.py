@@ -18,6 +18,7 @@ from pointsman.bounds import BOUNDS, COUNT, NOT_NEGATIVE, PORT, POSITIVE, Bounds
 from pointsman.contracts.block_keys import SECRET_BYTES_MAX
 from pointsman.contracts.permissions import JETSTREAM_API
 from pointsman.contracts.subjects import LOCAL_ACTOR, valid_name
+from pointsman.primitives import BLOCK_TOKENS_MAX
 from pointsman.runtime.number_types import Finite, Whole
 from pointsman.runtime.settings_file import read_settings_file
 
@@ -42,7 +43,7 @@ class PoolNameType(click.ParamType[str]):
 
     @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not valid_name(value):
+        if not valid_name(str(value)):
             self.fail(f"'{value}' is no name: use lower-case letters, digits and dashes, at most 63", param, ctx)
         return str(value)
 
@@ -163,7 +164,9 @@ class DeploymentSettings:
         form=SubjectType(),
     )
     nats_api_prefix: str = setting(
-        "", "First tokens of JetStream's API instead, where another account imports it.", form=SubjectType()
+        "",
+        "First tokens of JetStream's API, where another account imports it; instead of --nats-domain.",
+        form=SubjectType(),
     )
     pool: str = setting(
         "default",
@@ -179,14 +182,14 @@ class DeploymentSettings:
         4 * 1024**3, "Bytes that the pool's log keeps, the oldest go first. An existing log only grows.", bounds=COUNT
     )
     log_age_seconds_max: float = setting(
-        7 * 24 * 3600.0, "Wall seconds that the log keeps an event, likewise.", bounds=POSITIVE
+        7 * 24 * 3600.0, "Wall seconds that the pool's log keeps an event. An existing log only grows.", bounds=POSITIVE
     )
     log_replicas: int = setting(
         1, "Servers that hold the log; 3 survive the loss of one. Counts when the log is made.", bounds=COUNT
     )
     secret: str = setting(
         PUBLIC_SECRET,
-        "Secret of the deployment, mixed into every block key; at most 64 bytes.",
+        "Secret of the deployment, mixed into every block key; at most 64 bytes. Recorder and rebalancer need none.",
         form=SECRET,
         secret=True,
     )
@@ -211,7 +214,9 @@ class DeploymentSettings:
 @dataclass(frozen=True, kw_only=True)
 class FleetSettings(DeploymentSettings):
     block_tokens: int = setting(
-        64, "Tokens that one block key stands for; a multiple of the engines' block size.", bounds=COUNT
+        64,
+        "Tokens that one block key stands for; a multiple of the engines' block size.",
+        bounds=Bounds(1, BLOCK_TOKENS_MAX),
     )
 
 
@@ -223,7 +228,7 @@ class LogSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessSettings(LogSettings):
-    host: str = setting("127.0.0.1", "Address to listen on.")
+    host: str = setting("127.0.0.1", "Address to listen on.", form=TEXT)
     port: int = setting(0, "Port to listen on; 0 takes a free one.", bounds=PORT)
 
     def check(self) -> None:
@@ -307,11 +312,16 @@ class SecretOption(click.Option):
         file = os.environ.get(self.envvar + FILE_SUFFIX)
         if value is not None or not file:
             return value
+        named = f"{file}, which {self.envvar}{FILE_SUFFIX} names"
         try:
-            return Path(file).read_text().strip()
+            value = Path(file).read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
-            message = f"cannot read {file}, which {self.envvar}{FILE_SUFFIX} names: {error}"
+            message = f"cannot read {named}: {error}"
             raise click.BadParameter(message, ctx, self) from error
+        if not value:
+            message = f"{named}, is empty"
+            raise click.BadParameter(message, ctx, self)
+        return value
 
 
 def config_option(table: str) -> click.Option:
@@ -329,10 +339,35 @@ def config_option(table: str) -> click.Option:
 def _load(context: click.Context, path: Path | None, table: str) -> Path | None:
     if path is None:
         return None
-    known = {str(parameter.name) for parameter in context.command.params if parameter.name != CONFIG}
-    repeatable = {parameter.name for parameter in context.command.params if getattr(parameter, "multiple", False)}
+    known = {
+        str(parameter.name): parameter
+        for parameter in context.command.params
+        if isinstance(parameter, click.Option) and parameter.name != CONFIG
+    }
     context.default_map = {
-        key: [value] if key in repeatable and isinstance(value, str) else value
+        key: _value_of_file(path, known[key], value)
         for key, value in read_settings_file(path, table, known).merged.items()
     }
     return path
+
+
+def _value_of_file(path: Path, option: click.Option, value: Any) -> Any:
+    """As click takes it, which would read a list as a text. Raises click.BadParameter for another kind of value."""
+    if option.multiple:
+        is_kind, kind = _are_texts(value), "a list of texts in quotes"
+    elif option.is_flag:
+        is_kind, kind = isinstance(value, bool | str), "true or false"
+    elif isinstance(option.type, click.IntRange | click.FloatRange):
+        is_kind, kind = isinstance(value, int | float | str), "a number"
+    elif option.type is NATS:
+        is_kind, kind = _are_texts(value), "a text in quotes, or a list of them"
+    else:  # a whole number is a text too: instances = 4
+        is_kind, kind = isinstance(value, str) or type(value) is int, "a text in quotes"
+    if not is_kind:
+        message = f"{path}: {option.name} must be {kind}"
+        raise click.BadParameter(message)
+    return [value] if option.multiple and isinstance(value, str) else value
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(one, str) for one in value))

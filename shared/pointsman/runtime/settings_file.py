@@ -17,6 +17,12 @@ _KNOWN = json.loads(Path(__file__).with_name("process_settings.json").read_text(
 TABLES: frozenset[str] = frozenset(_KNOWN["tables"])
 SETTINGS: frozenset[str] = frozenset(chain.from_iterable(_KNOWN["tables"].values()))
 """Of all processes; those that a process does not have are for others."""
+REMOVED: Mapping[str, str] = {
+    "report_seconds": "workers report every second",
+    "scaler_lease_seconds": "another scaler takes over after 3 s",
+    "waiter_seconds": "a request is given up 3 s after its ingress named it last",
+}
+"""Settings of earlier versions, with what holds now."""
 SECRETS: frozenset[str] = frozenset(_KNOWN["secrets"])
 """Settings that may stand in a file of their own."""
 
@@ -63,6 +69,9 @@ def _check(file: Path, key: str, value: object, *, tables: Collection[str], sett
 
 
 def meant(key: str, known: Iterable[str], shown: str = "{}") -> str:
+    """What was probably meant, or what became of a removed setting; empty if neither is known."""
+    if key.lower() in REMOVED:
+        return f"it was removed: {REMOVED[key.lower()]}"
     close = get_close_matches(key, sorted(known), n=1)
     return f"did you mean {shown.format(close[0])}?" if close else ""
 

@@ -44,7 +44,7 @@ from pointsman_cli.bench.server import Server, running_server, served_model, ser
 from pointsman_cli.history.entries import HistoryError
 from pointsman_cli.history.live import LiveHistory
 from pointsman_cli.interruption import INTERRUPTED_EXIT_CODE
-from pointsman_cli.options import CONTEXT, COUNT, FLEET_HELP, INSTANCES, POSITIVE, out_option
+from pointsman_cli.options import CONTEXT, COUNT, FLEET_HELP, INSTANCES, POSITIVE, http_url, out_option
 from pointsman_cli.output_file import write_json
 from pointsman_cli.terminal import SafeConsole
 from pointsman_cli.up.settings import SIMULATED, VLLM
@@ -102,7 +102,9 @@ def _sizes(_context: click.Context, _parameter: click.Parameter, value: str | No
 
 
 @click.command("bench", context_settings=CONTEXT)
-@click.option("--url", metavar="URL", help="Any OpenAI-compatible server. Default: the fleet of --from.")
+@click.option(
+    "--url", metavar="URL", callback=http_url, help="Any OpenAI-compatible server. Default: the fleet of --from."
+)
 @click.option("--from", "place", metavar="WHERE", help=FLEET_HELP)
 @workload_options
 @click.option(

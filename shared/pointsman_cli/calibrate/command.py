@@ -22,7 +22,7 @@ from pointsman.runtime.number_types import Whole
 from pointsman.state.engine_profiles import prefill_seconds
 from pointsman_cli.calibrate.fitting import fitted, relative_error
 from pointsman_cli.calibrate.measuring import DECODED, SHORTEST, Engine, EngineError, Plan, Target, rounds
-from pointsman_cli.options import CONTEXT, POSITIVE, json_switch
+from pointsman_cli.options import CONTEXT, POSITIVE, http_url, json_switch
 from pointsman_cli.output_file import OUTPUT_FILE, print_json
 from pointsman_cli.terminal import output_console, print_line, table
 
@@ -44,7 +44,7 @@ class _Samples:
 
 
 @click.command("calibrate", context_settings=CONTEXT)
-@click.argument("url")
+@click.argument("url", callback=http_url)
 @click.option("--model", default="", help="Model of the engine. Default: its first.")
 @click.option("--out", type=OUTPUT_FILE, help="Output file. Default: MODEL.calibration.json.")
 @click.option("--repeat", type=Whole(Bounds(1, 100)), default=3, show_default=True, help="Times each prompt is sent.")

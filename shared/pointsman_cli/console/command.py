@@ -25,6 +25,7 @@ from pointsman.runtime.number_types import Whole
 from pointsman.runtime.settings import (
     ENVIRONMENT_PREFIX,
     NATS_SCHEMES,
+    TEXT,
     FleetSettings,
     LogSettings,
     config_option,
@@ -77,7 +78,7 @@ def _option(name: str, **attributes: Any) -> Callable[[F], F]:
     "--from", "place", metavar="WHERE", help="Fleet or log, as of the other commands. Default: the fleet running here."
 )
 @until_option
-@_option("host", default="127.0.0.1", help="Address to listen on.")
+@_option("host", type=TEXT, default="127.0.0.1", help="Address to listen on.")
 @_option("port", type=Whole(PORT), default=CONSOLE_PORT, help="Port to listen on; 0 takes a free one.")
 @_option("allow-host", metavar="NAME", multiple=True, help="Host name under which browsers reach it. Repeatable.")
 @_option(

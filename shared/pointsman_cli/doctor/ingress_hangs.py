@@ -12,7 +12,7 @@ from pointsman_cli.doctor.samples import keep
 from pointsman_cli.terminal import wall_span
 
 HANG_WALL_SECONDS_MIN = 2.0
-"""Less than leaders wait (`--waiter-seconds`). An ingress that only lost its connection leaves no such gap: what it wrote
+"""Less than leaders wait (`waiter_seconds`, 3 s). An ingress that only lost its connection leaves no such gap: what it wrote
 meanwhile reaches the log later."""
 REQUESTS_MAX = 50_000
 INGRESSES_MAX = 1_000

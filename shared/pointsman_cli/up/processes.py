@@ -153,7 +153,7 @@ def _several(plan: FleetPlan) -> dict[str, object]:
 
 def _scaling(plan: FleetPlan) -> dict[str, object]:
     if not plan.settings.scaled:
-        return {}
+        return {"split": ""}  # POINTSMAN_SPLIT is `up`'s own
     lowest, highest = plan.settings.bounds
     program, *arguments = engine_command(plan)
     if plan.settings.kind.simulated:

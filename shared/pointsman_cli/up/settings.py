@@ -65,7 +65,7 @@ class UpSettings:
         f"a policy setting, such as routing.displaced_max=2; or {SYNC_SETTING}=always. Repeatable.",
     )
     port: int = setting(8080, "Port of the OpenAI-compatible HTTP service; 0: any free port.", bounds=PORT)
-    host: str = setting("127.0.0.1", "Address of the HTTP service; all other processes listen on loopback.")
+    host: str = setting("127.0.0.1", "Address of the HTTP service; all other processes listen on loopback.", form=TEXT)
     console: bool = setting(True, "Start the console, a web page of the fleet (pointsman console).")
     console_port: int | None = setting(
         None,

@@ -41,3 +41,8 @@ def test_a_file_with_another_thing_for_a_seed_is_unusable(seed: str, tmp_path: P
     for content in (CREDS.replace(SEED, seed), f"{seed}\n"):
         with pytest.raises(IdentityError, match="cannot be used"):
             credentials(tmp_path, content).connect_options()
+
+
+def test_a_key_without_its_certificate_is_no_connection_in_the_clear() -> None:
+    with pytest.raises(IdentityError, match="without its certificate"):
+        Identity(key="client.key").connect_options()

@@ -13,6 +13,7 @@ from tests.unit.runtime.conftest import LinesOf
         ("POINTSMAN_POLCY", ["POINTSMAN_POLCY (did you mean POINTSMAN_POLICY?)"]),
         ("POINTSMAN_INGRES_PORT", None),
         ("POINTSMAN_TOMORROWS_KNOB", ["POINTSMAN_TOMORROWS_KNOB"]),
+        ("POINTSMAN_REPORT_SECONDS", ["POINTSMAN_REPORT_SECONDS (it was removed: workers report every second)"]),
         ("POINTSMAN_POOL_FILE", None),  # no secret: not read from a file
         ("pointsman_port", []),
         ("POINTSMAN_PORT", []),

@@ -17,6 +17,7 @@ class OrchestraSettings(FleetSettings, ProcessSettings):
     players: tuple[str, ...] = setting((), "Who plays.")
     encore: bool = setting(False, "Play on.")
     conductor: str | None = setting(None, "Who leads.")
+    ticket: str = setting("", "Lets in.", secret=True)
 
 
 @pytest.fixture
@@ -49,7 +50,9 @@ def settled(*arguments: str, **variables: str) -> OrchestraSettings:
     [
         ("--port", "65536", "must be at least 0 and at most 65535, not 65536"),
         ("--speed", "0", "must be above 0, not 0.0"),
-        ("--block-tokens", "0", "must be at least 1, not 0"),
+        ("--block-tokens", "0", "must be at least 1 and at most 65536, not 0"),
+        ("--block-tokens", "65537", "must be at least 1 and at most 65536, not 65537"),
+        ("--speed", "1e31", "must be a finite number, not 1e+31"),
         ("--pool", "A b", "lower-case letters"),
         ("--secret", "s" * 65, "has 65 bytes, and may have 64"),
         ("--nats", "nats://[::1:4222", "is no URL such as nats://host:4222"),
@@ -96,6 +99,17 @@ def test_keys_at_the_top_of_the_file_are_for_every_service_that_knows_them(confi
         ("tempo = ", "is not valid TOML"),
         ("[orchestra]\ntempo = 'fast'", "'fast' is not a valid integer"),
         ("[orchestra]\nkey = 'h'", "'h' is not one of 'c', 'g'"),
+        ("encore = 1", "encore must be true or false"),
+        ("encore = [true]", "encore must be true or false"),
+        ("encore = 'nein'", "'nein' is not a valid boolean"),
+        ("tempo = [60]", "tempo must be a number"),
+        ("conductor = ['ann', 'bob']", "conductor must be a text in quotes"),
+        ("conductor = true", "conductor must be a text in quotes"),
+        ("conductor = 2026-11-29", "conductor must be a text in quotes"),
+        ("pool = 1.5", "pool must be a text in quotes"),
+        ("nats = [4222]", "nats must be a text in quotes, or a list of them"),
+        ("players = 5", "players must be a list of texts in quotes"),
+        ("players = ['ann', 5]", "players must be a list of texts in quotes"),
     ],
 )
 def test_a_file_that_cannot_be_followed_is_refused_and_told_why(tmp_path: Path, content: str, complaint: str) -> None:
@@ -178,6 +192,15 @@ def test_nor_where_that_is_written_in_another_way(text: str) -> None:
     assert settings is None or text.startswith("u:")
 
 
+def test_a_list_may_be_one_text_in_the_file_and_a_text_a_whole_number(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.toml"
+    file.write_text('players = "ann"\npool = 5\nencore = "yes"\ntempo = "70"\n')
+
+    settings = settled("--config", str(file))
+
+    assert (settings.players, settings.pool, settings.encore, settings.tempo) == (("ann",), "5", True, 70)
+
+
 def test_servers_may_be_a_list_in_the_file(tmp_path: Path) -> None:
     (tmp_path / "fleet.toml").write_text('nats = ["nats://a", "nats://b:4223"]\n')
 
@@ -212,8 +235,8 @@ def test_a_secrets_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert "POINTSMAN_SECRET_FILE" in result.output
 
 
-@pytest.mark.parametrize("flag", ["--secret", "--config"])
-def test_an_empty_secret_or_path_is_refused(flag: str) -> None:
+@pytest.mark.parametrize("flag", ["--secret", "--config", "--host"])
+def test_an_empty_secret_or_path_or_address_is_refused(flag: str) -> None:
     result, settings = run(f"{flag}=")
 
     assert settings is None
@@ -227,10 +250,12 @@ def test_an_empty_secret_is_refused_from_a_file_too(tmp_path: Path) -> None:
 
     for result, settings in (
         run(POINTSMAN_SECRET_FILE=str(tmp_path / "secret")),
+        run(POINTSMAN_TICKET_FILE=str(tmp_path / "secret")),
         run("--config", str(tmp_path / "fleet.toml")),
     ):
         assert settings is None
         assert result.exit_code == 2
+        assert "empty" in result.output
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from pointsman.runtime import settings_file
 from pointsman.runtime.settings import CONFIG
-from pointsman.runtime.settings_file import SETTINGS, TABLES, read_settings_file
+from pointsman.runtime.settings_file import REMOVED, SETTINGS, TABLES, read_settings_file
 from tests.support.settings_types import COMMANDS, process_settings, settable
 
 ROOT = Path(__file__).parents[3]
@@ -26,6 +26,17 @@ def test_each_process_knows_the_tables_and_settings_of_all_commands() -> None:
 @pytest.mark.parametrize("file", FILES)
 def test_each_command_takes_the_files_that_we_ship(file: str, table: str) -> None:
     read_settings_file(ROOT / file, table, settable(COMMANDS[table]))
+
+
+@pytest.mark.parametrize("name", sorted(REMOVED))
+def test_a_removed_setting_is_refused_and_told_what_holds_now(name: str, tmp_path: Path) -> None:
+    assert name not in SETTINGS
+    for content in (f"{name} = 2\n", f"[scheduler]\n{name} = 2\n"):
+        file = tmp_path / "fleet.toml"
+        file.write_text(content)
+
+        with pytest.raises(click.BadParameter, match=f"setting {name}; it was removed: {REMOVED[name]}"):
+            COMMANDS["scheduler"].make_context("scheduler", ["--config", str(file)])
 
 
 @pytest.mark.parametrize("table", sorted(TABLES))

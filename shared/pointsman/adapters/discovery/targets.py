@@ -64,8 +64,8 @@ def engine_targets(
         instance=instance_name(named),
         url=url,
         advertised_url=advertised,
-        kv_endpoint=_checked_endpoint(with_host(kv_endpoint, host), named),
-        kv_replay_endpoint=_checked_endpoint(with_host(kv_replay_endpoint, host), named),
+        kv_endpoint=checked_endpoint(with_host(kv_endpoint, host), named),
+        kv_replay_endpoint=checked_endpoint(with_host(kv_replay_endpoint, host), named),
         role=_checked_choice(role, get_args(Role), named, "role"),
         engine_model=_checked_choice(engine_model, tuple(PROFILES), named, "engine model"),
         identity=identity[:TEXT_SHOWN_MAX],
@@ -117,8 +117,8 @@ def by_rank(target: EngineTarget, data_parallel_size: int) -> list[EngineTarget]
                 target,
                 instance=rank_name(target.instance, rank),
                 dp_rank=rank,
-                kv_endpoint=_checked_endpoint(rank_endpoint(target.kv_endpoint, rank), target.instance),
-                kv_replay_endpoint=_checked_endpoint(rank_endpoint(target.kv_replay_endpoint, rank), target.instance),
+                kv_endpoint=checked_endpoint(rank_endpoint(target.kv_endpoint, rank), target.instance),
+                kv_replay_endpoint=checked_endpoint(rank_endpoint(target.kv_replay_endpoint, rank), target.instance),
             )
             for rank in range(data_parallel_size)
         ]
@@ -199,7 +199,8 @@ def with_host(template: str, host: str) -> str:
     return template.replace("{host}", f"[{host}]" if ":" in host else host)
 
 
-def _checked_endpoint(endpoint: str, name: str) -> str:
+def checked_endpoint(endpoint: str, name: str) -> str:
+    """Raises TargetError."""
     match = _ENDPOINT.fullmatch(endpoint)
     if endpoint and (match is None or int(match["port"] or 1) not in range(1, PORT_MAX + 1)):
         msg = f"{_shown(name)}: {_shown(endpoint)} is no ZMQ endpoint like tcp://10.0.0.5:5557"

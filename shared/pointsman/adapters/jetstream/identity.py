@@ -31,7 +31,7 @@ class Identity:
 
     @property
     def needs_tls(self) -> bool:
-        return bool(self.ca or self.certificate)
+        return bool(self.ca or self.certificate or self.key)
 
     def connect_options(self) -> dict[str, Any]:
         """For nats-py. Reads the files. Raises IdentityError."""
@@ -42,6 +42,9 @@ class Identity:
 
     def tls_context(self) -> ssl.SSLContext:
         """Raises IdentityError."""
+        if self.key and not self.certificate:
+            lone = f"the key {self.key} proves nothing without its certificate (--nats-certificate)"
+            raise IdentityError(lone)
         files = [file for file in (self.ca, self.certificate, self.key) if file]
         try:
             for file in files:  # ssl's own errors name none
