@@ -3,7 +3,7 @@ decisions of before stay as they were made. 1 is a log that names none. A new ru
 an old decision is made, gets the next version, an entry here and a golden fold (`tests/golden`). So does a new event that
 State folds: checkpoints of the release before, which skips it, lack what it says."""
 
-FOLD_VERSION = 12
+FOLD_VERSION = 13
 """Of this release."""
 
 DELIVERIES_CHECKED = 2
@@ -87,3 +87,6 @@ SETTLED_AT_INTERVALS = 12
 at each decision takes longer than a decision in a large pool."""
 EPOCHS_BOUNDED = 12
 """Of instances that left long ago the newest epoch is forgotten."""
+OTHERS_REFUSED = 13
+"""A tenant beyond its share is limited while many requests of the others are refused. Its own, which the limit refuses, do
+not count: they would keep the limit on (`TenantShares.many_refused`)."""

@@ -152,15 +152,48 @@ def test_best_effort_is_no_part_of_what_is_refused() -> None:
     assert (found._demands, found._refused) == ({}, 0.0)
 
 
-def test_the_share_refused_is_of_the_latest_requests_and_late_alone_does_not_count() -> None:
+@pytest.mark.parametrize(("version", "every"), [(13, 5), (12, 6)])
+def test_many_are_refused_by_the_latest_requests_and_late_alone_does_not_count(version: int, every: int) -> None:
     found = TenantShares()
-    for number in range(200):
+    found.fold_version = version
+    for number in range(3000):
         found.placed(asked("a", 100), 0.0)
-        if number % 4 == 0:
+        if number % every == 0:  # one of `every` + 1: a sixth, a seventh
             found.refused(unplaced("b", 100), 0.0, RejectReason.SLO_TTFT)
-            found.refused(unplaced("b", 100), 0.0, RejectReason.SLO_UNREACHABLE)
+        found.refused(unplaced("b", 100), 0.0, RejectReason.SLO_UNREACHABLE)
 
-    assert found.refused_share == pytest.approx(0.2, abs=0.01)
+    assert not found.many_refused
+    for number in range(3000):
+        found.placed(asked("a", 100), 0.0)
+        if number % (every - 2) == 0:  # a fourth, a fifth
+            found.refused(unplaced("b", 100), 0.0, RejectReason.SLO_TTFT)
+    assert found.many_refused
     for _ in range(5000):
         found.placed(asked("a", 100), 0.0)
-    assert found.refused_share < 0.001
+    assert not found.many_refused
+
+
+@pytest.mark.parametrize(("version", "many"), [(13, False), (12, True)])
+def test_refusals_of_who_is_beyond_its_share_are_not_many(version: int, many: bool) -> None:
+    found = shares({"flood": 8000, "b": 1000, "c": 1000}, {"flood": 3000, "b": 500, "c": 500})
+    found.fold_version = version
+    for _ in range(300):
+        found.refused(unplaced("flood", 100), 0.0, RejectReason.SLO_TTFT)
+        found.placed(asked("b", 1), 0.0)
+
+    assert found.many_refused is many
+    for _ in range(300):
+        found.refused(unplaced("b", 1), 0.0, RejectReason.SLO_TTFT)
+    assert found.many_refused
+
+
+def test_placements_of_who_is_beyond_its_share_hide_no_refusals_of_others() -> None:
+    found = shares({"flood": 8000, "b": 1000, "c": 1000}, {"flood": 3000, "b": 500, "c": 500})
+    for _ in range(300):
+        found.placed(asked("flood", 1), 0.0)
+        found.placed(asked("flood", 1), 0.0)
+        found.placed(asked("flood", 1), 0.0)
+        found.placed(asked("flood", 1), 0.0)
+        found.refused(unplaced("b", 1), 0.0, RejectReason.SLO_TTFT)
+
+    assert found.many_refused

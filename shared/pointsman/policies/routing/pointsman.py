@@ -7,8 +7,8 @@
   of that before requests are given up. Displaced: extra work / mean work * (queue / SLO) ** PRESSURE_POWER.
 - Demand: no such limit if more than `demand_max` / n of what waits begins with that prefix, on n instances: a copy lasts.
 - Late: if no instance can meet the SLO, the longest queue among holders: on-time requests avoid it.
-- Shares: while requests are given up or many refused, a tenant that has more than its share is on time only where the
-  queue is short; while they are given up, the detours of one that has less are not limited.
+- Shares: while requests are given up, or many refused of those who have no more than their share, a tenant that has more is
+  on time only where the queue is short; while they are given up, the detours of one that has less are not limited.
 - Freshness: if the view is older than `stale_after_s`, only owners of the prefix on the ring: no herding.
 
 Bias: late requests wait longest (about `late_queue_max_s`). Limits: relies on the predicted TTFT; no look-ahead.
@@ -35,7 +35,6 @@ TPOT_MIN: EngineSeconds = 1e-6
 PRESSURE_POWER = 5
 GIVEN_UP = 1.5
 """A queue of so many SLOs shows that requests are given up."""
-MANY_REFUSED = 0.15
 SHORT = 0.1
 STALE_CANDIDATES = 3
 HOLDER_SHARE = 0.5
@@ -74,7 +73,7 @@ class Pointsman(RoutingPolicy):
         on_time = candidates.on_time(view.budget)
         reason = "late everywhere"
         shares, tenant = view.tracker(TenantShares), view.request.tenant
-        contended = given_up or shares.refused_share > MANY_REFUSED
+        contended = given_up or shares.many_refused
         if contended and shares.excess(tenant) > self.tenant_excess_max:
             on_time = candidates.with_queue_within(SHORT * view.budget, on_time)
             reason = "its tenant has more than its share"

@@ -2,14 +2,14 @@
 halve every HALF_LIFE_SECONDS: demand at the placement or refusal, service at the grant. What a refused prompt lacks in
 caches is unknown: its tenant's usual part counts. The fair level caps each demand so that the sum is what was served;
 nobody with at most EQUAL_SHARES equal shares is beyond it. Compared after COMPARED_AFTER grants or as many as there are
-tenants, at the cost of a sort of them."""
+tenants, at the cost of a sort of them. Also whether many requests of those within their share are refused (decision 94)."""
 
 from math import inf
 
 from typing_extensions import override
 
 from pointsman.primitives import EngineSeconds, Tenant
-from pointsman.state.fold_versions import REFUSED_ONCE
+from pointsman.state.fold_versions import OTHERS_REFUSED, REFUSED_ONCE
 from pointsman.state.trackers.attainment import fair_level
 from pointsman.state.trackers.base import LATE_ALONE, Tracker
 from pointsman.state.workload import Request, Stage
@@ -18,6 +18,9 @@ HALF_LIFE_SECONDS = 60.0
 EQUAL_SHARES = 1.5
 COMPARED_AFTER = 20
 ASKED_MIN = 50.0
+MANY_REFUSED = 0.2
+MANY_REFUSED_BEFORE = 0.15
+"""Of all requests, before fold version 13."""
 REFUSED_FADE = 0.998
 """Per placement or refusal."""
 TOKENS_MIN = 1.0
@@ -41,9 +44,11 @@ class TenantShares(Tracker):
         self._asked = 0.0
 
     @property
-    def refused_share(self) -> float:
-        """Of the latest requests; 0 before ASKED_MIN."""
-        return self._refused / self._asked if self._asked >= ASKED_MIN else 0.0
+    def many_refused(self) -> bool:
+        """Of the latest requests, at least ASKED_MIN, of tenants within their share. Those of the others, which the limit of a
+        tenant refuses, would keep it on."""
+        many = MANY_REFUSED if self.fold_version >= OTHERS_REFUSED else MANY_REFUSED_BEFORE
+        return self._asked >= ASKED_MIN and self._refused > many * self._asked
 
     def lack(self, tenant: Tenant) -> float:
         """What it did not get of its max-min fair share, over that share."""
@@ -54,7 +59,10 @@ class TenantShares(Tracker):
 
     def excess(self, tenant: Tenant) -> float:
         """Share of all service that went beyond fair shares; 0 for a tenant within its own."""
-        return self._excess if self._served.get(tenant, 0.0) > self._level else 0.0
+        return self._excess if self._is_beyond(tenant) else 0.0
+
+    def _is_beyond(self, tenant: Tenant) -> bool:
+        return self._served.get(tenant, 0.0) > self._level
 
     @override
     def placed(self, request: Request, at: EngineSeconds) -> None:
@@ -69,7 +77,11 @@ class TenantShares(Tracker):
         self._rescale(at)
         if not (once and request.instance):  # a placement has asked
             self._ask_as_usual(request, at)
-        self._refused += 1
+        if self._is_counted(request):
+            self._refused += 1
+
+    def _is_counted(self, request: Request) -> bool:
+        return not (self.fold_version >= OTHERS_REFUSED and self._is_beyond(request.tenant))
 
     def _ask_as_usual(self, request: Request, at: EngineSeconds) -> None:
         asked = self._prompts.get(request.tenant, 0.0)
@@ -106,8 +118,9 @@ class TenantShares(Tracker):
     def _ask(self, request: Request, at: EngineSeconds, uncached_tokens: float) -> None:
         self._add(self._demands, request.tenant, at, uncached_tokens)
         self._add(self._prompts, request.tenant, at, request.prompt_tokens)
-        self._refused *= REFUSED_FADE
-        self._asked = REFUSED_FADE * self._asked + 1
+        if self._is_counted(request):
+            self._refused *= REFUSED_FADE
+            self._asked = REFUSED_FADE * self._asked + 1
 
     def _add(self, amounts: dict[Tenant, float], tenant: Tenant, at: EngineSeconds, tokens: float) -> None:
         amounts[tenant] = amounts.get(tenant, 0.0) + self._weight(at) * tokens

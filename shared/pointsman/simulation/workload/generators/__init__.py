@@ -56,6 +56,10 @@ WIDE_COLLECTIONS = RagShape(
 FEW_REPOSITORIES = CompletionShape(
     repositories=7, context_blocks_min=8, context_blocks_max=20, commit_share=0.3, file_blocks_max=20, moved_share=0.2
 )
+TEAM_REPOSITORIES = CompletionShape(
+    repositories=12, context_blocks_min=5, context_blocks_max=15, commit_share=0.2, file_blocks_max=14, pause_s=4.0
+)
+LASTING_CHAT = ChatShape(system_prompt_blocks=(8, 5, 1), turns=14.0, question_tokens=250.0, think_s=15.0)
 BRISK_CHAT = ChatShape(system_prompt_blocks=(12, 1), turns=7.0, question_tokens=600.0, think_s=8.0)
 
 GENERATORS: dict[str, Generator] = {
@@ -89,10 +93,12 @@ GENERATORS: dict[str, Generator] = {
     "rag_wide": partial(rag, shape=WIDE_COLLECTIONS),
     "code_completion_few": partial(code_completion, shape=FEW_REPOSITORIES),
     "chat_brisk": partial(chat, shape=BRISK_CHAT),
+    "code_completion_team": partial(code_completion, shape=TEAM_REPOSITORIES),
+    "chat_lasting": partial(chat, shape=LASTING_CHAT),
 }
 """`_s1`: one client sends more requests; `_s2`: one client's prefixes are longer."""
 
-HELD_OUT = ("agent_loops_long", "rag_wide", "code_completion_few", "chat_brisk")
+HELD_OUT = ("agent_loops_long", "rag_wide", "code_completion_team", "chat_lasting")
 """No rule, policy or default was chosen or looked at on these. Whoever looks at one to choose something removes it here."""
 
 __all__ = ["GENERATORS", "HELD_OUT", "Generator"]
