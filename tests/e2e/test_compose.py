@@ -1,7 +1,10 @@
 """docker-compose.yml: that what it says is understood. tests/containers runs it."""
 
 import re
+import signal
 import socket
+import subprocess
+import sys
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -244,6 +247,16 @@ def test_the_health_check_finds_a_process_wherever_it_listens(listening: str, as
     family = socket.AF_INET6 if ":" in listening else socket.AF_INET
     with socket.create_server((listening, 0), family=family) as server:
         assert (asked, server.getsockname()[1]) in deploy_script("healthcheck.py").listeners()
+
+
+def test_a_health_check_that_takes_too_long_ends_itself() -> None:
+    stuck = (
+        "import sys, time; from tests.support.deploy_scripts import deploy_script;"
+        "check = deploy_script('healthcheck.py'); check.listeners = lambda: time.sleep(600); sys.argv[1:] = ['/health'];"
+        "check.main()"
+    )
+
+    assert subprocess.run([sys.executable, "-c", stuck], cwd=ROOT, timeout=60).returncode == -signal.SIGALRM
 
 
 def names_on_networks(name: str, service: dict[str, Any]) -> set[str]:
