@@ -308,6 +308,10 @@ def test_the_gate_to_docker_is_reached_by_the_scaler_alone_and_reaches_nobody() 
     assert services["docker-gate"]["networks"] == ["docker"]
 
 
+def test_commands_of_people_wait_for_nothing() -> None:
+    assert "depends_on" not in compose_services()["pointsman"]
+
+
 def test_nobody_waits_for_a_service_that_is_not_there_or_has_no_health_check() -> None:
     services = compose_services()
     for service in services.values():
