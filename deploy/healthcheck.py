@@ -1,58 +1,75 @@
 """Health check of a container: exits 0 when the path given (`/health` or `/readyz`) answers 200 on a port where the
-container's processes listen, wherever flags, variables or a TOML file put it. A second argument is the port to ask."""
+container's processes listen, wherever flags, variables or a TOML file put it. A second argument is the port to ask.
 
+Every container runs it every few seconds, and starting Python is most of its work, so it imports little. It ends itself in
+time: on a loaded host Docker Engine 20.10 left those that took too long running, a hundred at once."""
+
+import os
+import signal
+import socket
 import sys
-from contextlib import suppress
-from http.client import HTTPConnection, HTTPException
-from ipaddress import ip_address
-from pathlib import Path
 
+SECONDS_MAX = 3  # the `timeout` of the health checks
 LISTENING = "0A"
 LOOPBACKS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 WORD_BYTES = 4
+STATUS_LINE_BYTES_MAX = 64
 DECISIVE = (200, 503)
 
 
 def listeners() -> list[tuple[str, int]]:
     """The highest port first: an ingress has its admin port above that of the API."""
-    own = {link for process in Path("/proc").glob("[0-9]*") for link in sockets_of(process)}
+    own = {link for process in os.listdir("/proc") if process.isdigit() for link in sockets_of(process)}
     found = []
-    tables = [table for name in ("tcp", "tcp6") if (table := Path("/proc/net", name)).exists()]
-    for line in [line for table in tables for line in table.read_text().splitlines()[1:]]:
-        _, local, _, state, *rest = line.split()
-        if state == LISTENING and f"socket:[{rest[5]}]" in own:
-            address, port = local.split(":")
-            host = host_of(bytes.fromhex(address))
-            found.append((LOOPBACKS.get(host, host), int(port, 16)))
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in lines_of(table)[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == LISTENING and f"socket:[{rest[5]}]" in own:
+                address, port = local.split(":")
+                host = host_of(bytes.fromhex(address))
+                found.append((LOOPBACKS.get(host, host), int(port, 16)))
     return sorted(found, key=lambda one: -one[1])
 
 
 def host_of(words: bytes) -> str:
     """The kernel prints an address as words of this machine, which are little-endian."""
-    return str(ip_address(b"".join(words[at : at + WORD_BYTES][::-1] for at in range(0, len(words), WORD_BYTES))))
+    address = b"".join(words[at : at + WORD_BYTES][::-1] for at in range(0, len(words), WORD_BYTES))
+    return socket.inet_ntop(socket.AF_INET if len(address) == WORD_BYTES else socket.AF_INET6, address)
 
 
-def sockets_of(process: Path) -> set[str]:
+def lines_of(table: str) -> list[str]:
+    try:
+        with open(table) as file:
+            return file.readlines()
+    except OSError:  # without IPv6 there is no table of it
+        return []
+
+
+def sockets_of(process: str) -> set[str]:
     found = set()
-    with suppress(OSError):  # it ended, or is another user's
-        for descriptor in (process / "fd").iterdir():
-            with suppress(OSError):  # closed in between
-                found.add(str(descriptor.readlink()))
+    try:
+        for descriptor in os.scandir(f"/proc/{process}/fd"):
+            try:
+                found.add(os.readlink(descriptor.path))
+            except OSError:  # closed in between
+                continue
+    except OSError:  # it ended, or is another user's
+        pass
     return found
 
 
 def status(host: str, port: int, path: str) -> int:
-    connection = HTTPConnection(host, port, timeout=1)
     try:
-        connection.request("GET", path)
-        return connection.getresponse().status
-    except (OSError, HTTPException):
+        with socket.create_connection((host, port), timeout=1) as connection:
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+            _, code, *_ = connection.recv(STATUS_LINE_BYTES_MAX).split(maxsplit=2)
+            return int(code)
+    except (OSError, ValueError):  # nothing listens or answers, or it speaks no HTTP
         return 0
-    finally:
-        connection.close()
 
 
 def main() -> None:
+    signal.alarm(SECONDS_MAX)
     path = sys.argv[1]
     places = [("127.0.0.1", int(sys.argv[2]))] if len(sys.argv) > 2 else listeners()
     answer = 0

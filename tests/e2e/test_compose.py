@@ -1,7 +1,10 @@
 """docker-compose.yml: that what it says is understood. tests/containers runs it."""
 
 import re
+import signal
 import socket
+import subprocess
+import sys
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -246,6 +249,16 @@ def test_the_health_check_finds_a_process_wherever_it_listens(listening: str, as
         assert (asked, server.getsockname()[1]) in deploy_script("healthcheck.py").listeners()
 
 
+def test_a_health_check_that_takes_too_long_ends_itself() -> None:
+    stuck = (
+        "import sys, time; from tests.support.deploy_scripts import deploy_script;"
+        "check = deploy_script('healthcheck.py'); check.listeners = lambda: time.sleep(600); sys.argv[1:] = ['/health'];"
+        "check.main()"
+    )
+
+    assert subprocess.run([sys.executable, "-c", stuck], cwd=ROOT, timeout=60).returncode == -signal.SIGALRM
+
+
 def names_on_networks(name: str, service: dict[str, Any]) -> set[str]:
     networks = service["networks"]
     aliases = networks.values() if isinstance(networks, dict) else ()
@@ -293,6 +306,10 @@ def test_the_gate_to_docker_is_reached_by_the_scaler_alone_and_reaches_nobody() 
 
     assert near == {"docker-gate", "scaler"}
     assert services["docker-gate"]["networks"] == ["docker"]
+
+
+def test_commands_of_people_wait_for_nothing() -> None:
+    assert "depends_on" not in compose_services()["pointsman"]
 
 
 def test_nobody_waits_for_a_service_that_is_not_there_or_has_no_health_check() -> None:

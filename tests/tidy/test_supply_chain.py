@@ -50,6 +50,7 @@ def test_the_image_installs_nothing_that_builds_or_tests() -> None:
     assert "pip install" not in FINAL_STAGE
     assert "--without-pip /opt/pointsman" in DOCKERFILE
     assert "'pip', 'setuptools', 'wheel', 'ensurepip'" in ROOT_STAGE
+    assert "python -m compileall" in ROOT_STAGE  # read-only containers would compile the library at every health check
     assert [line for line in FINAL_STAGE.splitlines() if line.startswith("COPY")] == [
         "COPY --from=root / /",
         "COPY --from=packages /opt/pointsman /opt/pointsman",
