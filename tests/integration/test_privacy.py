@@ -154,7 +154,7 @@ async def _publish_blocks(world: World, *, honours: bool) -> None:
 
 # What a client is told
 
-FLEET = re.compile(r"engine-\d|127\.0\.0\.1|http://|the test says so|predicted|/root|knowledge")
+FLEET = re.compile(r"engine-\d|127\.0\.0\.1|http://|the test says so|predicted|/root|knowledge", re.IGNORECASE)
 
 
 def told(answer: Any, text: str) -> str:
