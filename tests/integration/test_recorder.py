@@ -550,6 +550,23 @@ async def test_a_batch_that_takes_too_long_is_stored_in_parts_and_locks_nobody_o
     assert all("the database did not answer within 0.5 s" in reason for reason in reasons)
 
 
+async def test_a_statement_that_took_too_long_ends_no_later_one(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same connection, which the pool keeps."""
+    async with archive_at(f"sqlite+aiosqlite:///{file}") as archive:
+
+        async def counted(rows: int) -> int:
+            counting = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows}) SELECT count(*) FROM n"
+            async with archive.reading() as connection:
+                return int((await connection.execute(sa.text(counting))).scalar() or 0)
+
+        with monkeypatch.context() as soon:
+            soon.setattr(archive_module, "STEP_SECONDS_MAX", 0.05)
+            with pytest.raises(TimeoutError):
+                await counted(10**12)
+
+        assert await counted(10_000) == 10_000
+
+
 async def test_a_disk_that_hangs_is_reported_meanwhile_and_recorded_to_as_soon_as_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
