@@ -432,6 +432,7 @@ async def test_what_the_database_lost_though_it_had_confirmed_it_is_read_again_b
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replica that was behind took over, or a backup was restored. Many entries are read by the time that shows."""
+    monkeypatch.setattr(service_module, "QUEUE_BYTES_MAX", 20_000)
     log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
     async with archive_at(url) as archive:
         store, last = archive.store, 0
