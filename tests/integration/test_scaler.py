@@ -213,6 +213,19 @@ async def test_an_instance_is_stopped_only_after_what_it_has_is_finished() -> No
 
 
 @in_virtual_time
+async def test_an_instance_whose_requests_do_not_end_is_stopped_when_its_time_is_over() -> None:
+    async with pool() as (world, provider), running(scaler_of(world, provider, "s1", drain_seconds_max=5.0)):
+        await scale(world, 2)
+        await settled(world, 2)
+        for number in range(2):
+            await world.route(f"r{number}", [number])
+        await scale(world, 1)
+        await settled(world, 1)
+
+        assert len(provider.stopped) == 1
+
+
+@in_virtual_time
 async def test_two_scalers_do_the_work_of_one_and_the_second_takes_over() -> None:
     async with pool() as (world, provider):
         first, second = scaler_of(world, provider, "s1"), scaler_of(world, provider, "s2")
