@@ -1,4 +1,4 @@
-"""`pointsman fleet` and the console say why an engine takes no requests, or one at a time."""
+"""`pointsman fleet` and the console say why an engine takes no requests, or one at a time; `pointsman drain` when it has none."""
 
 import msgspec
 import pytest
