@@ -31,7 +31,7 @@ from pointsman.adapters.log_files import cut_if_large
 from pointsman.adapters.providers.process import InstanceTemplate, ProcessProvider, kill_all, stop_all
 from pointsman.adapters.tcp_ports import free_ports
 from pointsman.ports import InstanceProvider, ProviderError
-from pointsman.primitives import InstanceId, PoolName
+from pointsman.primitives import InstanceId, PoolName, WallSeconds
 from pointsman.runtime import instance_supervisor
 from pointsman.runtime.instance_supervisor import STOP_SECONDS, InstanceSupervisor, SupervisedInstance
 from pointsman_scaler.main import main as scaler
@@ -89,6 +89,22 @@ async def test_pools_with_one_directory_leave_each_others_engines_alone(tmp_path
 
     assert seen == left == [["scaled-1", "scaled-2"], ["scaled-3"]]
     assert await names(a) == await names(b) == []
+
+
+async def test_an_instance_that_does_not_end_when_asked_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = processes(tmp_path)
+    try:
+        await provider.grow(1)
+        await _until_told(tmp_path, 1)
+        os.kill(int((tmp_path / "scaled-1.lock").read_text()), signal.SIGSTOP)
+        monkeypatch.setattr("pointsman.adapters.providers.process.STOP_WALL_SECONDS", WallSeconds(2.0))
+        await provider.stop(InstanceId("scaled-1"))
+
+        assert await names(provider) == []
+    finally:
+        await kill_all(tmp_path)
 
 
 async def test_an_engine_of_the_release_before_is_found_and_stopped(tmp_path: Path) -> None:
@@ -446,6 +462,24 @@ async def test_containers_are_started_once_and_named_as_discovery_names_them(dns
     assert config["Cmd"] == ["--model", "m", "--name", "pointsman-p-scaled-2"]
     assert config["NetworkingConfig"]["EndpointsConfig"]["n"].get("Aliases") == (["engine"] if dns else None)
     assert config["HostConfig"]["CapDrop"] == ["ALL"]
+
+
+async def test_pools_on_one_docker_leave_each_others_engines_alone() -> None:
+    pytest.importorskip("docker", reason="Docker's client is not installed")
+    from pointsman.adapters.providers.docker import ContainerTemplate, DockerProvider
+
+    template = ContainerTemplate(image="vllm", command="--model m", network="n")
+    with FakeDocker().listening() as address:
+        a, b = (DockerProvider(PoolName(pool), template, url=f"tcp://{address}") for pool in "ab")
+        for pool in (a, b):
+            await pool.grow(1)
+        seen = [await names(a), await names(b)]
+        await b.stop(InstanceId("pointsman-a-scaled-1"))
+        left = [await names(a), await names(b)]
+        for pool in (a, b):
+            await asyncio.to_thread(pool._docker.close)
+
+    assert seen == left == [["pointsman-a-scaled-1"], ["pointsman-b-scaled-1"]]
 
 
 def test_a_scaler_whose_docker_is_not_up_yet_fails_so_that_it_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:

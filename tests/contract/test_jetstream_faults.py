@@ -341,6 +341,17 @@ async def test_a_server_without_room_is_asked_again_until_it_has_some_and_says_w
     assert await stage.window.flushed(0.1)
 
 
+async def test_a_write_that_nobody_confirms_is_lost_before_the_server_forgets_its_id(
+    quick: WindowSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sent again after that it would be stored twice."""
+    monkeypatch.setattr(producer, "UNCONFIRMED_SECONDS_MAX", 0.2)
+    stage = await opened(quick)
+    stage.put(2)
+
+    await eventually(lambda: stage.listener.losses)
+
+
 async def test_the_load_of_the_window_is_its_fullest_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = await opened(WindowSettings(events_max=8, ack_seconds_max=60))
     assert stage.window.load == 0.0

@@ -439,12 +439,17 @@ async def test_an_answer_to_a_connection_that_is_closing_is_dropped_in_silence(
 
 async def test_who_does_not_read_an_answer_is_let_go() -> None:
     async with serving(send_seconds=0.3) as server:
-        before = refused("answer_unread")
-        _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 16)
+        before, read = refused("answer_unread"), 0
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 16)
         writer.write(b"GET /large HTTP/1.1\r\n" + HOST + b"\r\n")
 
         await eventually(lambda: refused("answer_unread") == before + 1)
+        with contextlib.suppress(ConnectionError):
+            while part := await reader.read(1 << 20):
+                read += len(part)
         writer.close()
+
+    assert read < LARGE
 
 
 @pytest.mark.parametrize("head", [b"connection: close\r\n", b""])

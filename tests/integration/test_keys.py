@@ -190,3 +190,8 @@ async def test_a_rotation_whose_old_key_keeps_its_validity_shows_the_new_key_and
 
 async def delete_bucket(fleet: Fleet) -> None:
     await fleet.link.commands.request_bytes(f"$JS.API.STREAM.DELETE.KV_{ACCESS_BUCKET}", b"", timeout=WallSeconds(2.0))
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("30s", 30), ("30m", 1800), ("12h", 43_200), ("90d", 7_776_000)])
+def test_a_key_is_valid_as_long_as_was_said(text: str, seconds: int) -> None:
+    assert keys_command.Duration().convert(text, None, None) == seconds

@@ -432,6 +432,7 @@ async def test_what_the_database_lost_though_it_had_confirmed_it_is_read_again_b
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replica that was behind took over, or a backup was restored. Many entries are read by the time that shows."""
+    monkeypatch.setattr(service_module, "QUEUE_BYTES_MAX", 20_000)
     log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
     async with archive_at(url) as archive:
         store, last = archive.store, 0
@@ -548,6 +549,23 @@ async def test_a_batch_that_takes_too_long_is_stored_in_parts_and_locks_nobody_o
     reasons = [entry["reason"] for entry in logs if entry["event"] == "archive_unavailable"]
     assert reasons
     assert all("the database did not answer within 0.5 s" in reason for reason in reasons)
+
+
+async def test_a_statement_that_took_too_long_ends_no_later_one(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same connection, which the pool keeps."""
+    async with archive_at(f"sqlite+aiosqlite:///{file}") as archive:
+
+        async def counted(rows: int) -> int:
+            counting = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows}) SELECT count(*) FROM n"
+            async with archive.reading() as connection:
+                return int((await connection.execute(sa.text(counting))).scalar() or 0)
+
+        with monkeypatch.context() as soon:
+            soon.setattr(archive_module, "STEP_SECONDS_MAX", 0.05)
+            with pytest.raises(TimeoutError):
+                await counted(10**12)
+
+        assert await counted(10_000) == 10_000
 
 
 async def test_a_disk_that_hangs_is_reported_meanwhile_and_recorded_to_as_soon_as_it_answers(

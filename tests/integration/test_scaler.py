@@ -50,6 +50,8 @@ class EnginesInTheLog(InstanceProvider):
         self.answering = True
         self.broken = ""
         self.down: set[InstanceId] = set()
+        self.busy: set[InstanceId] = set()
+        """With a request that an ingress placed alone."""
         self.age = 1.0
         self.started: list[str] = []
         self.stopped: list[str] = []
@@ -79,7 +81,8 @@ class EnginesInTheLog(InstanceProvider):
     async def report(self, name: str) -> None:
         epoch = self.kept[InstanceId(name)]
         serving = name not in self.down
-        await self.world.append(reported(name, 0, [], epoch=epoch, at=self.world.clock.now(), serving=serving))
+        report = reported(name, 0, [], epoch=epoch, at=self.world.clock.now(), serving=serving)
+        await self.world.append(msgspec.structs.replace(report, running=int(name in self.busy)))
 
     @override
     async def stop(self, instance: InstanceId) -> None:
@@ -210,6 +213,35 @@ async def test_an_instance_is_stopped_only_after_what_it_has_is_finished() -> No
     assert set(busy) == {"e1", "e2"}
     assert stopped_too_early == []
     assert len(provider.stopped) == 1
+
+
+@in_virtual_time
+async def test_an_engine_that_answers_what_no_scheduler_knows_of_is_not_stopped() -> None:
+    async with pool() as (world, provider), running(scaler_of(world, provider, "s1")):
+        await scale(world, 2)
+        await settled(world, 2)
+        provider.busy |= provider.kept.keys()
+        await scale(world, 1)
+        await asyncio.sleep(5.0)
+        stopped_too_early = list(provider.stopped)
+        provider.busy.clear()
+        await settled(world, 1)
+
+    assert stopped_too_early == []
+    assert len(provider.stopped) == 1
+
+
+@in_virtual_time
+async def test_an_instance_whose_requests_do_not_end_is_stopped_when_its_time_is_over() -> None:
+    async with pool() as (world, provider), running(scaler_of(world, provider, "s1", drain_seconds_max=5.0)):
+        await scale(world, 2)
+        await settled(world, 2)
+        for number in range(2):
+            await world.route(f"r{number}", [number])
+        await scale(world, 1)
+        await settled(world, 1)
+
+        assert len(provider.stopped) == 1
 
 
 @in_virtual_time

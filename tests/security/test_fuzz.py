@@ -127,7 +127,7 @@ def test_afterwards_nothing_that_was_said_is_in_a_log_or_file(target: Target) ->
     logs = b"".join(path.read_bytes() for path in ours) + up.output.encode()
 
     assert b"Traceback" not in logs
-    assert b"request_internal_error" not in logs
+    assert b"unexpected_error" not in logs
     assert b"nats_forbidden" not in logs
     assert b"\x1b" not in logs
     assert Path(target.fleet.secret_file).read_bytes().strip() not in logs

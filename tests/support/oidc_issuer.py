@@ -14,7 +14,7 @@ from jwt import InsecureKeyLengthWarning
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 AUDIENCE = "pointsman"
-JWKS_PATH = "/keys"
+JWKS_PATH, MOVED_PATH = "/keys", "/moved"
 
 
 class SigningKey:
@@ -50,6 +50,8 @@ class Issuer:
     def __init__(self) -> None:
         self.url = ""
         self.keys: list[dict[str, Any]] = []
+        self.moved: list[dict[str, Any]] = []
+        """The keys where a redirect leads."""
         self.asked = 0
         """How often the keys were read."""
         self.discovery: dict[str, Any] = {}
@@ -63,8 +65,11 @@ class Issuer:
     async def _keys(self, _request: web.Request) -> web.Response:
         self.asked += 1
         body = self.says if self.says is not None else json.dumps({"keys": self.keys}).encode()
-        headers = {"location": self.url + JWKS_PATH} if self.status == 302 else {}
+        headers = {"location": self.url + MOVED_PATH} if self.status == 302 else {}
         return web.Response(body=body, status=self.status, content_type="application/json", headers=headers)
+
+    async def _moved(self, _request: web.Request) -> web.Response:
+        return web.json_response({"keys": self.moved})
 
 
 @asynccontextmanager
@@ -74,6 +79,7 @@ async def running_issuer(*keys: SigningKey) -> AsyncIterator[Issuer]:
     app = web.Application()
     app.router.add_get("/.well-known/openid-configuration", issuer._discovery)
     app.router.add_get(JWKS_PATH, issuer._keys)
+    app.router.add_get(MOVED_PATH, issuer._moved)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

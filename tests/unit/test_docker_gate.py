@@ -168,6 +168,19 @@ async def test_all_else_is_refused(
     assert not [call for call in daemon.calls if call[0] != "GET"]
 
 
+@pytest.mark.parametrize("label", ["pointsman.pool", "com.docker.compose.project", "com.docker.compose.service"])
+async def test_a_container_that_differs_in_one_label_is_not_ours(
+    label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gate(tmp_path, monkeypatch) as (client, daemon):
+        await create(client)
+        daemon.labels["other"] = daemon.labels[OURS] | {label: "another"}
+        async with client.delete("/containers/other") as answer:
+            assert answer.status == 404
+
+    assert ("DELETE", "/containers/other") not in [call[:2] for call in daemon.calls]
+
+
 async def test_a_daemon_that_is_gone_is_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with gate(tmp_path, monkeypatch) as (client, _):
         (tmp_path / "docker.sock").unlink()

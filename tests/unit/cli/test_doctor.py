@@ -613,13 +613,18 @@ def test_a_live_fleet_that_takes_no_checkpoints_is_warned_of(
     assert told == ([("warning", [overdue])] if overdue else [])
 
 
-def test_a_live_fleet_without_an_instance_is_serious(
-    healthy: Entries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("wanted", "told"), [(1, True), (0, False)])
+def test_a_live_fleet_without_an_instance_is_serious_unless_it_sleeps(
+    healthy: Entries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, wanted: int, told: bool
 ) -> None:
     monkeypatch.setattr(BundleHistory, "fleet", fleet_described(instances=[]))
-    code, findings = diagnosed(healthy, tmp_path)
+    last = max(entry.event.at for entry in healthy if entry.event is not None)
+    decided = ScaleDecided(at=last, policy="manual", settings={}, current=1, wanted=wanted, reason="", number=1)
+    entry = LogEntry(0, subject_of(PoolName("default"), decided), encode(decided), decided)
+    code, findings = diagnosed(renumbered([*healthy, entry]), tmp_path)
 
-    assert (code, findings[0]["what"]) == (1, "no instance is in the fleet")
+    assert code == int(told)
+    assert [finding["what"] for finding in findings].count("no instance is in the fleet") == int(told)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pointsman.ports import LogEntry, LogExtent
 from pointsman.primitives import EngineSeconds, PoolName
 from pointsman.state.state import PoolSettings
 from pointsman_cli.doctor.examination import examine
-from pointsman_cli.doctor.log_limits import LogSpace
+from pointsman_cli.doctor.log_limits import LogDelay, LogSpace
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.entries import Header
 from pointsman_cli.history.start_point import StartPoint
@@ -66,6 +66,15 @@ def test_a_slow_log_is_told_with_how_long_and_how_slow_it_was(healthy: Entries, 
     assert finding["severity"] == "warning"
     assert finding["what"] == "the log was slow for 8 s"
     assert finding["evidence"] == ["for 8 s decisions of term 1 took up to 3.6 s to come back"]
+
+
+@pytest.mark.parametrize(("speed", "slow"), [(1.0, True), (4.0, False)])
+def test_how_long_the_log_took_is_judged_in_wall_seconds(healthy: Entries, *, speed: float, slow: bool) -> None:
+    """4 engine seconds are one at four times the speed."""
+    settings = PoolSettings(speed=speed)
+    found = examine(read_late(healthy, 20.0, 50.0, 4.0), settings, [LogDelay(settings)], StartPoint(None, ""))
+
+    assert bool(found.findings) == slow
 
 
 def test_a_leader_that_only_stood_still_is_no_slow_log(healthy: Entries, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""`pointsman fleet` and the console say why an engine takes no requests, or one at a time."""
+"""`pointsman fleet` and the console say why an engine takes no requests, or one at a time; `pointsman drain` when it has none."""
 
+import msgspec
 import pytest
 
 from pointsman.ports import NONE_UNCONFIRMED
@@ -7,10 +8,11 @@ from pointsman.primitives import InstanceId, PoolName
 from pointsman_cli.console.log.fleet_views import fleet_view
 from pointsman_cli.console.log.observer import Observer
 from pointsman_cli.console.pages.health import attention
+from pointsman_cli.drain import Drained
 from pointsman_cli.fleet import fleet_table
 from pointsman_cli.terminal import SafeConsole
 from pointsman_scheduler.fleet_status import describe_fleet
-from tests.support.events import reported
+from tests.support.events import fleet_described, reported
 from tests.support.failing_pool import FailingPool, policies
 
 SICK = InstanceId("a")
@@ -64,3 +66,13 @@ def test_the_console_shows_a_half_open_engine_as_such() -> None:
     ]
     assert (level, word) == ("warning", "half-open")
     assert RECORD in reason
+
+
+@pytest.mark.parametrize("where", ["pending", "in_prefill", "decoding"])
+def test_an_instance_is_drained_once_it_has_no_request_of_any_kind(where: str) -> None:
+    drained, (idle,) = Drained(InstanceId("engine-1")), fleet_described().instances
+
+    assert not drained.is_over(fleet_described(instances=[msgspec.structs.replace(idle, **{where: 1})]))
+    assert not drained.reached
+    assert drained.is_over(fleet_described())
+    assert drained.reached

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
@@ -314,6 +315,17 @@ def test_what_a_leader_writes_after_the_end_counts_as_if_it_had_come_in_order() 
     assert late.unattributed == 0
 
 
+@pytest.fixture
+def far_east(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Where noon of UTC is in the next day."""
+    with monkeypatch.context() as there:
+        there.setenv("TZ", "XXX-14")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("far_east")
 def test_days_are_utc_models_are_adapters_or_the_pools_and_nobody_knows_some_tenants() -> None:
     account = counted(
         joined("engine-1", at=NOON, model="base"),

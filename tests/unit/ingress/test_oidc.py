@@ -268,7 +268,7 @@ async def test_tokens_with_made_up_key_ids_cause_no_fetches(world: World) -> Non
 async def test_an_issuer_that_answers_nonsense_leaves_the_last_good_keys(
     world: World, says: bytes | None, status: int
 ) -> None:
-    world.issuer.says, world.issuer.status = says, status
+    world.issuer.says, world.issuer.status, world.issuer.moved = says, status, [STRANGER.jwk]
     world.clock.ahead += 20
     await world.refused(world.token(header={"kid": "other"}))
 

@@ -17,6 +17,7 @@ from pointsman.contracts.decisions import (
 from pointsman.contracts.fleet import DecodeCost, InstanceDraining
 from pointsman.contracts.reasons import CancelCause
 from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.dispatch.recording import Recording
 from pointsman.policies.policy_set import policy_set, scaling_policy
 from pointsman.policies.scaling import Limits
 from pointsman.policies.scaling.decider import Decider
@@ -38,6 +39,7 @@ def pool(
     *,
     settings: dict[str, Any] | None = None,
     fold_version: int = FOLD_VERSION,
+    recording: Recording | None = None,
     **fields: Any,
 ) -> Dispatcher:
     policies = policy_set(routing="min_ttft", admission="predicted_ttft", settings=settings)
@@ -45,7 +47,7 @@ def pool(
     for instance, role in roles.items():
         told: dict[str, Any] = {"role": role, "decode": STEP, "transfer_tokens_per_s": 10_000.0} | fields
         state.apply(joined(instance, **told))
-    return Dispatcher(state, policies, term=Term(1))
+    return Dispatcher(state, policies, term=Term(1), recording=recording)
 
 
 def prompt(first: int, blocks: int = 4) -> list[int]:
@@ -278,6 +280,15 @@ def test_without_anybody_who_decodes_only_who_does_everything_gets_requests() ->
 
     assert isinstance(refused, RequestRejected)
     assert (refused.reason, refused.detail) == ("no_instance", "no instance that decodes is ready")
+
+
+def test_a_hand_over_says_how_many_it_weighed_and_does_not_list() -> None:
+    dispatcher = pool(SPLIT | {"d3": "decode", "d4": "decode"}, recording=Recording(1))
+    ask(dispatcher, "r", prompt(1))
+    (over, *_) = prefilled(dispatcher, "r")
+
+    assert isinstance(over, RequestHandedOver)
+    assert (len(over.candidates), over.others) == (2, 2)
 
 
 def test_a_hand_over_that_comes_twice_is_one() -> None:

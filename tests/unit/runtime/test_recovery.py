@@ -208,3 +208,17 @@ async def test_checkpoints_of_another_fold_are_not_used_and_that_is_said_with_th
         assert beginning.label is None
         assert beginning.state.sequence == 0
         assert counted() == 1
+
+
+async def test_a_checkpoint_of_what_the_log_has_lost_and_written_anew_is_used_no_further() -> None:
+    broker, passed = await _a_log_that_begins_late()
+    checkpoints, (entry, state) = MemoryCheckpoints(lambda: True), passed[-2]
+    lost = LogEntry.read(entry.sequence, entry.subject, entry.payload + b" ")
+    await _save(checkpoints, broker, lost, state)
+    follower = _following(broker, checkpoints)
+    beginning = await follower.begin()
+    with pytest.raises(LogBrokenError):
+        await anext(follower.entries(beginning))
+
+    assert beginning.label is not None
+    assert (await follower.begin()).label is None
