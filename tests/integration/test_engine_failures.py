@@ -20,10 +20,12 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.fleet import InstanceEjected, InstanceLeft, InstanceProbed, InstanceSuspected
 from pointsman.contracts.requests import PrefillFinished, RequestAttemptFailed, RequestFailed, RequestFinished
 from pointsman.primitives import Epoch, InstanceId, WallSeconds
+from pointsman.state.fleet import Instance
 from pointsman_ingress import key_probe, metrics
 from pointsman_ingress.engine import client
 from pointsman_ingress.engine.client import EngineFailedError
 from pointsman_ingress.engine.first_byte import POSTPONED_MAX, FirstByteDeadline
+from pointsman_ingress.key_probe import KeyProber
 from pointsman_ingress.lifecycle import RequestLifecycle
 from pointsman_ingress.placement import fleet_view, in_flight, retry_budget
 from pointsman_ingress.placement.retry_budget import RetryBudget
@@ -836,6 +838,40 @@ async def test_nothing_in_an_ingress_names_an_engine_that_left(monkeypatch: pyte
         await eventually(lambda: not remembering(GONE))
 
     assert before == {"InFlightRequests", "KeyProber", "PromptTokenizer"}
+
+
+async def test_an_engine_that_is_not_followed_is_not_said_to_have_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, checks, silent = ScaledClock().now(), list[bool](), asyncio.Event()
+    monkeypatch.setattr(key_probe, "REPEAT_WALL_SECONDS", WallSeconds(0.01))
+
+    async def check(prober: KeyProber, instance: Instance) -> tuple[bool, str] | None:
+        """The engine answers and its events do not come, as its worker says that it does not serve; later they do."""
+        if instance.id != GONE:
+            return None
+        checks.append(instance.serving)
+        if len(checks) > 1:
+            return True, "the keys of a chat agree"
+        await world.log.append(reported(GONE, 0, [], at=now, serving=False))
+        await eventually(lambda: not serves(prober))
+        silent.set()
+        return False, "the keys of a chat differ"
+
+    async with world_with(probe=True) as world, running_engine() as engine:
+        monkeypatch.setattr(KeyProber, "_check_repeatedly", check)
+        await world.log.append(joined(GONE, at=now, url=engine.url, max_model_len=1000))
+        await world.log.append(reported(GONE, 0, [], at=now))
+        await asyncio.wait_for(silent.wait(), 20)
+        await world.log.append(reported(GONE, 0, [], at=now + 1.0))
+        await eventually(lambda: probed(world, GONE))
+
+        found = [event.parity for event in await events_in(world.log) if isinstance(event, InstanceProbed)]
+
+    assert (found, checks) == ([True], [True, True])
+
+
+def serves(prober: KeyProber) -> bool:
+    instance = prober.pool.fleet.get(GONE, Epoch(1))
+    return instance is not None and instance.serving
 
 
 async def probed(world: World, engine: InstanceId) -> bool:

@@ -75,11 +75,12 @@ class KeyProber:
         backoff = Backoff(REPEAT_WALL_SECONDS, REPEAT_WALL_SECONDS_MAX)
         with contained("probe"):
             while True:
-                verdict = await self._check_repeatedly(instance)
+                verdict = await self._check_repeatedly(instance) if instance.serving else None
                 current = self._current(subject)
                 if current is None:
                     return
-                if verdict is not None and verdict[0] is not current.parity:
+                # No events come of an engine that is not followed: it may have restarted with blocks that do not fit.
+                if verdict is not None and verdict[0] is not current.parity and (verdict[0] or current.serving):
                     self._announce(current, parity=verdict[0], detail=verdict[1])
                 if verdict is not None and verdict[0]:
                     return

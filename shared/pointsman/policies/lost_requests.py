@@ -1,6 +1,7 @@
 """Finds granted requests that their engine has lost: it keeps reporting that it is idle, after it reported load in this
-epoch. A request in its first step gets twice its predicted prefill, since vLLM updates its counters after each step; one that
-was prefilled elsewhere gets as much from its hand-over on. The leader's clock alone measures: what workers and ingresses date
+epoch. A request in its first step gets twice its predicted prefill, and at least what an ingress gives a first byte, since vLLM
+updates its counters after each step: one that lacks CPU, compiles a kernel or fetches an image reports idle for as long. One
+that was prefilled elsewhere gets as much from its hand-over on. The leader's clock alone measures: what workers and ingresses date
 counts by when the leader saw it change. Limit: forgotten with the term."""
 
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pointsman.state.state import State
 from pointsman.state.workload import EMPTY_QUEUE, Request, Stage
 
 PREFILLS_WAITED = 2.0
+PREFILL_SECONDS_MIN: EngineSeconds = 5.0
 PREFILL_SECONDS_MAX: EngineSeconds = 120.0
 
 
@@ -77,7 +79,7 @@ def _prefill_due(state: State, request: Request) -> EngineSeconds:
     if _has_first_token(request):
         return 0.0
     predicted = request.engine_seconds * state.latency.correction(request.prefilled_by or request.instance)
-    return min(PREFILLS_WAITED * predicted, PREFILL_SECONDS_MAX)
+    return min(max(PREFILLS_WAITED * predicted, PREFILL_SECONDS_MIN), PREFILL_SECONDS_MAX)
 
 
 def _has_first_token(request: Request) -> bool:

@@ -316,7 +316,7 @@ class StateParts:
         if instance.suspected:
             return "its worker is silent"
         if not instance.serving:
-            return "its engine does not answer"
+            return "its engine does not answer or cannot be followed: its worker's /readyz and log say why"
         if instance.becomes:
             return f"its role becomes {instance.becomes} once it is idle"
         if instance.draining:

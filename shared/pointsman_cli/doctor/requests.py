@@ -33,7 +33,7 @@ SHOWN_MAX = 8
 TENANTS_MAX = 1_000
 ADVICE = {
     CancelCause.INGRESS_SILENT: "The ingress died, hung or lost its connection to NATS. Its log, or its machine's, says why.",
-    CancelCause.ENGINE_IDLE: "The engine hung, it is gone behind a connection that is still open, or their ends were lost on the way into the log.",
+    CancelCause.ENGINE_IDLE: "The engine hung or its step took seconds, it is gone behind a connection that is still open, or their ends were lost on the way into the log.",
     CancelCause.NEVER_ENDED: "Look at the engine: it neither answered nor broke off. The schedulers' --request-seconds-max is the bound; it must be longer "
     "than the ingresses' --request-timeout-seconds.",
 }

@@ -43,7 +43,7 @@ def down_pool() -> FailingPool:
     [
         (ejected_pool(), "ejected", RECORD),
         (half_open_pool(), "ready", f"half-open, takes one request at a time: consecutive_failures: {RECORD}"),
-        (down_pool(), "down", "its engine does not answer"),
+        (down_pool(), "down", "its engine does not answer or cannot be followed: its worker's /readyz and log say why"),
     ],
 )
 def test_the_table_says_why(pool: FailingPool, status: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
