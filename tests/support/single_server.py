@@ -21,11 +21,14 @@ BUSY = RequestId("before-all")
 
 @dataclass(slots=True)
 class Served:
-    """What one tenant was granted and, for output, has got."""
+    """What one tenant was granted and, for output, has got. `promised_tokens`: to compute, of requests that were placed to be on
+    time."""
 
     prompt_tokens: int = 0
     computed_tokens: int = 0
+    promised_tokens: int = 0
     output_tokens: int = 0
+    promised_output_tokens: int = 0
 
 
 class SingleServer:
@@ -141,7 +144,10 @@ class SingleServer:
         while self._decoding and self._decoding[0][0] <= self.now:
             _, ended = self._decoding.pop(0)
             output = self._outputs.pop(ended)
-            self.served(self.state.workload.requests[ended].tenant).output_tokens += output
+            request = self.state.workload.requests[ended]
+            served = self.served(request.tenant)
+            served.output_tokens += output
+            served.promised_output_tokens += output if _is_promised(request) else 0
             self._apply(_finished(ended, output, at=self.now))
         self._note(self.dispatcher.grant_waiting(InstanceId(INSTANCE), self.now))
 
@@ -156,6 +162,11 @@ class SingleServer:
                 served = self.served(request.tenant)
                 served.prompt_tokens += request.prompt_tokens
                 served.computed_tokens += request.uncached_tokens
+                served.promised_tokens += request.uncached_tokens if _is_promised(request) else 0
+
+
+def _is_promised(request: Request) -> bool:
+    return request.placed_at + request.predicted_ttft <= request.deadline
 
 
 def _finished(request: RequestId, output: int, *, at: float) -> RequestFinished:

@@ -2,9 +2,9 @@
 service (`trackers.client_service`) ahead of the last one; within `tie_seconds`, the longest cached prefix. Neither
 fairness nor a prefix makes a request late that was placed to be on time and still can be (decision 91): admission counted
 on its place, and first tokens of a step come at its end. Late requests get `late_share` of the work, oldest first
-(`trackers.late_turns`). Bound (Theorem 4.1 of Cao et al.), of requests that nobody placed to be on time: two backlogged
-tenants differ by at most 2(U + lead_tokens_max), U as in `dlpm`. Bias: compares service within one queue. Limits: under
-overload it needs admission, as EDF does; without, take a quarter of the lead."""
+(`trackers.late_turns`). Bound (Theorem 4.1 of Cao et al.): two backlogged tenants differ by at most
+2(U + lead_tokens_max), U as in `dlpm`, and the service of requests that were placed to be on time. Bias: compares service
+within one queue. Limits: under overload it needs admission, as EDF does; without, take a quarter of the lead."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
