@@ -5,10 +5,12 @@ import re
 import socket
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 from typing_extensions import override
 
+from pointsman.adapters.tcp_ports import is_loopback
 from pointsman.bounds import COUNT, PORT, POSITIVE, Bounds
 from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.engine_urls import EngineUrlSettings
@@ -196,8 +198,6 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
                 )
                 raise click.UsageError(open_to_all)
             return
-        from pointsman_ingress.http.issuer_keys import is_trustworthy  # large
-
         if not self.oidc_audience:
             needed = "--oidc-issuer needs --oidc-audience: tokens for other services must not be accepted here"
             raise click.UsageError(needed)
@@ -205,3 +205,13 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
             if not is_trustworthy(url):
                 untrusted = f"{url} must be an https URL: whoever answers there decides who is admitted"
                 raise click.UsageError(untrusted)
+
+
+def is_trustworthy(url: str) -> bool:
+    """Whether what is read there is the server's own: https, or this machine."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+    except ValueError:
+        return False
+    return bool(host) and (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host)))

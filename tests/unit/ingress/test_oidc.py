@@ -23,8 +23,9 @@ from pointsman_ingress.http import issuer_keys
 from pointsman_ingress.http.authentication import Authentication
 from pointsman_ingress.http.errors import ApiError, invalid_credential
 from pointsman_ingress.http.identity import Identity
-from pointsman_ingress.http.issuer_keys import ISSUER_PART, IssuerKeys, is_trustworthy
+from pointsman_ingress.http.issuer_keys import ISSUER_PART, IssuerKeys
 from pointsman_ingress.http.oidc import TokenVerifier
+from pointsman_ingress.settings import is_trustworthy
 from tests.support.oidc_issuer import AUDIENCE, JWKS_PATH, Issuer, SigningKey, running_issuer
 from tests.support.waiting import eventually
 

@@ -15,12 +15,12 @@ from jwt import PyJWTError
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from pointsman.adapters.http_bodies import bounded_body
-from pointsman.adapters.tcp_ports import is_loopback
 from pointsman.adapters.waiting import wait_at_most
 from pointsman.contracts.codec import short_reason
 from pointsman.ports import Clock
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.health import HealthBoard
+from pointsman_ingress.settings import is_trustworthy
 
 log = structlog.get_logger()
 
@@ -142,16 +142,6 @@ class IssuerKeys:
             wrong = "its discovery document names another issuer, or no https URL of keys"
             raise IssuerUnreachableError(wrong)
         return url
-
-
-def is_trustworthy(url: str) -> bool:
-    """Whether what is read there is the server's own: https, or this machine."""
-    try:
-        parts = urlsplit(url)
-        host = parts.hostname or ""
-    except ValueError:
-        return False
-    return bool(host) and (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host)))
 
 
 def _proxy_of(url: str) -> str | None:
