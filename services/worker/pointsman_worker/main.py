@@ -50,10 +50,10 @@ def main(settings: WorkerSettings) -> None:
     start_logs(settings)
     try:
         calibration = read_calibration(Path(settings.engine_calibration)) if settings.engine_calibration else None
-    except CalibrationError as error:
+        sources = [source_of(text) for text in dict.fromkeys(settings.discover)]
+    except (CalibrationError, ValueError) as error:
         raise click.UsageError(str(error)) from error
     listed = listed_targets(settings)
-    sources = [source_of(text) for text in dict.fromkeys(settings.discover)]
     run(lambda supervisor: _serve(settings, listed, sources, calibration, supervisor))
 
 

@@ -6,7 +6,7 @@ from typing import get_args
 import click
 from typing_extensions import override
 
-from pointsman.adapters.discovery.sources import FORMS, source_of
+from pointsman.adapters.discovery.sources import FORMS
 from pointsman.bounds import COUNT, Bounds
 from pointsman.contracts.fleet import ANY_RANK, Role
 from pointsman.primitives import BLOCK_TOKENS_MAX, WallSeconds
@@ -107,9 +107,7 @@ class WorkerSettings(FleetSettings, ProcessSettings):
 
         try:
             listed_targets(self)
-            for text in self.discover:
-                source_of(text)
-        except (SettingsError, ValueError) as error:
+        except SettingsError as error:
             raise click.UsageError(str(error)) from error
 
 
