@@ -34,7 +34,6 @@ def read(table: str, *arguments: str) -> None:
             ("ingress", ("--media-hosts", host), "is no host: write")
             for host in ("https://a.example", "a.example:80", "a,b", "*")
         ),
-        ("worker", ("--discover", "engines.toml"), "no source of engines"),
         ("worker", ("--engine-url", "127.0.0.1:8000"), "no URL like http://"),
         ("worker", ("--engine-advertised-url", "10.0.0.1:8000"), "no URL like http://"),
         ("worker", ("--kv-endpoint", "127.0.0.1:5557"), "--kv-endpoint: 127.0.0.1:5557 is no ZMQ endpoint"),
