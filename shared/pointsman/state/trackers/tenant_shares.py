@@ -19,6 +19,7 @@ EQUAL_SHARES = 1.5
 COMPARED_AFTER = 20
 ASKED_MIN = 50.0
 MANY_REFUSED = 0.2
+"""Share of the latest requests of tenants within their share."""
 MANY_REFUSED_BEFORE = 0.15
 """Of all requests, before fold version 13."""
 REFUSED_FADE = 0.998
@@ -48,7 +49,7 @@ class TenantShares(Tracker):
         """Of the latest requests, at least ASKED_MIN, of tenants within their share. Those of the others, which the limit of a
         tenant refuses, would keep it on."""
         many = MANY_REFUSED if self.fold_version >= OTHERS_REFUSED else MANY_REFUSED_BEFORE
-        return self._asked >= ASKED_MIN and self._refused > many * self._asked
+        return self._asked >= ASKED_MIN and self._refused / self._asked > many
 
     def lack(self, tenant: Tenant) -> float:
         """What it did not get of its max-min fair share, over that share."""
