@@ -34,10 +34,11 @@ check: lint ## lint, types, layers and the fast tests: under a minute
 lint: setup ## format, lint rules, types and import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/mypy -n 2
 	$(BIN)/lint-imports
 
-# Tests that measure time run first, alone; then the others in two processes.
+# Tests that measure time run first, alone; then the others in three processes, since many wait. Files in their order: xdist would
+# leave those of one long test for the end, where they have nothing beside them.
 # The hundreds of processes that tests start do not compile our sources again. All are equally nice: on a full machine a
 # fleet whose recorder, rebalancer and scaler are nicer than the rest is ready seconds later. A part: make test ARGS="-k dualmap".
 NONE_CHOSEN := 5
@@ -45,7 +46,7 @@ QUIET := tests/integration/test_agreement.py tests/integration/test_hostile_bodi
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest
 test: lint ## everything that CI runs: lint and all tests that need no engine
 	$(PYTEST) -q -m "$(NO_ENGINE) and quiet" $(QUIET) $(ARGS) || test $$? -eq $(NONE_CHOSEN)
-	nice -n 10 $(PYTEST) -n 2 --dist loadfile -m "$(NO_ENGINE) and not quiet" $(ARGS)
+	nice -n 10 $(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m "$(NO_ENGINE) and not quiet" $(ARGS)
 
 # With the Chromium of this machine, or Debian's, unpacked below .tools/ (160 MB, once). A part: ARGS="-k keyboard".
 test-console: setup ## the console's pages in a real browser

@@ -73,6 +73,7 @@ async def supervise_server(
         while not (supervisor.stopping or (server.started and admin.started)):
             await clock.sleep_wall(WallSeconds(0.01))
         if not supervisor.stopping:
+            report_listening()  # at once: only who has reported is killed when it hangs
             log.info("listening", port=server.bound_port, admin_port=admin.bound_port)
             supervisor.start(_repeat(report_listening, clock), name="report-listening")
         await supervisor.until_stopped()
@@ -88,5 +89,5 @@ async def supervise_server(
 
 async def _repeat(report_listening: Callable[[], None], clock: Clock) -> None:
     while True:
-        report_listening()
         await clock.sleep_wall(LISTENING_WALL_SECONDS)
+        report_listening()
