@@ -13,7 +13,7 @@ from pointsman.contracts.commands import MigrateRequests, MigrationAnswered, Pla
 from pointsman.contracts.decisions import LeaderElected, RequestMigrated, RequestPlaced
 from pointsman.contracts.fleet import FleetEvent
 from pointsman.contracts.requests import PrefillFinished
-from pointsman.contracts.subjects import migrate_subject
+from pointsman.contracts.subjects import command_subject
 from pointsman.policies.rebalancing import MigrationPlan, RebalancingPolicy
 from pointsman.policies.rebalancing.base import Migration
 from pointsman.policies.rebalancing.off import Off
@@ -82,7 +82,7 @@ class RebalancerService:
         self._rebind = settings.rebind
         self._window = Window()
         self._name = name
-        self._subject = migrate_subject(self._pool)
+        self._subject = command_subject(self._pool, "migrate")
         self._plans = 0
         self._trigger_at: EngineSeconds | None = None
         """Engine time of the first trigger since the last plan."""

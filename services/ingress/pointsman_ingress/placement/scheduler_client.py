@@ -123,7 +123,7 @@ class SchedulerLiveness:
     async def _ping(self) -> bool:
         try:
             await self.commands.request(
-                subjects.fleet_view_subject(self.pool), DescribeFleet(), timeout=LIVENESS_WALL_SECONDS
+                subjects.command_subject(self.pool, "fleet"), DescribeFleet(), timeout=LIVENESS_WALL_SECONDS
             )
         except (NoResponderError, CommandTimeoutError):
             return False
@@ -221,7 +221,7 @@ class SchedulerClient:
         try:
             with wait:
                 self._waits[wait] = None
-                subject = subjects.route_subject(self.pool)
+                subject = subjects.command_subject(self.pool, "route")
                 return await self.commands.request(subject, request, timeout=REPEAT_WALL_SECONDS)
         finally:
             self._waits.pop(wait, None)
@@ -290,7 +290,7 @@ class SchedulerClient:
         command = HandOverRequest(
             request=grant.request, attempt=grant.attempt, instance=grant.instance, prefill=prefill
         )
-        subject = subjects.handover_subject(self.pool)
+        subject = subjects.command_subject(self.pool, "handover")
         for _ in range(HAND_OVER_TRIES):
             try:
                 answer = await self.commands.request(subject, command, timeout=HAND_OVER_WALL_SECONDS)
@@ -308,7 +308,7 @@ class SchedulerClient:
         """Returns whether the scheduler logs the request's end, also after a timeout; otherwise the caller must."""
         command = CancelRequest(request=request, reason=cause.value)
         try:
-            subject = subjects.cancel_subject(self.pool)
+            subject = subjects.command_subject(self.pool, "cancel")
             answer = await self.commands.request(subject, command, timeout=CANCEL_WALL_SECONDS)
         except NoResponderError:
             return False
