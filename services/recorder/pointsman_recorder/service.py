@@ -12,10 +12,10 @@ import structlog
 
 from pointsman.adapters.backoff import Backoff
 from pointsman.contracts.codec import short_reason
-from pointsman.ports import Clock, EventLog, LogEntry, LogExtent, LogMissingError, LogReset, LogUnavailableError
+from pointsman.ports import Clock, EventLog, LogEntry, LogExtent, LogReset
 from pointsman.primitives import PoolName, Sequence, WallSeconds
 from pointsman.runtime.health import HealthBoard
-from pointsman.runtime.log_metrics import measure_log
+from pointsman.runtime.log_metrics import await_extent, measure_log
 from pointsman.runtime.telemetry import RECORDER_ARCHIVED_SEQUENCE
 from pointsman_recorder.archive import STEP_SECONDS_MAX, Archive, Batch, Branch
 from pointsman_recorder.database_errors import (
@@ -185,12 +185,7 @@ class Recorder:
         await self._queue.put(opened)
 
     async def _extent(self) -> LogExtent:
-        while True:
-            try:
-                return await self._log.extent()
-            except (LogUnavailableError, LogMissingError) as error:
-                self._board.missing(ARCHIVE_PART, f"the log does not answer: {error}")
-                await self._clock.sleep_wall(RETRY_SECONDS_MIN)
+        return await await_extent(self._log, self._clock, self._board, ARCHIVE_PART)
 
     async def _next_items(self) -> tuple[list[_Item], bool]:
         first = await self._queue.get()
