@@ -33,7 +33,6 @@ from pointsman.ports import (
 from pointsman.primitives import EngineSeconds, InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.telemetry import FALLBACK_PLACEMENTS
-from pointsman.state.engine_profiles import prefill_seconds
 from pointsman.state.fleet import Instance, Knowledge
 from pointsman_ingress.placement.fleet_view import FleetView
 from pointsman_ingress.placement.hold_queue import HoldQueue
@@ -249,7 +248,7 @@ class SchedulerClient:
         """Logged, so that the scheduler counts the request when it returns."""
         FALLBACK_PLACEMENTS.labels(self.pool).inc()
         # Assumes that nothing is cached and that queued requests have the same size.
-        prefill = prefill_seconds(instance.cost, request.prompt_tokens, 0)
+        prefill = instance.cost.seconds(request.prompt_tokens, 0)
         grant = RouteGranted(
             request=request.request,
             attempt=request.attempt,

@@ -23,7 +23,7 @@ from pointsman.primitives import (
     Term,
     WallSeconds,
 )
-from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, prefill_seconds
+from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 from pointsman_lab.scale.instances import FollowedInstance
 from pointsman_lab.traffic import BLOCK_TOKENS, Conversations, Prompt, instance_names, random_keys
 
@@ -141,7 +141,7 @@ class ScaleLoad:
         loop, now, engine = asyncio.get_running_loop(), self._clock.now(), instance.engine
         self._sent[command.request] = instance.name
         cached = instance.cached(prompt.keys) * BLOCK_TOKENS
-        took = prefill_seconds(COST, prompt.tokens, cached) * self._chance.uniform(0.9, 1.1)
+        took = COST.seconds(prompt.tokens, cached) * self._chance.uniform(0.9, 1.1)
         engine.running += 1
         engine.free_at = max(engine.free_at, now) + took
         first_token_in = engine.free_at - now
