@@ -1,4 +1,5 @@
-"""Client errors in OpenAI's or Anthropic's format, also as events of their streams. Messages contain no keys, prompts or engine addresses."""
+"""Client errors in OpenAI's or Anthropic's format, also as events of their streams. Messages contain no keys, prompts
+or engine addresses."""
 
 import math
 from collections.abc import Callable, Sequence

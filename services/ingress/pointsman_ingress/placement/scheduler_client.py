@@ -158,8 +158,8 @@ class SchedulerClient:
         return self._term
 
     async def route(self, request: RouteRequest, clock: Clock, *, owner: str) -> RouteGranted | RouteRejected | None:
-        """Waits without bound; the caller cancels. `clock`: of the request. `owner`: whose place it takes if it is held. Returns None if there is
-        neither a scheduler nor an engine. Raises CommandUnsendableError."""
+        """Waits without bound; the caller cancels. `clock`: of the request. `owner`: whose place it takes if it is
+        held. Returns None if there is neither a scheduler nor an engine. Raises CommandUnsendableError."""
         find = partial(self._find, request)
         with self.in_flight.waiting_for_place(request.request):
             began = clock.now()
