@@ -472,7 +472,7 @@ JSON_BODY = {"content-type": "application/json"}
         ("GET", COMPLETIONS, None, {}, 405),
         ("DELETE", "/v1/models", None, {}, 405),
         ("POST", COMPLETIONS, b" " * 10_000_000, {}, 413),
-        ("POST", CHAT, HELLO, {"content-type": "text/plain"}, 415),
+        ("POST", CHAT, HELLO, {"content-type": "text/plain"}, 400),
         ("POST", COMPLETIONS, {**TOKENS, "user": "late"}, {}, 429),
         ("POST", COMPLETIONS, {**TOKENS, "user": "many"}, {}, 503),
     ],
@@ -542,7 +542,7 @@ async def test_a_request_that_the_leader_has_ended_goes_on_under_a_new_id(world:
 @pytest.mark.parametrize("sent", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "json"])
 async def test_what_a_web_page_may_post_without_asking_is_refused_unread(world: World, sent: str) -> None:
     async with world.post(CHAT, HELLO, Content_Type=sent) as answer:
-        assert (answer.status, (await answer.json())["error"]["code"]) == (415, "unsupported_media_type")
+        assert (answer.status, (await answer.json())["error"]["code"]) == (400, "unsupported_media_type")
     assert world.scheduler.asked == []
 
 
