@@ -1,6 +1,7 @@
 """The ingress over HTTP: real server, real sockets, engines and a scheduler that do as the test says."""
 
 import asyncio
+import gc
 import json
 import os
 import re
@@ -34,6 +35,7 @@ from pointsman.primitives import Epoch, Term
 from pointsman.runtime import telemetry
 from pointsman_ingress import key_probe, service
 from pointsman_ingress.endpoints import BY_PATH
+from pointsman_ingress.engine.prefix_fetch import PrefixPrompt
 from pointsman_ingress.http import call
 from pointsman_ingress.openapi import openapi_document
 from pointsman_ingress.placement import scheduler_client
@@ -534,6 +536,26 @@ async def test_a_request_that_the_leader_has_ended_goes_on_under_a_new_id(world:
     first, second = world.scheduler.asked
     assert end.request == answer.headers["x-pointsman-request-id"] == second.request != first.request
     assert (first.instead_of, second.instead_of) == ("", first.request)
+
+
+async def test_where_no_engine_fetches_prefixes_a_waiting_request_does_not_hold_its_tokens(world: World) -> None:
+    def held() -> int:
+        return sum(isinstance(thing, PrefixPrompt) for thing in gc.get_objects())
+
+    before = held()
+    world.one.pause = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_answered(world))
+        await eventually(lambda: len(world.one.received) == 1)
+        waiting = held()
+        world.one.pause.set()
+
+    assert waiting == before
+
+
+async def _answered(world: World) -> None:
+    async with world.post(COMPLETIONS, TOKENS) as answer:
+        await answer.read()
 
 
 # Refusals
