@@ -190,7 +190,9 @@ def test_zero_seconds_are_not_written() -> None:
     assert not [e.payload for e in log_of("whole", 2) if re.search(optional, e.payload)]
 
 
-def test_a_long_prompt_over_a_limit_costs_the_log_little_and_all_its_keys_of_earlier_releases_are_no_difference() -> None:
+def test_a_long_prompt_over_a_limit_costs_the_log_little_and_all_its_keys_of_earlier_releases_are_no_difference() -> (
+    None
+):
     leader = LoggedLeader()
     leader.lead(policy_set(admission="none"), at=0.0)
     leader.happens(joined("a", at=0.0))
@@ -207,7 +209,5 @@ def test_a_long_prompt_over_a_limit_costs_the_log_little_and_all_its_keys_of_ear
     assert sum(len(e.payload) for e in leader.log[refused.sequence - 1 :]) < 2_000 < len(served.payload)
     assert leader.proven
 
-    leader.log = rewritten(
-        leader.log, refused.sequence, msgspec.structs.replace(refused.event, keys=served.event.keys)
-    )
+    leader.log = rewritten(leader.log, refused.sequence, msgspec.structs.replace(refused.event, keys=served.event.keys))
     assert leader.proven

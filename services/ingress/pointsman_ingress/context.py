@@ -76,7 +76,7 @@ class RequestContext:
     prefix_header: str  # how much of the prompt has block keys
     dropped_fields: str = ""  # for a header: names of the client's fields that no engine gets
     model: str = ""  # as metrics name it
-    prefix: PrefixPrompt | None = None  # for a fetch of its first tokens; None: no engine fetches, or they are not known
+    prefix: PrefixPrompt | None = None  # for a fetch of its first tokens; None: nobody fetches, or they are not known
     private: bool = False  # whether the client learns nothing of the fleet
 
     @property
