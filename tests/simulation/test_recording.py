@@ -190,9 +190,7 @@ def test_zero_seconds_are_not_written() -> None:
     assert not [e.payload for e in log_of("whole", 2) if re.search(optional, e.payload)]
 
 
-def test_a_long_prompt_over_a_limit_costs_the_log_little_and_all_its_keys_of_earlier_releases_are_no_difference() -> (
-    None
-):
+def test_a_long_prompt_over_a_limit_costs_the_log_little_and_earlier_logs_with_all_its_keys_verify() -> None:
     leader = LoggedLeader()
     leader.lead(policy_set(admission="none"), at=0.0)
     leader.happens(joined("a", at=0.0))

@@ -1,6 +1,7 @@
 """An engine that fails requests, or is far slower than the others, is given a rest, and tried again by one request."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -263,13 +264,13 @@ def test_a_request_that_each_engine_loses_or_fails_ejects_nobody(engines: str, *
             else:
                 pool.later(8.0)
                 pool.decides(pool.dispatcher.cancel_any(RequestId(request), CancelCause.ENGINE_IDLE, pool.now))
-                lost = request, instance, attempt
-                attempt = 1
+                tells = partial(pool.fails, request, instance, "first_byte_timeout", attempt=attempt)
                 if not read_late:
-                    pool.fails(lost[0], lost[1], "first_byte_timeout", attempt=lost[2])
-                request, instance = pool.asks(excluded=tried, instead_of=request)
+                    tells()
+                request, instance = pool.asks(attempt=attempt + 1, excluded=tried, instead_of=request)
+                attempt += 1
                 if read_late:
-                    pool.fails(lost[0], lost[1], "first_byte_timeout", attempt=lost[2])
+                    tells()
             tried += instance
         pool.gives_up(request)
         assert not pool.look()
