@@ -119,6 +119,10 @@ class LogExtent:
     def entries(self) -> int:
         return max(0, self.last - self.first + 1)
 
+    def has_in_oldest(self, share: float, sequence: Sequence) -> bool:
+        """Whether the entry is in that share of the log. Never in a log that has dropped nothing yet."""
+        return self.first > 1 and sequence - self.first < share * (self.last - self.first)
+
 
 @dataclass(slots=True)
 class Fence:

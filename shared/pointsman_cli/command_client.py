@@ -12,7 +12,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import Command, DescribeFleet, FleetDescribed
 from pointsman.contracts.permissions import BusRole, BusUser
-from pointsman.contracts.subjects import fleet_view_subject
+from pointsman.contracts.subjects import command_subject
 from pointsman.ports import (
     CommandRefusedError,
     Commands,
@@ -101,7 +101,7 @@ async def ask(
 
 async def described(commands: Commands, settings: FleetSettings) -> FleetDescribed:
     """Raises NoAnswerError."""
-    subject = fleet_view_subject(PoolName(settings.pool))
+    subject = command_subject(PoolName(settings.pool), "fleet")
     hint = "the leading scheduler hangs, or cannot be reached: look at its log and its /readyz"
     return await ask(commands, subject, DescribeFleet(), FleetDescribed, absent=no_scheduler(settings), hint=hint)
 

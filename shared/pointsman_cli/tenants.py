@@ -18,7 +18,7 @@ from pointsman.contracts.commands import (
     TenantPoliciesAnswered,
     TenantsDescribed,
 )
-from pointsman.contracts.subjects import admin_subject, fleet_view_subject
+from pointsman.contracts.subjects import admin_subject, command_subject
 from pointsman.contracts.tenants import RateLimit, RateLimits, TenantPolicies, TenantPolicy
 from pointsman.ports import Commands
 from pointsman.primitives import PoolName, Tenant
@@ -135,7 +135,7 @@ def replacing(
 
 
 async def _described(commands: Commands, settings: FleetSettings) -> TenantsDescribed:
-    subject = fleet_view_subject(PoolName(settings.pool))
+    subject = command_subject(PoolName(settings.pool), "fleet")
     return await ask(commands, subject, DescribeTenants(), TenantsDescribed, absent=no_scheduler(settings))
 
 

@@ -19,7 +19,7 @@ from pointsman.contracts.commands import (
     refusal_of,
 )
 from pointsman.contracts.decisions import WritesLost
-from pointsman.contracts.subjects import cancel_subject, route_subject
+from pointsman.contracts.subjects import command_subject
 from pointsman.contracts.wire import WIRE_VERSION
 from pointsman.ports import (
     NONE_UNCONFIRMED,
@@ -303,7 +303,7 @@ async def test_a_command_that_cannot_be_sent_says_so_at_once_and_why(world: LogW
         request=RequestId("r1"), ingress="i", arrived_at=1.0, tenant=Tenant("t"), keys=bytes(7 * 2**20), prompt_tokens=1,
         max_output_tokens=1, slo_ttft=1.0, slo_tpot=1.0,
     )  # fmt: skip
-    subject, day = route_subject(world.pool), WallSeconds(86_400.0)
+    subject, day = command_subject(world.pool, "route"), WallSeconds(86_400.0)
 
     async with world.client("asker") as asker:
         for command, error in (
@@ -327,7 +327,7 @@ async def test_a_command_is_answered_by_whoever_serves_it_even_later(world: LogW
                 await waiting(CancelAnswered(request=RequestId(f"r{number}"), ended=True))
 
     async with world.client("asker") as asker, world.client("server") as server:
-        subject = cancel_subject(world.pool)
+        subject = command_subject(world.pool, "cancel")
         async with server.commands.serve(subject, keep):
             command = CancelRequest(request=RequestId("r"), reason="gone")
             answers = await asyncio.gather(
@@ -342,7 +342,7 @@ async def test_without_a_server_nobody_responds(world: LogWorld) -> None:
         return
 
     async with world.client("asker") as asker, world.client("server") as server:
-        subject, command = cancel_subject(world.pool), CancelRequest(request=RequestId("r"), reason="gone")
+        subject, command = command_subject(world.pool, "cancel"), CancelRequest(request=RequestId("r"), reason="gone")
         with pytest.raises(NoResponderError):
             await asker.commands.request(subject, command, timeout=WallSeconds(2))
         async with server.commands.serve(subject, silent):
@@ -372,7 +372,7 @@ async def test_what_a_service_cannot_read_is_refused_at_once_with_the_reason(
         await reply(refusal)
 
     async with world.client("asker") as asker, world.client("server") as server:
-        subject = cancel_subject(world.pool)
+        subject = command_subject(world.pool, "cancel")
         async with server.commands.serve(subject, refusing):
             answer = decode_command(await asker.commands.request_bytes(subject, payload, timeout=WallSeconds(2)))
 
@@ -385,7 +385,7 @@ async def test_a_refusal_is_an_error_of_its_own_that_says_what_was_refused(world
         await reply(b'{"type":"CommandRefused","reason":"x","detail":"this release knows no command Ask","wire":0}')
 
     async with world.client("asker") as asker, world.client("server") as server:
-        subject = cancel_subject(world.pool)
+        subject = command_subject(world.pool, "cancel")
         async with server.commands.serve(subject, refusing):
             with pytest.raises(CommandRefusedError, match="knows no command Ask"):
                 await asker.commands.request(subject, DescribeFleet(), timeout=WallSeconds(2))
@@ -401,7 +401,7 @@ async def test_a_bad_command_and_a_failing_handler_leave_the_next_command_served
         await reply(b"done")
 
     async with world.client("asker") as asker, world.client("server") as server:
-        subject = cancel_subject(world.pool)
+        subject = command_subject(world.pool, "cancel")
         async with server.commands.serve(subject, fragile):
             with pytest.raises(CommandTimeoutError):
                 await asker.commands.request_bytes(subject, b"nonsense", timeout=WallSeconds(0.05))

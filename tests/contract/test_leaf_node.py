@@ -15,7 +15,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tcp_ports import free_ports
 from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import CancelAnswered, CancelRequest, RouteGranted
-from pointsman.contracts.subjects import cancel_subject, route_subject
+from pointsman.contracts.subjects import command_subject
 from pointsman.ports import CheckpointLabel, Link, NoResponderError, Reply
 from pointsman.primitives import PoolName, RequestId, Term, WallSeconds
 from pointsman.runtime.embedded_nats import nats_server_binary
@@ -91,8 +91,10 @@ async def test_everything_of_a_pool_works_through_a_leaf_node_of_another_domain(
         content = await hub.checkpoints.load(label)
         revision = await leaf.access.put("k", b"value", after=0)
         value = await hub.access.get("k")
-        async with hub.commands.serve(cancel_subject(POOL), _cancelled):
-            answer = await _asked(leaf, cancel_subject(POOL), CancelRequest(request=RequestId("r"), reason="x"))
+        async with hub.commands.serve(command_subject(POOL, "cancel"), _cancelled):
+            answer = await _asked(
+                leaf, command_subject(POOL, "cancel"), CancelRequest(request=RequestId("r"), reason="x")
+            )
 
     assert [[entry.sequence for entry in entries] for entries in read] == [[1, 2], [1, 2]]
     assert read[0] == read[1]
@@ -113,7 +115,7 @@ async def test_a_scheduler_at_a_leaf_node_leads_and_commands_find_it(
         await leaf.log.append(reported("engine-1", 0, [], at=clock.now()))
         async with running_scheduler(leaf, clock):
             command = route("r1", [1], arrived_at=clock.now())
-            granted = await _asked(hub, route_subject(POOL), command)
+            granted = await _asked(hub, command_subject(POOL, "route"), command)
             monkeypatch.setenv("POINTSMAN_NATS_DOMAIN", DOMAIN)
             shown = await asyncio.to_thread(CliRunner().invoke, main, ["state", "--from", servers.leaf, "--json"])
 

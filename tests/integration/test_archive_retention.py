@@ -119,7 +119,7 @@ async def test_the_log_that_is_recorded_stays_and_is_read_though_another_stream_
         bounded = Retention(archive, log, ScaledClock(), board, RetentionLimits(bytes=1))
         recorder = Recorder(log, archive, ScaledClock(), board, batch_events=50, batch_seconds=WallSeconds(0.01))
         tasks = [asyncio.create_task(step) for step in (recorder.collect(), recorder.archive())]
-        await eventually(lambda: recorder._archived_sequence == 30)
+        await eventually(lambda: recorder.archived_sequence == 30)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -395,14 +395,14 @@ async def test_recording_goes_on_while_a_backlog_is_pruned(url: str) -> None:
             for number in range(1, 10_000):
                 await log.append(joined(f"engine-{number}", at=ScaledClock().now()))
                 if number == 1:  # nothing is removed before it is known which log is recorded
-                    await eventually(lambda: recorder._archived_sequence)
+                    await eventually(lambda: recorder.archived_sequence)
                     tasks.append(asyncio.create_task(bounded.look()))
                 await asyncio.sleep(0.005)
                 if tasks[2].done():
                     break
-                recorded_during = recorder._archived_sequence
+                recorded_during = recorder.archived_sequence
             await asyncio.wait_for(tasks[2], 60)
-            await eventually(lambda: recorder._archived_sequence == number)
+            await eventually(lambda: recorder.archived_sequence == number)
         finally:
             for task in tasks:
                 task.cancel()

@@ -25,7 +25,7 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import RouteGranted, RouteRequest
 from pointsman.contracts.fleet import InstanceJoined, InstanceProbed
 from pointsman.contracts.requests import PrefillFinished, RequestFinished
-from pointsman.contracts.subjects import route_subject
+from pointsman.contracts.subjects import command_subject
 from pointsman.ports import EngineTarget
 from pointsman.primitives import BlockKey, InstanceId, PoolName, RequestId, SessionId, Tenant, WallSeconds
 from pointsman.runtime.health import HealthBoard
@@ -227,7 +227,7 @@ class World:
             slo_tpot=0.1,
             session=SessionId(""),
         )
-        granted = await self.client.commands.request(route_subject(POOL), command, timeout=WallSeconds(5))
+        granted = await self.client.commands.request(command_subject(POOL, "route"), command, timeout=WallSeconds(5))
         assert isinstance(granted, RouteGranted)
         self.predicted_tokens = granted.hit_tokens
         cached = self.cached(tokens)

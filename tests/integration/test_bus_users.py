@@ -25,10 +25,9 @@ from pointsman.contracts.overlap import OverlapPrompt, OverlapRefused, OverlapRe
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.contracts.subjects import (
     admin_subject,
-    fleet_view_subject,
+    command_subject,
     heartbeat_subject,
     leader_subject,
-    overlap_subject,
     resync_subject,
     stream_name,
 )
@@ -274,7 +273,7 @@ async def test_another_router_asks_for_overlap_in_its_pool_and_one_scheduler_ans
         await reply(OverlapRefused(reason="invalid", detail="test"))
 
     request = OverlapRequest(prompts=[OverlapPrompt(token_ids=[1])])
-    subject = overlap_subject(POOL)
+    subject = command_subject(POOL, "overlap")
     async with bus.link(SCHEDULER) as one, bus.link(SCHEDULER) as two, bus.link(ROUTERS[0]) as router:
         async with (
             one.commands.serve_payloads(subject, answer, queue="overlap"),
@@ -372,7 +371,7 @@ async def test_a_readers_reply_subjects_reach_nothing(bus: LockedBus) -> None:
         heard.append(command)
 
     handler: CommandHandler = hear
-    served = [admin_subject(POOL, "drain", "*"), fleet_view_subject(POOL)]
+    served = [admin_subject(POOL, "drain", "*"), command_subject(POOL, "fleet")]
     async with bus.link(SCHEDULER) as scheduler, bus.raw(READER) as reader, bus.raw(ALICE) as alice:  # noqa: SIM117
         async with scheduler.commands.serve(served[0], handler), scheduler.commands.serve(served[1], handler):
             for raw in (reader, alice):
@@ -394,7 +393,7 @@ async def test_an_answer_goes_to_an_inbox_or_nowhere(bus: LockedBus) -> None:
         await reply(DrainAnswered(instance=InstanceId("engine-1"), draining=True))
 
     before = await victims(bus)
-    subject = fleet_view_subject(POOL)
+    subject = command_subject(POOL, "fleet")
     payload = json.dumps({"type": DescribeFleet.__name__}).encode()
     async with bus.link(SCHEDULER) as scheduler, bus.raw(INGRESS) as ingress:  # noqa: SIM117
         async with scheduler.commands.serve("pm.default.cmd.route", answer), scheduler.commands.serve(subject, answer):

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from pointsman.adapters.calibration_file import read_calibration
-from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, prefill_seconds
+from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 from pointsman_cli.calibrate.command import calibrate_command
 from pointsman_cli.calibrate.measuring import SHORTEST, Engine, EngineError
 from tests.support.engine_sim import running_engine
@@ -42,7 +42,7 @@ async def test_the_cost_model_of_a_simulated_engine_is_found(tmp_path: Path) -> 
     assert json.loads(result.stdout)["prefill"]["fixed_s"] == calibration.prefill.fixed_s
     assert {(point.total, point.cached) for point in calibration.measurements} >= {(64, 0), (1024, 0), (1024, 512)}
     for total, cached in ((512, 0), (1024, 0), (1024, 512)):
-        found, true = (prefill_seconds(cost, total, cached) for cost in (calibration.prefill, TRUE))
+        found, true = (cost.seconds(total, cached) for cost in (calibration.prefill, TRUE))
         assert 0.9 < found / true < 1.6, calibration
     assert calibration.decode is not None
 

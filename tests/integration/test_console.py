@@ -13,7 +13,7 @@ import pytest
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.commands import DescribeFleet, DrainInstance
 from pointsman.contracts.permissions import BusRole, BusUser
-from pointsman.contracts.subjects import admin_subject, fleet_view_subject
+from pointsman.contracts.subjects import admin_subject, command_subject
 from pointsman.ports import ForbiddenError
 from pointsman.primitives import InstanceId, PoolName, WallSeconds
 from pointsman.runtime.bus_users import Credentials
@@ -120,7 +120,7 @@ async def test_its_user_on_the_bus_can_ask_nothing_of_a_leader(fleet: RunningUp)
                 await asyncio.sleep(0.05)
         pool = PoolName("default")
         for subject, command in (
-            (fleet_view_subject(pool), DescribeFleet()),
+            (command_subject(pool, "fleet"), DescribeFleet()),
             (admin_subject(pool, "drain", "local"), DrainInstance(instance=InstanceId("engine-1"), reason="no")),
         ):
             with pytest.raises(ForbiddenError):

@@ -10,7 +10,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.commands import ResyncAnswered, ResyncCache, RouteGranted
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.fleet import InstanceLeft
-from pointsman.contracts.subjects import resync_subject, route_subject
+from pointsman.contracts.subjects import command_subject, resync_subject
 from pointsman.ports import Reply
 from pointsman.primitives import Epoch, InstanceId, PoolName, Term, WallSeconds
 from pointsman.simulation.replay import verify
@@ -55,7 +55,7 @@ async def test_an_instance_at_a_url_that_is_not_allowed_is_removed_and_gets_noth
                     await asyncio.sleep(0.01)
         await eventually(lambda: [i.id for i in service.state.fleet.instances] == ["engine-1"])
         answer = await link.commands.request(
-            route_subject(POOL), route("r-1", [], arrived_at=clock.now()), timeout=WallSeconds(5.0)
+            command_subject(POOL, "route"), route("r-1", [], arrived_at=clock.now()), timeout=WallSeconds(5.0)
         )
 
     assert isinstance(answer, RouteGranted)

@@ -20,7 +20,7 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import DescribeFleet, FleetDescribed
 from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestPlaced, RequestRejected
 from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
-from pointsman.contracts.subjects import fleet_view_subject
+from pointsman.contracts.subjects import command_subject
 from pointsman.ports import CommandTimeoutError, Link, NoResponderError
 from pointsman.primitives import PoolName, WallSeconds
 from pointsman_cli.discovery import FleetFile
@@ -47,7 +47,7 @@ async def described(link: Link) -> FleetDescribed | None:
     """What the leader says of itself; None while nobody does."""
     try:
         answer = await link.commands.request(
-            fleet_view_subject(PoolName("default")), DescribeFleet(), timeout=WallSeconds(0.3)
+            command_subject(PoolName("default"), "fleet"), DescribeFleet(), timeout=WallSeconds(0.3)
         )
     except (NoResponderError, CommandTimeoutError):
         return None

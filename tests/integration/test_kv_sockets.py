@@ -5,6 +5,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -266,6 +267,19 @@ async def test_an_answer_without_an_end_is_none(monkeypatch: pytest.MonkeyPatch)
         with zmq.asyncio.Context() as context, pytest.raises(ReplayError, match="without an end"):
             async for _ in ZmqReplaySocket(context, endpoint, Addresses()).batches(0):
                 pass
+
+
+async def test_an_engine_that_dies_as_it_is_asked_is_not_waited_for(tmp_path: Path) -> None:
+    """Its listening socket takes a connection before the system closes it. There is nobody then to whom ZMQ could send."""
+    address = tmp_path / "replay"
+
+    async def ask(context: zmq.asyncio.Context) -> None:
+        async for _ in ZmqReplaySocket(context, f"ipc://{address}", Addresses()).batches(0):
+            pass
+
+    async with await asyncio.start_unix_server(lambda _, writer: writer.close(), address):
+        with zmq.asyncio.Context() as context, pytest.raises(ReplayError):
+            await asyncio.wait_for(ask(context), WAIT_SECONDS_MAX)
 
 
 Answer = Callable[[bytes], AsyncIterator[list[bytes]]]

@@ -17,7 +17,7 @@ from pointsman.contracts.commands import RouteGranted, RouteRejected
 from pointsman.contracts.decisions import LeaderElected, RequestGranted
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.requests import RequestArrived
-from pointsman.contracts.subjects import route_subject
+from pointsman.contracts.subjects import command_subject
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import (
@@ -125,7 +125,9 @@ class World:
         async with asyncio.timeout(WAIT_SECONDS):
             while True:
                 with suppress(NoResponderError, CommandTimeoutError):
-                    answer = await self.client.commands.request(route_subject(POOL), command, timeout=WallSeconds(0.3))
+                    answer = await self.client.commands.request(
+                        command_subject(POOL, "route"), command, timeout=WallSeconds(0.3)
+                    )
                     assert isinstance(answer, RouteGranted | RouteRejected)
                     return answer
                 await asyncio.sleep(0.02)

@@ -6,7 +6,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.commands import MigrateRequests, MigrationAnswered, RouteGranted, RouteRejected
 from pointsman.contracts.decisions import LeaderElected, RequestsRefused
 from pointsman.contracts.requests import RequestArrived
-from pointsman.contracts.subjects import migrate_subject, route_subject
+from pointsman.contracts.subjects import command_subject
 from pointsman.primitives import PoolName, WallSeconds
 from pointsman.simulation.replay import verify
 from pointsman_lab.memory.log import MemoryBroker, MemoryLog
@@ -35,7 +35,7 @@ async def test_new_requests_are_refused_unwritten_known_ones_go_on_and_the_log_c
 
     async def ask(request: str) -> object:
         command = route(request, [1, 2], arrived_at=clock.now())
-        return await client.commands.request(route_subject(POOL), command, timeout=WallSeconds(5.0))
+        return await client.commands.request(command_subject(POOL, "route"), command, timeout=WallSeconds(5.0))
 
     async with running_scheduler(broker.client(name="s", clock=clock), clock, name="s") as service:
         await eventually(lambda: service.leading)
@@ -46,7 +46,7 @@ async def test_new_requests_are_refused_unwritten_known_ones_go_on_and_the_log_c
         again = await ask("before")
         after = broker.extent.last
         plan = MigrateRequests(plan="p", term=service.leading.term, as_of=service.state.sequence, moves=[], policy="x")  # type: ignore[union-attr]
-        answered = await client.commands.request(migrate_subject(POOL), plan, timeout=WallSeconds(5.0))
+        answered = await client.commands.request(command_subject(POOL, "migrate"), plan, timeout=WallSeconds(5.0))
         await client.log.append(first_token("before", "engine-1", at=clock.now()))
         await client.log.append(finished("before", "engine-1", at=clock.now()))
         load[0] = 0.0

@@ -24,7 +24,7 @@ from pointsman.contracts.commands import (
 )
 from pointsman.contracts.decisions import LeaderElected, MigrationRefused, RequestGranted, RequestMigrated
 from pointsman.contracts.requests import RequestCancelled
-from pointsman.contracts.subjects import migrate_subject, route_subject
+from pointsman.contracts.subjects import command_subject
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set, rebalancing_policy
 from pointsman.ports import Clock, Commands, EventLog, Link, LogEntry, Reply
@@ -75,7 +75,7 @@ class Fleet:
             keys = [1000 * n + block + 1 for block in range(BLOCKS)]
             command = route(f"r{n}", keys, arrived_at=self.clock.now(), slo_ttft=SLO)
             asked = self.client.commands.request(
-                route_subject(self.world.pool), command, timeout=WallSeconds(WAIT_SECONDS)
+                command_subject(self.world.pool, "route"), command, timeout=WallSeconds(WAIT_SECONDS)
             )
             self.asking[f"r{n}"] = asyncio.ensure_future(asked)
         await eventually(lambda: self._refused() or len(self.scheduler.state.workload.requests) == number)
@@ -111,7 +111,7 @@ class Fleet:
         told: dict[str, Any] = {"plan": "p.1", "policy": "by_hand", "term": state.term, "as_of": state.sequence}
         command = MigrateRequests(**told | fields, moves=list(moves))
         answer = await self.client.commands.request(
-            migrate_subject(self.world.pool), command, timeout=WallSeconds(WAIT_SECONDS)
+            command_subject(self.world.pool, "migrate"), command, timeout=WallSeconds(WAIT_SECONDS)
         )
         assert isinstance(answer, MigrationAnswered)
         return answer
@@ -387,7 +387,7 @@ async def test_the_same_plan_is_not_made_again_before_the_log_tells_what_became_
 
     async with in_memory.client("leader") as leader:
         await written_by_a_leader(leader.log)
-        async with leader.commands.serve(migrate_subject(in_memory.pool), take), rebalancer(in_memory):
+        async with leader.commands.serve(command_subject(in_memory.pool, "migrate"), take), rebalancer(in_memory):
             await eventually(lambda: asked)
             await asyncio.sleep(0.3)
 

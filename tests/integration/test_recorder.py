@@ -129,7 +129,7 @@ async def test_what_was_read_is_flushed_at_the_end(file: Path) -> None:
         tasks = [asyncio.create_task(recorder.collect()), asyncio.create_task(recorder.archive())]
         await until(file, "SELECT count(*) FROM logs", [(1,)])
         await log.append(joined("engine-1"))
-        await eventually(lambda: recorder._queued_bytes or recorder._archived_sequence)
+        await eventually(lambda: recorder._queued_bytes or recorder.archived_sequence)
         await recorder.finish()
         tasks[0].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -176,7 +176,7 @@ async def test_requests_shows_what_was_measured_and_not_what_a_leader_assumed(ur
         async with recording_into(archive, log, HealthBoard()) as recorder:
             for event in told:
                 await log.append(event)
-            await eventually(lambda: recorder._archived_sequence == len(told))
+            await eventually(lambda: recorder.archived_sequence == len(told))
 
         columns = "request, first_token_at, ttft, cached_tokens"
         assert await ask(archive, f"SELECT {columns} FROM requests ORDER BY request") == [
@@ -246,7 +246,7 @@ async def test_only_a_nul_makes_a_dead_letter_and_not_the_letters_that_write_one
     async with archive_at(url) as archive:
         log = broker.client(ScaledClock(), name="test").log
         async with recording_into(archive, log, HealthBoard()) as recorder:
-            await eventually(lambda: recorder._archived_sequence == 1)
+            await eventually(lambda: recorder.archived_sequence == 1)
 
         assert await ask(archive, "SELECT sequence FROM dead_letters") == [(1,)] * is_dead
         assert await ask(archive, "SELECT request, end_type FROM requests") == [("r-1", "RequestFinished")] * (
@@ -325,7 +325,7 @@ async def test_an_event_that_the_server_refuses_becomes_a_dead_letter_and_the_ot
     async with archive_at(postgres) as archive:
         await run(archive, "ALTER TABLE events ALTER COLUMN instance TYPE varchar(8)")
         async with recording_into(archive, log, HealthBoard()) as recorder:
-            await eventually(lambda: recorder._archived_sequence == 3)
+            await eventually(lambda: recorder.archived_sequence == 3)
 
         assert await ask(archive, "SELECT sequence, instance FROM events ORDER BY 1") == [(1, "a"), (3, "b")]
         ((sequence, payload, problem),) = await ask(archive, "SELECT sequence, payload, problem FROM dead_letters")
@@ -346,7 +346,7 @@ async def test_a_number_that_sql_cannot_hold_is_missing_in_requests_and_all_othe
     broker.store_raw("pm.default.request.r2", odd)
     async with archive_at(postgres) as archive:
         async with recording_into(archive, log, HealthBoard()) as recorder:
-            await eventually(lambda: recorder._archived_sequence == 2)
+            await eventually(lambda: recorder.archived_sequence == 2)
 
         assert await ask(archive, "SELECT sequence FROM dead_letters") == []
         assert await ask(archive, "SELECT request, ttft FROM requests ORDER BY 1") == [("r1", 0.25), ("r2", None)]
@@ -362,7 +362,7 @@ async def test_ordinary_numbers_are_in_requests_as_they_were_written(postgres: s
     broker.store_raw("pm.default.request.r1", event)
     async with archive_at(postgres) as archive:
         async with recording_into(archive, log, HealthBoard()) as recorder:
-            await eventually(lambda: recorder._archived_sequence == 1)
+            await eventually(lambda: recorder.archived_sequence == 1)
 
         assert await ask(archive, "SELECT ttft FROM requests") == [(float(number),)]
 
@@ -391,7 +391,7 @@ async def test_a_server_that_takes_no_writes_is_left_for_the_one_to_which_its_ad
     log, board = MemoryBroker(POOL).client(ScaledClock(), name="test").log, HealthBoard()
     async with archive_at(postgres) as archive, recording_into(archive, log, board) as recorder:
         await log.append(joined("engine-1"))
-        await eventually(lambda: recorder._archived_sequence == 1)
+        await eventually(lambda: recorder.archived_sequence == 1)
         try:
             await run(archive, "ALTER DATABASE postgres SET default_transaction_read_only = on")
             await archive.engine.dispose()
@@ -402,7 +402,7 @@ async def test_a_server_that_takes_no_writes_is_left_for_the_one_to_which_its_ad
             async with open_archive(postgres) as other, other.engine.begin() as connection:
                 await connection.execute(sa.text("SET TRANSACTION READ WRITE"))
                 await connection.execute(sa.text("ALTER DATABASE postgres RESET default_transaction_read_only"))
-        await eventually(lambda: recorder._archived_sequence == 2)
+        await eventually(lambda: recorder.archived_sequence == 2)
 
         assert board.whole
 
@@ -416,13 +416,13 @@ async def test_a_server_that_vanishes_is_reported_and_loses_nothing(
         monkeypatch.setattr(archive_module, "STEP_SECONDS_MAX", 0.3)
         async with recording_into(archive, log, board) as recorder:
             await log.append(joined("engine-1"))
-            await eventually(lambda: recorder._archived_sequence == 1)
+            await eventually(lambda: recorder.archived_sequence == 1)
             reachable.clear()
             await log.append(joined("engine-2"))
             await eventually(lambda: not board.whole)
             assert "the database did not answer within 0.3 s" in board.lacks["archive"]
             reachable.set()
-            await eventually(lambda: recorder._archived_sequence == 2)
+            await eventually(lambda: recorder.archived_sequence == 2)
             assert board.whole
 
         assert await ask(archive, "SELECT instance FROM events ORDER BY sequence") == [("engine-1",), ("engine-2",)]
@@ -448,11 +448,11 @@ async def test_what_the_database_lost_though_it_had_confirmed_it_is_read_again_b
             for kept in (30, 20, 99, 0):
                 for number in range(last, last + 100):
                     last = await log.append(joined(f"engine-{number}"))
-                await eventually(lambda last=last: recorder._archived_sequence == last)  # type: ignore[misc]
+                await eventually(lambda last=last: recorder.archived_sequence == last)  # type: ignore[misc]
                 await run(archive, f"DELETE FROM events WHERE sequence > {kept}")
                 for number in range(last, last + 120):
                     last = await log.append(joined(f"engine-{number}"))
-                await eventually(lambda last=last: recorder._archived_sequence == last)  # type: ignore[misc]
+                await eventually(lambda last=last: recorder.archived_sequence == last)  # type: ignore[misc]
 
                 kept_now = await ask(archive, "SELECT count(*), min(sequence), max(sequence) FROM events")
                 assert kept_now == [(last, 1, last)]
@@ -465,11 +465,11 @@ async def test_what_the_database_lost_and_the_log_no_longer_has_is_told_as_a_gap
     async with archive_at(url) as archive, recording_into(archive, log, HealthBoard()) as recorder:
         for number in range(1, 11):
             await log.append(joined(f"engine-{number}"))
-        await eventually(lambda: recorder._archived_sequence == 10)
+        await eventually(lambda: recorder.archived_sequence == 10)
         broker.drop_before(9)
         await run(archive, "DELETE FROM events WHERE sequence > 6")
         await log.append(joined("engine-11"))
-        await eventually(lambda: recorder._archived_sequence == 11)
+        await eventually(lambda: recorder.archived_sequence == 11)
 
         assert await ask(archive, "SELECT sequence FROM events WHERE sequence > 5 ORDER BY 1") == [
             (6,),
@@ -487,13 +487,13 @@ async def test_a_log_of_which_the_database_lost_all_is_recorded_from_its_beginni
     log = broker.client(ScaledClock(), name="test").log
     async with archive_at(url) as archive, recording_into(archive, log, HealthBoard()) as recorder:
         await log.append(joined("engine-1"))
-        await eventually(lambda: recorder._archived_sequence == 1)
+        await eventually(lambda: recorder.archived_sequence == 1)
         broker.recreate()
         await eventually(lambda: archive.followed == "memory-2")
         await run(archive, "DELETE FROM logs WHERE log = 'memory-2'")
         await log.append(joined("engine-2"))
         await log.append(joined("engine-3"))
-        await eventually(lambda: recorder._archived_sequence == 2)
+        await eventually(lambda: recorder.archived_sequence == 2)
 
         assert await ask(archive, "SELECT log FROM logs ORDER BY 1") == [("memory-1",), ("memory-2",)]
         assert await ask(archive, "SELECT sequence, instance FROM events WHERE log = 'memory-2'") == [
@@ -520,14 +520,14 @@ async def test_nothing_is_recorded_into_a_file_that_was_deleted_or_replaced(file
         pass
     async with recording(log, file, board) as recorder:
         await log.append(joined("engine-1"))
-        await eventually(lambda: recorder._archived_sequence == 1)
+        await eventually(lambda: recorder.archived_sequence == 1)
         moved = move(file)
         if is_replaced:
             move(file.with_name("other"), file)
         await log.append(joined("engine-2"))
         await eventually(lambda: "was deleted or replaced" in board.missing_parts.get("archive", ""))
         move(moved, file)
-        await eventually(lambda: recorder._archived_sequence == 2)
+        await eventually(lambda: recorder.archived_sequence == 2)
 
         assert board.whole
     assert rows(file, "SELECT instance FROM events ORDER BY sequence") == [("engine-1",), ("engine-2",)]
@@ -543,7 +543,7 @@ async def test_a_batch_that_takes_too_long_is_stored_in_parts_and_locks_nobody_o
         monkeypatch.setattr(archive_module, "STEP_SECONDS_MAX", 0.5)
         with structlog.testing.capture_logs() as logs:
             async with recording_into(archive, log, HealthBoard()) as recorder:
-                await eventually(lambda: recorder._archived_sequence == 100)
+                await eventually(lambda: recorder.archived_sequence == 100)
 
         assert await ask(archive, "SELECT count(*) FROM events") == [(100,)]
     reasons = [entry["reason"] for entry in logs if entry["event"] == "archive_unavailable"]
@@ -580,7 +580,7 @@ async def test_a_disk_that_hangs_is_reported_meanwhile_and_recorded_to_as_soon_a
             async with recording_into(archive, log, board) as recorder:
                 await eventually(lambda: "has not answered for 0.3 s" in board.missing_parts.get("archive", ""))
                 answers.set()
-                await eventually(lambda: recorder._archived_sequence == 1)
+                await eventually(lambda: recorder.archived_sequence == 1)
 
         assert board.whole
         assert not any("locked" in str(entry) for entry in logs)
@@ -593,7 +593,7 @@ async def test_a_reader_that_holds_the_write_ahead_log_back_is_told_of_and_fills
     log, board = MemoryBroker(POOL).client(ScaledClock(), name="test").log, HealthBoard()
     async with archive_at(f"sqlite+aiosqlite:///{file}") as archive, recording_into(archive, log, board) as recorder:
         await log.append(joined("engine-1"))
-        await eventually(lambda: recorder._archived_sequence == 1)
+        await eventually(lambda: recorder.archived_sequence == 1)
         await ask(archive, "PRAGMA busy_timeout=50")  # of the only connection, which the pool keeps
         with closing(sqlite3.connect(file)) as reader:
             assert reader.execute("SELECT log FROM events").fetchone()
@@ -605,7 +605,7 @@ async def test_a_reader_that_holds_the_write_ahead_log_back_is_told_of_and_fills
                 await asyncio.sleep(0.02)
                 assert sequence < 1000
             assert archive.wal_bytes() < 300_000
-        await eventually(lambda: recorder._archived_sequence == sequence)
+        await eventually(lambda: recorder.archived_sequence == sequence)
         assert board.whole
 
 
@@ -665,7 +665,7 @@ async def test_what_is_held_and_what_is_stored_at_once_is_bounded_in_bytes(
         await asyncio.sleep(0.2)
         assert recorder._queue.qsize() < 2 + 20_000 / 2000
         storing = asyncio.create_task(recorder.archive())
-        await eventually(lambda: recorder._archived_sequence == 40)
+        await eventually(lambda: recorder.archived_sequence == 40)
         for task in (collecting, storing):
             task.cancel()
         await asyncio.gather(collecting, storing, return_exceptions=True)

@@ -24,12 +24,12 @@ POOL = PoolName("default")
 FUTURE = b'{"type":"AskOfALaterRelease","request":"r"}'
 LATER = b'{"type":"RouteRequest","wire":2000,"request":"r"}'
 OF_THE_LEADER = [
-    subjects.route_subject(POOL),
-    subjects.handover_subject(POOL),
-    subjects.follow_subject(POOL),
-    subjects.cancel_subject(POOL),
-    subjects.migrate_subject(POOL),
-    subjects.fleet_view_subject(POOL),
+    subjects.command_subject(POOL, "route"),
+    subjects.command_subject(POOL, "handover"),
+    subjects.command_subject(POOL, "follow"),
+    subjects.command_subject(POOL, "cancel"),
+    subjects.command_subject(POOL, "migrate"),
+    subjects.command_subject(POOL, "fleet"),
     *(subjects.admin_subject(POOL, action, "alice") for action in ("drain", "keys", "tenants")),
 ]
 
@@ -81,7 +81,9 @@ async def test_an_ingress_whose_commands_are_refused_places_by_least_load_and_sa
 
     async with world_with() as world:
         await world.scheduler.__aexit__(None, None, None)
-        async with world.broker.client(ScaledClock(), name="old").commands.serve(subjects.route_subject(POOL), refuse):
+        async with world.broker.client(ScaledClock(), name="old").commands.serve(
+            subjects.command_subject(POOL, "route"), refuse
+        ):
             async with asyncio.timeout(2.0), world.post(COMPLETIONS, TOKENS) as answer:
                 await answer.read()
             why = world.board.degraded_parts["scheduler"]
@@ -97,6 +99,6 @@ async def test_a_command_of_a_person_shows_the_refusal() -> None:
 
     broker = MemoryBroker(POOL)
     link = broker.client(ScaledClock(), name="old")
-    async with link.commands.serve(subjects.fleet_view_subject(POOL), refuse):
+    async with link.commands.serve(subjects.command_subject(POOL, "fleet"), refuse):
         with pytest.raises(NoAnswerError, match=r"refused: this release knows no command Ask; the fleet runs another"):
             await described(link.commands, WorkerSettings())

@@ -36,11 +36,8 @@ from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import RequestAttemptFailed, RequestCancelled
 from pointsman.contracts.subjects import (
     admin_subject,
-    cancel_subject,
-    fleet_view_subject,
-    follow_subject,
+    command_subject,
     resync_subject,
-    route_subject,
 )
 from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
 from pointsman.policies.dispatch import Dispatcher
@@ -84,7 +81,7 @@ class World:
     async def route(self, request: str, keys: list[int], *, timeout: float = WAIT_SECONDS, **fields: Any) -> AnyCommand:
         fields = {"arrived_at": self.clock.now()} | fields
         return await self.client.commands.request(
-            route_subject(POOL), route(request, keys, **fields), timeout=WallSeconds(timeout)
+            command_subject(POOL, "route"), route(request, keys, **fields), timeout=WallSeconds(timeout)
         )
 
     async def waits(self, request: str, keys: list[int], **fields: Any) -> bool:
@@ -99,7 +96,7 @@ class World:
         """Name what an ingress has."""
         sent = [SentRequest(request=RequestId(r), attempt=1, instance=InstanceId("a")) for r in requests]
         command = FollowRequests(requests=sent, waiting=[RequestId(r) for r in waiting])
-        await self.client.commands.request(follow_subject(POOL), command, timeout=WallSeconds(WAIT_SECONDS))
+        await self.client.commands.request(command_subject(POOL, "follow"), command, timeout=WallSeconds(WAIT_SECONDS))
 
     async def append(self, *events: LogEvent) -> None:
         for event in events:
@@ -169,7 +166,7 @@ async def test_a_waiting_request_is_cancelled_by_the_leader_and_a_granted_one_is
         assert await world.waits("waiting", [2])
         answers = [
             await world.client.commands.request(
-                cancel_subject(POOL),
+                command_subject(POOL, "cancel"),
                 CancelRequest(request=RequestId(name), reason="gone"),
                 timeout=WallSeconds(WAIT_SECONDS),
             )
@@ -476,7 +473,7 @@ async def test_an_instance_whose_keys_stand_for_other_blocks_than_the_pools_is_d
         await world.append(world.joined("a", block_tokens=128), world.joined("b", block_tokens=32))
         await eventually(lambda: len(service.state.fleet.instances) == 2)
         described = await world.client.commands.request(
-            fleet_view_subject(POOL), DescribeFleet(), timeout=WallSeconds(WAIT_SECONDS)
+            command_subject(POOL, "fleet"), DescribeFleet(), timeout=WallSeconds(WAIT_SECONDS)
         )
 
         assert isinstance(described, FleetDescribed)
@@ -493,7 +490,7 @@ async def test_the_fleet_is_described_to_who_asks() -> None:
     async with world.scheduler():
         await world.route("r", [1])
         described = await world.client.commands.request(
-            fleet_view_subject(POOL), DescribeFleet(), timeout=WallSeconds(WAIT_SECONDS)
+            command_subject(POOL, "fleet"), DescribeFleet(), timeout=WallSeconds(WAIT_SECONDS)
         )
 
         assert isinstance(described, FleetDescribed)
@@ -514,7 +511,7 @@ async def test_the_fleet_is_described_with_why_checkpoints_are_overdue() -> None
             else:
                 service._board.restored(CHECKPOINTS_PART)
             described = await world.client.commands.request(
-                fleet_view_subject(POOL), DescribeFleet(), timeout=WallSeconds(WAIT_SECONDS)
+                command_subject(POOL, "fleet"), DescribeFleet(), timeout=WallSeconds(WAIT_SECONDS)
             )
             assert isinstance(described, FleetDescribed)
             told.append(described.checkpoints_overdue)
@@ -530,7 +527,7 @@ async def test_the_fleet_is_described_with_what_the_log_owes_the_leader(monkeypa
         await eventually(lambda: service.leading)
         monkeypatch.setattr(MemoryLog, "unconfirmed", property(lambda _log: UnconfirmedWrites(7, WallSeconds(42.0))))
         described = await world.client.commands.request(
-            fleet_view_subject(POOL), DescribeFleet(), timeout=WallSeconds(WAIT_SECONDS)
+            command_subject(POOL, "fleet"), DescribeFleet(), timeout=WallSeconds(WAIT_SECONDS)
         )
 
     assert isinstance(described, FleetDescribed)
@@ -721,7 +718,7 @@ async def test_an_engine_that_fails_requests_is_ejected_described_and_tried_agai
             await world.append(failed_attempt(f"r{number}", "a", at=world.clock.now()))
         await eventually(lambda: service.state.fleet.ready == ("b",))
         described = await world.client.commands.request(
-            fleet_view_subject(POOL), DescribeFleet(), timeout=WallSeconds(WAIT_SECONDS)
+            command_subject(POOL, "fleet"), DescribeFleet(), timeout=WallSeconds(WAIT_SECONDS)
         )
 
         assert isinstance(described, FleetDescribed)

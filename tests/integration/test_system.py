@@ -25,7 +25,7 @@ from pointsman.contracts.block_keys import KeyChain
 from pointsman.contracts.commands import DescribeFleet, FleetDescribed
 from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
-from pointsman.contracts.subjects import fleet_view_subject
+from pointsman.contracts.subjects import command_subject
 from pointsman.ports import CommandTimeoutError, Link, NoResponderError
 from pointsman.primitives import InstanceId, PoolName, WallSeconds
 from pointsman.state.state import PoolSettings, State
@@ -104,7 +104,7 @@ async def assert_index_agrees(fleet: FleetFile, link: Link) -> None:
         state = await folded(link.log, State(PoolSettings(speed=SPEED)))
         try:
             described = await link.commands.request(
-                fleet_view_subject(PoolName(fleet.pool)), DescribeFleet(), timeout=WallSeconds(2.0)
+                command_subject(PoolName(fleet.pool), "fleet"), DescribeFleet(), timeout=WallSeconds(2.0)
             )
         except (NoResponderError, CommandTimeoutError) as nobody:
             disagreement = f"no scheduler describes the fleet: {nobody}"

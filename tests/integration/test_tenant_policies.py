@@ -20,7 +20,7 @@ from pointsman.contracts.commands import (
     TenantPoliciesAnswered,
     TenantsDescribed,
 )
-from pointsman.contracts.subjects import admin_subject, fleet_view_subject, route_subject
+from pointsman.contracts.subjects import admin_subject, command_subject
 from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet, TenantPolicy
 from pointsman.ports import StoreUnavailableError, ValuesRead
 from pointsman.primitives import PoolName, Tenant, WallSeconds
@@ -74,12 +74,12 @@ class World:
 
     async def route(self, request: str, tenant: str = "alice") -> RouteGranted | RouteRejected:
         command = route(request, [1], tenant=Tenant(tenant), arrived_at=self.clock.now())
-        answer = await self.ask(route_subject(POOL), command)
+        answer = await self.ask(command_subject(POOL, "route"), command)
         assert isinstance(answer, RouteGranted | RouteRejected)
         return answer
 
     async def described(self) -> TenantsDescribed:
-        answer = await self.ask(fleet_view_subject(POOL), DescribeTenants())
+        answer = await self.ask(command_subject(POOL, "fleet"), DescribeTenants())
         assert isinstance(answer, TenantsDescribed)
         return answer
 

@@ -25,7 +25,7 @@ from pointsman.contracts.codec import decode_event
 from pointsman.contracts.commands import DescribeFleet, FleetDescribed, RouteGranted
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
 from pointsman.contracts.requests import RequestAttemptFailed, RequestFailed, RequestFinished
-from pointsman.contracts.subjects import fleet_view_subject, route_subject
+from pointsman.contracts.subjects import command_subject
 from pointsman.ports import EngineTarget
 from pointsman.primitives import Epoch, InstanceId, PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard, HttpServer
@@ -466,7 +466,7 @@ async def test_the_leader_says_which_instance_is_unschedulable_and_sends_it_noth
     link, other = broker.client(clock, name="s"), broker.client(clock, name="test")
 
     async def b_is_ready() -> bool:
-        answer = await other.commands.request(fleet_view_subject(pool), DescribeFleet(), timeout=WallSeconds(5.0))
+        answer = await other.commands.request(command_subject(pool, "fleet"), DescribeFleet(), timeout=WallSeconds(5.0))
         return isinstance(answer, FleetDescribed) and [i.status for i in answer.instances] == ["ready"]
 
     with structlog.testing.capture_logs() as logs:
@@ -474,10 +474,12 @@ async def test_the_leader_says_which_instance_is_unschedulable_and_sends_it_noth
             for told in (joined("a", at=clock.now()), joined("b", at=clock.now(), model="other")):
                 await other.log.append(told)
             await eventually(lambda: any(line["event"] == "instance_unschedulable" for line in logs))
-            fleet = await other.commands.request(fleet_view_subject(pool), DescribeFleet(), timeout=WallSeconds(5.0))
+            fleet = await other.commands.request(
+                command_subject(pool, "fleet"), DescribeFleet(), timeout=WallSeconds(5.0)
+            )
             asked = [route(f"r{number}", [number], arrived_at=clock.now()) for number in range(6)]
             granted = [
-                await other.commands.request(route_subject(pool), command, timeout=WallSeconds(5.0))
+                await other.commands.request(command_subject(pool, "route"), command, timeout=WallSeconds(5.0))
                 for command in asked
             ]
             await other.log.append(

@@ -25,7 +25,7 @@ from typing_extensions import override
 from pointsman.adapters.tcp_ports import free_ports, why_taken
 from pointsman.adapters.tokenizer.tokenizer import BUILTIN_DIRECTORY
 from pointsman.contracts.codec import AnyCommand
-from pointsman.contracts.subjects import fleet_view_subject
+from pointsman.contracts.subjects import command_subject
 from pointsman.ports import Reply
 from pointsman.primitives import PoolName
 from pointsman.runtime.settings import ENVIRONMENT_PREFIX, FleetSettings, options
@@ -633,7 +633,7 @@ async def test_a_pool_that_another_fleet_uses_is_refused_while_it_does(tmp_path:
         await check_pools(plan)
         settings = FleetSettings(nats=url, pool="other")
         async with connected_link(settings, name="other") as link:
-            async with link.commands.serve(fleet_view_subject(PoolName("other")), on_describe):
+            async with link.commands.serve(command_subject(PoolName("other"), "fleet"), on_describe):
                 told = await asyncio.to_thread(
                     up_fails, tmp_path, "--nats", url, "--instances", "1", "--also", "other=1"
                 )

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import click
 import msgspec
 import pytest
 from aiohttp import web
@@ -62,7 +63,7 @@ from pointsman_lab.memory.log import Fault, MemoryBroker
 from pointsman_worker import saved_session, session, writer
 from pointsman_worker.event_sequencer import RUN_OVERHEAD_BYTES, CacheEventSequencer, portions
 from pointsman_worker.service import LEAVE_SECONDS_MAX, WorkerService
-from pointsman_worker.settings import SettingsError, WorkerSettings
+from pointsman_worker.settings import WorkerSettings
 from pointsman_worker.targets import listed_targets
 from pointsman_worker.translator import BlockTranslator
 from tests.support.events import joined
@@ -1112,7 +1113,7 @@ def test_the_instance_is_named_after_the_engines_port() -> None:
     assert named("http://10.0.0.7:8101") == ["engine-8101"]
     assert named("http://gpu", instance="left-one") == ["left-one"]
     assert named("http://10.0.0.7:8101", "http://10.0.0.8:8101") == ["10-0-0-7-8101", "10-0-0-8-8101"]
-    with pytest.raises(SettingsError, match="cannot be an instance"):
+    with pytest.raises(click.UsageError, match="cannot be an instance"):
         named("http://gpu", instance="Engine 1")
 
 

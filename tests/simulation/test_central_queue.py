@@ -13,7 +13,7 @@ from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.simulation.outcome import Outcome
 from pointsman.simulation.simulator import Scenario, simulate
 from pointsman.simulation.workload import GENERATORS, WorkloadRequest
-from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, prefill_seconds
+from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 from pointsman_lab.results.central_queue import central_queue
 from tests.support.examples import examples
 
@@ -109,7 +109,7 @@ def test_a_step_ends_at_the_tokens_of_a_batch_and_a_prompt_goes_on_in_the_next()
     outcome = central_queue(Scenario(instances=1), at_once([5000, 5000, 3000]), "fcfs")
 
     first, second, third = (row.first_token_at or 0.0 for row in outcome.rows)
-    assert first > prefill_seconds(COST, 5000, 0) + 0.2, "its step also has 3,192 tokens of the second"
+    assert first > COST.seconds(5000, 0) + 0.2, "its step also has 3,192 tokens of the second"
     assert first < second == third
 
 
@@ -121,7 +121,7 @@ def test_only_what_cannot_be_on_time_any_more_is_dropped() -> None:
     assert all(row.on_time for row in outcome.rows if row.end == "finished")
     for row in dropped:
         assert row.ended_at is not None
-        assert row.ended_at + prefill_seconds(COST, row.prompt_tokens, 0) > row.slo_ttft
+        assert row.ended_at + COST.seconds(row.prompt_tokens, 0) > row.slo_ttft
 
 
 def test_documents_that_are_late_even_alone_can_be_served_for_their_later_questions() -> None:
@@ -159,7 +159,7 @@ def _on_time_in_order(lengths: Sequence[int], slo: float) -> int:
     """How many are on time when each is served in turn unless it would be late."""
     now, served = 0.0, 0
     for length in lengths:
-        done = now + prefill_seconds(COST, length, 0)
+        done = now + COST.seconds(length, 0)
         if done <= slo:
             now, served = done, served + 1
     return served

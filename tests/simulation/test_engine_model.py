@@ -28,7 +28,7 @@ from pointsman.simulation.engine_types import (
     StepResult,
     TokenPrompt,
 )
-from pointsman.state.engine_profiles import PROFILES, prefill_seconds
+from pointsman.state.engine_profiles import PROFILES
 from tests.support.examples import examples
 
 PROFILE = PROFILES["qwen2.5-7b-910b4"]
@@ -202,7 +202,7 @@ def test_a_lone_prefill_takes_what_the_scheduler_predicts(profile: object, total
     result = finish(model, "measured", HashedPrompt(total, hashes), max_tokens=1)
 
     assert result.cached[RequestId("measured")] == cached
-    expected = prefill_seconds(profile.prefill_cost, total, cached)
+    expected = profile.prefill_cost.seconds(total, cached)
     assert result.first_at[RequestId("measured")] == pytest.approx(expected, rel=0.03)
 
 

@@ -19,7 +19,7 @@ from pointsman.simulation.outcome import Outcome, RequestRow
 from pointsman.simulation.simulated_fleet import NOTICE_SECONDS
 from pointsman.simulation.simulator import Failure, Scenario, Simulation, simulate
 from pointsman.simulation.workload import GENERATORS, WorkloadRequest
-from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, prefill_seconds
+from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 
 POLICIES = sorted(ROUTING_POLICIES)
 COST = PROFILES[DEFAULT_PROFILE].prefill_cost
@@ -168,7 +168,7 @@ def test_another_seed_may_give_another_outcome() -> None:
 def test_on_one_instance_the_busy_time_is_the_sum_of_the_prefills() -> None:
     outcome = simulate(Scenario(instances=1, routing="least_loaded"), unrelated(40, every=0.1))
 
-    assert outcome.virtual_seconds == pytest.approx(40 * prefill_seconds(COST, 8192, 0))
+    assert outcome.virtual_seconds == pytest.approx(40 * COST.seconds(8192, 0))
     firsts = [row.first_token_at for row in outcome.rows if row.first_token_at is not None]
     assert firsts == sorted(firsts), "first come, first served"
 
@@ -178,7 +178,7 @@ def test_work_that_shares_nothing_is_spread_until_no_instance_is_idle(policy: st
     """With an objective that all can meet: what is late everywhere, `pointsman` gathers in one queue."""
     outcome = simulate(Scenario(instances=4, routing=policy, slo_ttft_s=60.0), unrelated(40, every=0.0))
 
-    assert outcome.virtual_seconds == pytest.approx(10 * prefill_seconds(COST, 8192, 0))
+    assert outcome.virtual_seconds == pytest.approx(10 * COST.seconds(8192, 0))
 
 
 def test_prefill_only_means_one_token() -> None:

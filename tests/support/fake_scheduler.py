@@ -68,11 +68,11 @@ class FakeScheduler:
 
     async def __aenter__(self) -> Self:
         for subject, handler in (
-            (subjects.route_subject(self._pool), self._route),
-            (subjects.handover_subject(self._pool), self._hand_over),
-            (subjects.follow_subject(self._pool), self._follow),
-            (subjects.cancel_subject(self._pool), self._cancel),
-            (subjects.fleet_view_subject(self._pool), self._describe),
+            (subjects.command_subject(self._pool, "route"), self._route),
+            (subjects.command_subject(self._pool, "handover"), self._hand_over),
+            (subjects.command_subject(self._pool, "follow"), self._follow),
+            (subjects.command_subject(self._pool, "cancel"), self._cancel),
+            (subjects.command_subject(self._pool, "fleet"), self._describe),
         ):
             await self._open.enter_async_context(self._commands.serve(subject, handler))
         return self

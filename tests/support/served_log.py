@@ -22,7 +22,6 @@ from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import PolicySet, policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, Epoch, InstanceId, PoolName, Term
-from pointsman.state.engine_profiles import prefill_seconds
 from pointsman.state.state import PoolSettings, State
 from tests.support.events import BLOCK, COST, joined, reported, route, stored
 
@@ -161,7 +160,7 @@ class ServedLog:
         hit = next((n for n, key in enumerate(request.keys) if key not in held), len(request.keys))
         held.update(int(key) for key in request.keys)
         cached = self.state.latency.cached_tokens(self.state.fleet[name], hit, request.prompt_tokens)
-        work = prefill_seconds(COST, request.prompt_tokens, cached) * self._pace.get(name, 1.0)
+        work = COST.seconds(request.prompt_tokens, cached) * self._pace.get(name, 1.0)
         self._served[name] = self._served.get(name, 0) + 1
         every, longer = self._stumbles.get(name, (1, 1.0))
         work *= longer if self._served[name] % every == 0 else 1.0

@@ -42,11 +42,10 @@ from pointsman.contracts.reasons import CommandRefusal
 from pointsman.contracts.subjects import (
     admin_subject,
     cache_subject,
+    command_subject,
     fleet_subject,
-    fleet_view_subject,
     heartbeat_subject,
     leader_subject,
-    route_subject,
     subject_of,
 )
 from pointsman.policies.dispatch import Dispatcher
@@ -133,7 +132,7 @@ def test_deep_bad_and_long_messages_are_refused_whatever_they_are(message: Any) 
     [
         fleet_subject(POOL, ENGINE),
         heartbeat_subject(POOL, ENGINE),
-        fleet_view_subject(POOL),
+        command_subject(POOL, "fleet"),
         admin_subject(POOL, "drain", "alice"),
         admin_subject(POOL, "keys", "alice"),
     ],
@@ -162,7 +161,7 @@ def test_events_of_caches_and_routed_requests_may_be_large() -> None:
 
     assert accepted(encode(cleared)[:-1] + large, partial(decode_event, subject=subject_of(POOL, cleared)))
     routed = next(command for command in COMMANDS if isinstance(command, RouteRequest))
-    assert accepted(encode(routed)[:-1] + large, partial(decode_command, subject=route_subject(POOL)))
+    assert accepted(encode(routed)[:-1] + large, partial(decode_command, subject=command_subject(POOL, "route")))
 
 
 @pytest.mark.parametrize("part", [b'"",', b"[],", b"{},", b"1,", b'{"a":1},', b"[" * 20 + b"]" * 20 + b","])

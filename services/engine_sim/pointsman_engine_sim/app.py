@@ -2,18 +2,17 @@
 
 import hmac
 from collections.abc import Awaitable, Callable
+from functools import cached_property
 
 import msgspec
 import structlog
 
-from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.primitives import Tokens
 from pointsman.runtime.health import Receive, Scope, Send, send_whole
 from pointsman_engine_sim import answers, embeddings, messages, openai_bodies, responses, scores
-from pointsman_engine_sim.engine import LiveEngine, RequestAbortedError, prompt_hash
-from pointsman_engine_sim.generation import JSON, Answer, Generator, ServedModel
-from pointsman_engine_sim.kv_transfer import TRANSFER_PATH, KvTransfer
-from pointsman_engine_sim.metrics import EngineMetrics
+from pointsman_engine_sim.engine import RequestAbortedError, prompt_hash
+from pointsman_engine_sim.generation import JSON, Answer, Generator
+from pointsman_engine_sim.kv_transfer import TRANSFER_PATH
 from pointsman_engine_sim.openai_bodies import AdapterBody, ApiError, ChatBody, DetokenizeBody, FetchBody, decoded
 
 log = structlog.get_logger()
@@ -25,18 +24,9 @@ Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class EngineApp(Generator):
-    def __init__(
-        self,
-        engine: LiveEngine,
-        *,
-        tokenizer: Tokenizer,
-        metrics: EngineMetrics,
-        served: ServedModel,
-        transfer: KvTransfer | None = None,
-    ) -> None:
-        super().__init__(engine, tokenizer=tokenizer, metrics=metrics, served=served, transfer=transfer)
-        side_channel: dict[str, dict[str, Handler]] = {TRANSFER_PATH: {"POST": self._kv_transfer}} if transfer else {}
-        self._routes: dict[str, dict[str, Handler]] = {
+    @cached_property
+    def _routes(self) -> dict[str, dict[str, Handler]]:
+        return {
             "/v1/completions": {"POST": self._completion},
             "/v1/chat/completions": {"POST": self._chat},
             "/v1/responses": {"POST": self._response},
@@ -55,7 +45,7 @@ class EngineApp(Generator):
             "/reset_prefix_cache": {"POST": self._reset_prefix_cache},
             "/v1/load_lora_adapter": {"POST": self._load_adapter},
             "/v1/unload_lora_adapter": {"POST": self._unload_adapter},
-            **side_channel,
+            **({TRANSFER_PATH: {"POST": self._kv_transfer}} if self._transfer else {}),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -191,27 +191,25 @@ class RequestLifecycle:
         """`reason`: a FailReason, or the leader's RejectReason."""
         reason = str(reason)
         self._end(reason)
-        now, instance = self._clock.now(), self.instance
         self._log(
             RequestFailed(
-                at=now,
+                at=self._clock.now(),
                 request=self.request,
                 reason=reason,
                 status=status,
-                instance=instance,
+                instance=self.instance,
                 output_tokens=self._delivered_tokens,
             )
         )
 
     def cancelled(self, cause: CancelCause) -> None:
         self._end(cause)
-        now, instance = self._clock.now(), self.instance
         self._log(
             RequestCancelled(
-                at=now,
+                at=self._clock.now(),
                 request=self.request,
                 reason=cause.sentence,
-                instance=instance,
+                instance=self.instance,
                 cause=cause,
                 output_tokens=self._delivered_tokens,
             )

@@ -19,7 +19,7 @@ from pointsman.contracts.overlap import (
     OverlapRequest,
     TokenId,
 )
-from pointsman.contracts.subjects import overlap_subject
+from pointsman.contracts.subjects import command_subject
 from pointsman.ports import Clock, Commands, CommandTimeoutError, CommandTooLargeError, NoResponderError
 from pointsman.primitives import PackedKeys, PoolName, WallSeconds
 from pointsman.runtime.containment import note_failure
@@ -133,7 +133,7 @@ class OverlapEndpoint:
         for _ in range(TRIES):
             try:
                 answer = await self.commands[pool.name].request(
-                    overlap_subject(pool.name), request, timeout=TIMEOUT_WALL_SECONDS
+                    command_subject(pool.name, "overlap"), request, timeout=TIMEOUT_WALL_SECONDS
                 )
             except CommandTooLargeError as error:
                 raise request_too_large() from error

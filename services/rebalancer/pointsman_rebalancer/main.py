@@ -3,9 +3,11 @@
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.policies.rebalancing import RebalancingPolicy
+from pointsman.primitives import PoolName
 from pointsman.runtime.environment_names import start_logs
 from pointsman.runtime.health import HealthBoard, health_server
 from pointsman.runtime.log_connection import name_of_run, open_link
+from pointsman.runtime.log_metrics import measure_log
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import Supervisor, run
 from pointsman_rebalancer.service import RebalancerService
@@ -46,5 +48,6 @@ async def _serve(settings: RebalancerSettings, policy: RebalancingPolicy, superv
         )
         supervisor.start(service.run(), name="fold")
         supervisor.start(service.rebalance(), name="rebalance")
-        supervisor.start(service.measure(), name="log-metrics")
+        measures = measure_log(link.log, clock, PoolName(settings.pool), lambda: service.state.sequence)
+        supervisor.start(measures, name="log-metrics")
         await supervisor.until_stopped()

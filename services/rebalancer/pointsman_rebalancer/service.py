@@ -13,7 +13,7 @@ from pointsman.contracts.commands import MigrateRequests, MigrationAnswered, Pla
 from pointsman.contracts.decisions import LeaderElected, RequestMigrated, RequestPlaced
 from pointsman.contracts.fleet import FleetEvent
 from pointsman.contracts.requests import PrefillFinished
-from pointsman.contracts.subjects import migrate_subject
+from pointsman.contracts.subjects import command_subject
 from pointsman.policies.rebalancing import MigrationPlan, RebalancingPolicy
 from pointsman.policies.rebalancing.base import Migration
 from pointsman.policies.rebalancing.off import Off
@@ -25,7 +25,6 @@ from pointsman.runtime.containment import contained
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.leader_clock import LeaderClock
 from pointsman.runtime.log_follower import LogFollower
-from pointsman.runtime.log_metrics import measure_log
 from pointsman.state.state import PoolSettings, State
 from pointsman_rebalancer.settings import RebalancerSettings
 
@@ -70,7 +69,6 @@ class RebalancerService:
             on_event=self._on_event,
             history=engine_seconds(HITS_WALL_SECONDS, settings.speed),
         )
-        self._log = event_log
         self._pool = PoolName(settings.pool)
         self._commands = commands
         telemetry.REBALANCING_REACTION_SECONDS.labels(self._pool)
@@ -82,7 +80,7 @@ class RebalancerService:
         self._rebind = settings.rebind
         self._window = Window()
         self._name = name
-        self._subject = migrate_subject(self._pool)
+        self._subject = command_subject(self._pool, "migrate")
         self._plans = 0
         self._trigger_at: EngineSeconds | None = None
         """Engine time of the first trigger since the last plan."""
@@ -122,10 +120,6 @@ class RebalancerService:
                 if plan.migrations:
                     await self._request_moves(plan, trigger_at)
             await self._clock.sleep_wall(planning * (1 / PLANNING_SHARE_MAX - 1))
-
-    async def measure(self) -> None:
-        """Runs without end."""
-        await measure_log(self._log, self._clock, self._pool, lambda: self.state.sequence)
 
     def _on_event(self, event: LogEvent) -> None:
         stamp = event.stamp

@@ -3,10 +3,11 @@
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.owner_only import create_owner_only
 from pointsman.contracts.permissions import BusRole, BusUser
-from pointsman.primitives import WallSeconds
+from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.environment_names import start_logs
 from pointsman.runtime.health import HealthBoard, health_server
 from pointsman.runtime.log_connection import open_link
+from pointsman.runtime.log_metrics import measure_log
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import Supervisor, run
 from pointsman_recorder.archive import open_archive
@@ -52,7 +53,8 @@ async def _serve(settings: RecorderSettings, supervisor: Supervisor) -> None:
         )
         supervisor.start(recorder.collect(), name="collect")
         supervisor.start(recorder.archive(), name="archive")
-        supervisor.start(recorder.measure(), name="log-metrics")
+        measures = measure_log(link.log, clock, PoolName(settings.pool), lambda: recorder.archived_sequence)
+        supervisor.start(measures, name="log-metrics")
         limits = RetentionLimits(age=settings.archive_days * DAY_SECONDS, bytes=settings.archive_bytes_max)
         supervisor.start(Retention(archive, link.log, clock, board, limits).run(), name="retention")
         await supervisor.until_stopped()

@@ -12,10 +12,10 @@ import structlog
 
 from pointsman.adapters.backoff import Backoff
 from pointsman.contracts.codec import short_reason
-from pointsman.ports import Clock, EventLog, LogEntry, LogExtent, LogMissingError, LogReset, LogUnavailableError
-from pointsman.primitives import PoolName, Sequence, WallSeconds
+from pointsman.ports import Clock, EventLog, LogEntry, LogExtent, LogReset
+from pointsman.primitives import Sequence, WallSeconds
 from pointsman.runtime.health import HealthBoard
-from pointsman.runtime.log_metrics import measure_log
+from pointsman.runtime.log_metrics import await_extent
 from pointsman.runtime.telemetry import RECORDER_ARCHIVED_SEQUENCE
 from pointsman_recorder.archive import STEP_SECONDS_MAX, Archive, Batch, Branch
 from pointsman_recorder.database_errors import (
@@ -83,7 +83,7 @@ class Recorder:
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._finished = asyncio.Event()
-        self._archived_sequence: Sequence = 0
+        self.archived_sequence: Sequence = 0
         self._stored: Branch | None = None
         """As far as the archive should have it."""
         self._numbers: dict[str, int] = {}  # of the newest history of each stream
@@ -117,12 +117,8 @@ class Recorder:
         except TimeoutError:
             log.warning("archive_flush_timeout", entries=self._queue.qsize(), note="the next start goes on from SQL")
 
-    async def measure(self) -> None:
-        """Runs without end."""
-        await measure_log(self._log, self._clock, PoolName(self._board.pool), lambda: self._archived_sequence)
-
     def _archived(self, sequence: Sequence) -> None:
-        self._archived_sequence = sequence
+        self.archived_sequence = sequence
         RECORDER_ARCHIVED_SEQUENCE.labels(self._board.pool).set(sequence)
 
     async def _resume_point(self) -> Branch:
@@ -185,12 +181,7 @@ class Recorder:
         await self._queue.put(opened)
 
     async def _extent(self) -> LogExtent:
-        while True:
-            try:
-                return await self._log.extent()
-            except (LogUnavailableError, LogMissingError) as error:
-                self._board.missing(ARCHIVE_PART, f"the log does not answer: {error}")
-                await self._clock.sleep_wall(RETRY_SECONDS_MIN)
+        return await await_extent(self._log, self._clock, self._board, ARCHIVE_PART)
 
     async def _next_items(self) -> tuple[list[_Item], bool]:
         first = await self._queue.get()

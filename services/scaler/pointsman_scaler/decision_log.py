@@ -44,7 +44,7 @@ class DecisionLog:
             extent = await self._log.extent()
         except (LogUnavailableError, LogMissingError):
             return False
-        return extent.first > 1 and self._decided_at < (extent.first + extent.last) / 2
+        return extent.has_in_oldest(1 / 2, self._decided_at)
 
     async def write(self, decision: ScaleDecided) -> bool:
         """Append a decision; returns whether it came back through the log."""

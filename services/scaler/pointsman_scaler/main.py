@@ -4,10 +4,11 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.policies.scaling import ScalingPolicy
 from pointsman.ports import InstanceProvider
-from pointsman.primitives import WallSeconds
+from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.environment_names import start_logs
 from pointsman.runtime.health import HealthBoard, health_server
 from pointsman.runtime.log_connection import name_of_run, open_link
+from pointsman.runtime.log_metrics import measure_log
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import Supervisor, run
 from pointsman_scaler.providers import chosen_provider
@@ -59,7 +60,8 @@ async def _serve(
         supervisor.start(service.act(), name="act")
         supervisor.start(service.report(), name="report")
         supervisor.start(service.pass_on_reads(), name="reads")
-        supervisor.start(service.measure(), name="log-metrics")
+        measures = measure_log(link.log, clock, PoolName(settings.pool), lambda: service.state.sequence)
+        supervisor.start(measures, name="log-metrics")
         try:
             await supervisor.until_stopped()
         finally:

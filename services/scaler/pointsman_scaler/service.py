@@ -19,7 +19,6 @@ from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.leader_clock import LeaderClock
 from pointsman.runtime.leadership import Leadership
 from pointsman.runtime.log_follower import LogFollower
-from pointsman.runtime.log_metrics import measure_log
 from pointsman.state.state import PoolSettings, State
 from pointsman_scaler.decision_log import DecisionLog
 from pointsman_scaler.desired_page import DesiredPage
@@ -55,7 +54,6 @@ class ScalerService:
         settings: ScalerSettings,
         name: str,
     ) -> None:
-        self._log = event_log
         self._commands = commands
         self._clock = clock
         self._board = board
@@ -128,10 +126,6 @@ class ScalerService:
 
     async def report(self) -> None:
         await report_size(self._size, self._board, self._clock, self._pool)
-
-    async def measure(self) -> None:
-        """Runs without end."""
-        await measure_log(self._log, self._clock, self._pool, lambda: self.state.sequence)
 
     def _on_event(self, event: LogEvent) -> None:
         self._leader_clock.note(event)

@@ -16,7 +16,7 @@ from pointsman.ports import (
 from pointsman.primitives import Sequence, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.health import HealthBoard
-from pointsman_scheduler.checkpointing import DROPPED_SOON, lies_in_oldest, newest_checkpoint
+from pointsman_scheduler.checkpointing import DROPPED_SOON, newest_checkpoint
 
 log = structlog.get_logger()
 
@@ -75,7 +75,7 @@ class CheckpointWatch:
     def _tell(self, extent: LogExtent) -> None:
         age = extent.last - max(self._newest, extent.first - 1)  # the log may have dropped its entry
         self._age.set(age)
-        dropped_soon = lies_in_oldest(extent, self._newest, DROPPED_SOON)
+        dropped_soon = extent.has_in_oldest(DROPPED_SOON, self._newest)
         if self._looks >= self._looks_max or (self._looks >= INTERVALS_MAX and dropped_soon):
             self._board.degraded(CHECKPOINTS_PART, f"the log has gone on by {age} entries without a new one")
             if not self._overdue:

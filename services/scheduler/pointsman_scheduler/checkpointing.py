@@ -114,7 +114,7 @@ class Checkpointer:
     def _is_overdue(self) -> bool:
         """Whether nobody saves any more: later than `_is_due` of any process."""
         cadence, extent = self._cadence, self._extent
-        if lies_in_oldest(extent, self._saved, DROPPED_SOON):
+        if extent.has_in_oldest(DROPPED_SOON, self._saved):
             return True
         waited = self._clock.wall() - self._saved_at
         return waited > OVERDUE_SHARE * cadence.seconds or extent.last - self._saved > OVERDUE_SHARE * cadence.events
@@ -130,7 +130,7 @@ class Checkpointer:
             return False
         if wall - self._saved_at >= cadence.seconds * cadence.spread:
             return True
-        return lies_in_oldest(self._extent, self._saved, RENEWED_WITHIN)
+        return self._extent.has_in_oldest(RENEWED_WITHIN, self._saved)
 
     async def _look_at_log(self) -> None:
         if self._clock.wall() - self._extent_at < EXTENT_WALL_SECONDS:
@@ -181,11 +181,6 @@ class Checkpointer:
     async def _newest(self) -> Sequence:
         """Raises StoreUnavailableError."""
         return await newest_checkpoint(self._checkpoints, self._following.form, self._extent.identity)
-
-
-def lies_in_oldest(extent: LogExtent, sequence: Sequence, share: float) -> bool:
-    """Whether the entry is in that share of the log. Never in a log that has dropped nothing yet."""
-    return extent.first > 1 and sequence - extent.first < share * (extent.last - extent.first)
 
 
 async def newest_checkpoint(checkpoints: Checkpoints, form: str, identity: str) -> Sequence:

@@ -38,14 +38,9 @@ from pointsman.contracts.subjects import (
     ANY_ACTOR,
     actor_of,
     admin_subject,
-    cancel_subject,
-    fleet_view_subject,
-    follow_subject,
-    handover_subject,
+    command_subject,
     heartbeat_subject,
     instance_of,
-    migrate_subject,
-    route_subject,
 )
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import PolicySet
@@ -99,11 +94,11 @@ class CommandHandlers:
     def by_subject(self) -> list[tuple[str, CommandHandler]]:
         pool = self._pool
         return [
-            (route_subject(pool), self._while_leading((RouteRequest,), self._route)),
-            (handover_subject(pool), self._while_leading((HandOverRequest,), self._hand_over)),
-            (follow_subject(pool), self._while_leading((FollowRequests,), self._follow)),
-            (cancel_subject(pool), self._while_leading((CancelRequest,), self._cancel)),
-            (migrate_subject(pool), self._while_leading((MigrateRequests,), self._migrate)),
+            (command_subject(pool, "route"), self._while_leading((RouteRequest,), self._route)),
+            (command_subject(pool, "handover"), self._while_leading((HandOverRequest,), self._hand_over)),
+            (command_subject(pool, "follow"), self._while_leading((FollowRequests,), self._follow)),
+            (command_subject(pool, "cancel"), self._while_leading((CancelRequest,), self._cancel)),
+            (command_subject(pool, "migrate"), self._while_leading((MigrateRequests,), self._migrate)),
             (
                 admin_subject(pool, "drain", ANY_ACTOR),
                 self._while_leading((DrainInstance, UndrainInstance), self._drain),
@@ -114,7 +109,7 @@ class CommandHandlers:
                 self._while_leading((SetTenantPolicies,), self._tenants.change),
             ),
             (heartbeat_subject(pool, ANY_INSTANCE), self._while_leading((NoteHeartbeat,), self._note_heartbeat)),
-            (fleet_view_subject(pool), self._describe),
+            (command_subject(pool, "fleet"), self._describe),
         ]
 
     def _while_leading(

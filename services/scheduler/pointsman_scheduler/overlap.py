@@ -22,7 +22,7 @@ from pointsman.contracts.overlap import (
     OverlapRefused,
     OverlapRequest,
 )
-from pointsman.contracts.subjects import overlap_subject
+from pointsman.contracts.subjects import command_subject
 from pointsman.ports import Clock, Commands, EventLog, LogMissingError, LogUnavailableError, Reply
 from pointsman.primitives import BlockKey, InstanceId, PoolName, WallSeconds
 from pointsman.primitives import Sequence as LogSequence
@@ -135,7 +135,7 @@ class OverlapService:
         await self._replica.reached(end)
         while True:
             self._flooded.clear()
-            async with commands.serve_payloads(overlap_subject(self._pool), self.answer, queue=QUEUE):
+            async with commands.serve_payloads(command_subject(self._pool, "overlap"), self.answer, queue=QUEUE):
                 await self._flooded.wait()
             log.warning("overlap_flooded", refusals_per_second=REFUSALS_MAX, pause_seconds=FLOOD_WALL_SECONDS)
             await self._clock.sleep_wall(FLOOD_WALL_SECONDS)

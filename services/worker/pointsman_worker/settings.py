@@ -105,11 +105,8 @@ class WorkerSettings(FleetSettings, ProcessSettings):
     def check(self) -> None:
         from pointsman_worker.targets import listed_targets  # which imports this module
 
-        try:
-            listed_targets(self)
-        except SettingsError as error:
-            raise click.UsageError(str(error)) from error
+        listed_targets(self)
 
 
 class SettingsError(click.ClickException):
-    """Settings contradict each other or the engine."""
+    """Settings contradict the engine."""

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
+import click
+
 from pointsman.adapters.discovery.targets import (
     TargetError,
     by_rank,
@@ -18,20 +20,20 @@ from pointsman.contracts.subjects import valid_name
 from pointsman.ports import EngineTarget
 from pointsman.primitives import InstanceId
 from pointsman.runtime.engine_urls import EngineUrls
-from pointsman_worker.settings import DEFAULT_ENGINE_URL, SettingsError, WorkerSettings
+from pointsman_worker.settings import DEFAULT_ENGINE_URL, WorkerSettings
 
 HOST = "{host}"
 
 
 def listed_targets(settings: WorkerSettings) -> list[EngineTarget]:
-    """Engines of --engine-url; without --discover there is one by default. Raises SettingsError."""
+    """Engines of --engine-url; without --discover there is one by default. Raises click.UsageError."""
     urls = settings.engine_url or (() if settings.discover else (DEFAULT_ENGINE_URL,))
     _check(settings, urls)
     try:
         _check_addresses(settings)
         return [target for url in urls for target in _listed(url, settings, alone=len(urls) == 1)]
     except ValueError as error:
-        raise SettingsError(str(error)) from error
+        raise click.UsageError(str(error)) from error
 
 
 def refused_url(target: EngineTarget, allowed: EngineUrls | None) -> str:
@@ -95,24 +97,24 @@ def _listed(url: str, settings: WorkerSettings, *, alone: bool) -> list[EngineTa
 def _check(settings: WorkerSettings, urls: Sequence[str]) -> None:
     if settings.instance and not valid_name(settings.instance):
         msg = f"{settings.instance!r} cannot be an instance: lower-case letters, digits and dashes, at most 63"
-        raise SettingsError(msg)
+        raise click.UsageError(msg)
     if settings.dp_rank != ANY_RANK and settings.data_parallel_size > 1:
         msg = "--dp-rank follows one rank, --data-parallel-size all: give one of them"
-        raise SettingsError(msg)
+        raise click.UsageError(msg)
     transfers = settings.fetches or settings.role_switching or settings.role != "both" or settings.discover
     if settings.kv_transfer_gb_per_s and not transfers:
         msg = "--kv-transfer-gb-per-s is of transfers, and this worker's engines make none: give --fetches or a --role"
-        raise SettingsError(msg)
+        raise click.UsageError(msg)
     if not settings.discover and len(urls) == 1:
         return
     for flag, value in (("--kv-endpoint", settings.kv_endpoint), ("--kv-replay-endpoint", settings.kv_replay_endpoint),
                         ("--engine-advertised-url", settings.engine_advertised_url)):  # fmt: skip
         if value and HOST not in value:
             msg = f"{flag} {value}: several engines need {HOST} in it"
-            raise SettingsError(msg)
+            raise click.UsageError(msg)
     if settings.instance or settings.dp_rank != ANY_RANK:
         msg = "--instance and --dp-rank are of a worker that follows one engine"
-        raise SettingsError(msg)
+        raise click.UsageError(msg)
 
 
 def _check_addresses(settings: WorkerSettings) -> None:

@@ -64,8 +64,8 @@ class BlockTranslator:
         capacity_blocks: int = 0,
         confirms_earlier: bool = True,
     ) -> None:
-        """`capacity_blocks`: 0 if unknown. `confirms_earlier`: no block is held without those before it. Raises ValueError if a pool block is not a multiple of the engine's
-        block."""
+        """`capacity_blocks`: 0 if unknown. `confirms_earlier`: no block is held without those before it. Raises
+        ValueError if a pool block is not a multiple of the engine's block."""
         self.counters = TranslatorCounters()
         self.blocks = EngineBlocks(key_chain, engine_block_tokens)
         self.keys = HeldKeys(self.blocks.last_index)

@@ -13,7 +13,7 @@ from pointsman.contracts.fleet import InstanceJoined, PrefillCost
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.simulation.metrics import tpot
 from pointsman.simulation.outcome import Outcome, RequestRow
-from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, EngineProfile, prefill_seconds
+from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, EngineProfile
 
 POINTS_MAX = 200
 POINTS_MIN = 8
@@ -148,7 +148,7 @@ def lone_prefills(rows: Iterable[RequestRow], cost: PrefillCost) -> dict[Instanc
         assert row.first_token_at is not None
         assert row.instance is not None
         if row.granted_at >= busy_until.get(row.instance, 0.0):
-            predicted = prefill_seconds(cost, row.prompt_tokens, row.cached_tokens)
+            predicted = cost.seconds(row.prompt_tokens, row.cached_tokens)
             found.setdefault(row.instance, []).append(Point(row.number, predicted, row.first_token_at - row.granted_at))
         busy_until[row.instance] = max(row.first_token_at, busy_until.get(row.instance, 0.0))
     return found

@@ -57,8 +57,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class DecodeCandidate(msgspec.Struct, frozen=True, kw_only=True):
-    """`requests` decode there or will, each for every answer that it has (`n`); `predicted_tpot` includes this one (None: unknown); `free_tokens` of its KV
-    cache (-1: unknown)."""
+    """`requests` decode there or will, each for every answer that it has (`n`); `predicted_tpot` includes this one
+    (None: unknown); `free_tokens` of its KV cache (-1: unknown)."""
 
     instance: InstanceId
     requests: Count

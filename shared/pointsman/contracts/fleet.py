@@ -42,6 +42,10 @@ class PrefillCost(msgspec.Struct, frozen=True, kw_only=True):
     per_token_squared_s: Coefficient
     floor_s: Coefficient = 0.0
 
+    def seconds(self, total: Tokens, cached: Tokens) -> EngineSeconds:
+        computed = self.per_token_s * (total - cached) + self.per_token_squared_s * (total * total - cached * cached)
+        return self.fixed_s + max(self.floor_s, computed)
+
 
 class DecodeCost(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of one decode step: `step_s + per_request_s * requests + per_context_token_s * (tokens in all their KV

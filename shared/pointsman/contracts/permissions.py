@@ -8,27 +8,23 @@ stays in their own account."""
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import get_args
 
 from pointsman.contracts.subjects import (
     ANY_ACTOR,
     SCALER_ACTOR,
     SUBJECT_ROOT,
     AdminAction,
+    SchedulerCommand,
     admin_subject,
     bucket_name,
     cache_subject,
-    cancel_subject,
     checkpoint_bucket,
+    command_subject,
     fleet_subject,
-    fleet_view_subject,
-    follow_subject,
-    handover_subject,
     heartbeat_subject,
     lease_bucket,
-    migrate_subject,
-    overlap_subject,
     resync_subject,
-    route_subject,
     stream_name,
 )
 from pointsman.primitives import InstanceId, PoolName
@@ -152,7 +148,7 @@ def services() -> list[Service]:
     ]
     resync = resync_subject(ANY_POOL, ANY_INSTANCE)
     offered.append(Service(workers, fleet, resync, resync))
-    commands = [fleet_view_subject(ANY_POOL), overlap_subject(ANY_POOL)]
+    commands = [command_subject(ANY_POOL, "fleet"), command_subject(ANY_POOL, "overlap")]
     commands += (admin_subject(ANY_POOL, action, ANY_ACTOR) for action in ADMIN_ACTIONS)
     offered += [Service(fleet, people, subject, subject) for subject in commands]
     for account, call, streamed in (
@@ -181,12 +177,11 @@ def _publish(user: BusUser, pool: PoolName) -> Iterator[str]:
             yield from _api("STREAM.PURGE", checkpoint_bucket(pool))
         case BusRole.INGRESS:
             yield from _events(pool, "fleet.*", "request.*", "lost")
-            for command in (route_subject, handover_subject, follow_subject, cancel_subject, fleet_view_subject):
-                yield command(pool)
-            yield overlap_subject(pool)
+            asked: tuple[SchedulerCommand, ...] = ("route", "handover", "follow", "cancel", "fleet", "overlap")
+            yield from (command_subject(pool, command) for command in asked)
             yield from _reading(pool)
         case BusRole.REBALANCER:
-            yield migrate_subject(pool)
+            yield command_subject(pool, "migrate")
             yield from _reading(pool)
             yield from _api("STREAM.MSG.GET", checkpoint_bucket(pool))
         case BusRole.SCALER:
@@ -203,10 +198,10 @@ def _publish(user: BusUser, pool: PoolName) -> Iterator[str]:
             yield heartbeat_subject(pool, user.name)
             yield f"{SERVICE_API}STREAM.INFO.{log}"
         case BusRole.ROUTER:
-            yield overlap_subject(pool)
+            yield command_subject(pool, "overlap")
         case BusRole.READER | BusRole.CONSOLE | BusRole.OPERATOR:
             if user.role is not BusRole.CONSOLE:  # which could not ask a leader anything if it wanted to
-                yield fleet_view_subject(pool)
+                yield command_subject(pool, "fleet")
             for call in ("STREAM.INFO", "DIRECT.GET"):
                 yield f"{SERVICE_API}{call}.{log}"
             yield f"{SERVICE_API}STREAM.MSG.GET.{checkpoint_bucket(pool)}"
@@ -218,16 +213,7 @@ def _publish(user: BusUser, pool: PoolName) -> Iterator[str]:
 
 def _subscribe(user: BusUser, pool: PoolName) -> Iterator[str]:
     if user.role is BusRole.SCHEDULER:
-        for command in (
-            route_subject,
-            handover_subject,
-            follow_subject,
-            cancel_subject,
-            migrate_subject,
-            fleet_view_subject,
-            overlap_subject,
-        ):
-            yield command(pool)
+        yield from (command_subject(pool, command) for command in get_args(SchedulerCommand))
         yield from (admin_subject(pool, action, ANY_ACTOR) for action in LEADER_ACTIONS)
         yield heartbeat_subject(pool, ANY_INSTANCE)
     elif user.role is BusRole.SCALER:

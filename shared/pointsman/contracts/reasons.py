@@ -89,12 +89,16 @@ def reject_answer(reason: str) -> RejectAnswer:
 CODE_LENGTH_MAX = 64
 
 
-def _is_code(value: object) -> bool:
-    """Whether this may be a code of a newer version."""
-    return isinstance(value, str) and len(value) <= CODE_LENGTH_MAX
+class _Cause(StrEnum):
+    """What may be a code of a newer version is read as unknown."""
+
+    @classmethod
+    @override
+    def _missing_(cls, value: object) -> Self | None:
+        return cls("") if isinstance(value, str) and len(value) <= CODE_LENGTH_MAX else None
 
 
-class CancelCause(StrEnum):
+class CancelCause(_Cause):
     UNKNOWN = ""
     CLIENT_GONE = "client_gone"
     TIMEOUT = "timeout"
@@ -105,11 +109,6 @@ class CancelCause(StrEnum):
     NEVER_ENDED = "never_ended"
     GRANT_UNHEARD = "grant_unheard"
     """Granted to an instance that has left; the ingress still asks for a place."""
-
-    @classmethod
-    @override
-    def _missing_(cls, value: object) -> Self | None:
-        return cls("") if _is_code(value) else None
 
     @property
     def sentence(self) -> str:
@@ -150,16 +149,11 @@ class FailReason(StrEnum):
     INTERNAL_ERROR = "internal_error"
 
 
-class MoveCause(StrEnum):
+class MoveCause(_Cause):
     UNKNOWN = ""
     RELOCATED = "relocated"
     PLANNED = "planned"
     REBOUND = "rebound"
-
-    @classmethod
-    @override
-    def _missing_(cls, value: object) -> Self | None:
-        return cls("") if _is_code(value) else None
 
 
 def relocated(source: InstanceId) -> str:

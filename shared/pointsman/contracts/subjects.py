@@ -22,6 +22,7 @@ from pointsman.contracts.tenants import TenantPoliciesSet
 from pointsman.primitives import InstanceId, PoolName
 
 SUBJECT_ROOT = "pm"
+SchedulerCommand = Literal["route", "handover", "follow", "cancel", "migrate", "fleet", "overlap"]
 AdminAction = Literal["drain", "scale", "keys", "tenants"]
 ANY_ACTOR = "*"
 LOCAL_ACTOR = "local"
@@ -82,28 +83,8 @@ def fleet_subject(pool: PoolName, instance: InstanceId | str) -> str:
     return f"{SUBJECT_ROOT}.{pool}.fleet.{instance}"
 
 
-def route_subject(pool: PoolName) -> str:
-    return f"{SUBJECT_ROOT}.{pool}.cmd.route"
-
-
-def handover_subject(pool: PoolName) -> str:
-    return f"{SUBJECT_ROOT}.{pool}.cmd.handover"
-
-
-def follow_subject(pool: PoolName) -> str:
-    return f"{SUBJECT_ROOT}.{pool}.cmd.follow"
-
-
-def cancel_subject(pool: PoolName) -> str:
-    return f"{SUBJECT_ROOT}.{pool}.cmd.cancel"
-
-
-def overlap_subject(pool: PoolName) -> str:
-    return f"{SUBJECT_ROOT}.{pool}.cmd.overlap"
-
-
-def migrate_subject(pool: PoolName) -> str:
-    return f"{SUBJECT_ROOT}.{pool}.cmd.migrate"
+def command_subject(pool: PoolName, command: SchedulerCommand) -> str:
+    return f"{SUBJECT_ROOT}.{pool}.cmd.{command}"
 
 
 def admin_subject(pool: PoolName, action: AdminAction, actor: str) -> str:
@@ -137,10 +118,6 @@ def instance_of(subject: str) -> str:
 
 def leader_subject(pool: PoolName) -> str:
     return f"{SUBJECT_ROOT}.{pool}.leader"
-
-
-def fleet_view_subject(pool: PoolName) -> str:
-    return f"{SUBJECT_ROOT}.{pool}.cmd.fleet"
 
 
 def is_small(subject: str) -> bool:

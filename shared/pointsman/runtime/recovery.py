@@ -15,15 +15,14 @@ from pointsman.ports import (
     EventLog,
     LogEntry,
     LogExtent,
-    LogMissingError,
     LogReset,
-    LogUnavailableError,
     StoreUnavailableError,
 )
 from pointsman.primitives import EngineSeconds, Sequence, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.checkpoint_fingerprint import checkpoint_form, entry_digest, fold_version
 from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.log_metrics import await_extent
 from pointsman.runtime.telemetry import UnusableCheckpoints
 from pointsman.state.checkpoint import UnreadableStateError, decode_head, decode_state
 from pointsman.state.state import FOLD_VERSION, PoolSettings, State
@@ -166,7 +165,7 @@ class Recovery:
     async def _extent_and_checkpoint(self) -> tuple[LogExtent, tuple[CheckpointLabel, State] | None]:
         deadline = self._clock.wall() + CHECKPOINT_WAIT_WALL_SECONDS
         while True:
-            extent = await self._extent()
+            extent = await await_extent(self._log, self._clock, self._board, self._part)
             try:
                 return extent, await self._newest_fitting(extent)
             except _RetryLookUpError as error:
@@ -245,11 +244,3 @@ class Recovery:
         if theirs is None:
             return "an earlier release"
         return OTHER_SETTINGS if theirs == ours else "another fold version"
-
-    async def _extent(self) -> LogExtent:
-        while True:
-            try:
-                return await self._log.extent()
-            except (LogUnavailableError, LogMissingError) as error:
-                self._board.missing(self._part, f"the log does not answer: {error}")
-                await self._clock.sleep_wall(RETRY_WALL_SECONDS)

@@ -107,9 +107,3 @@ PROFILES = {
     )
 }
 DEFAULT_PROFILE = "qwen2.5-7b-910b4"
-
-
-def prefill_seconds(cost: PrefillCost, total: Tokens, cached: Tokens) -> EngineSeconds:
-    """For tokens `cached..total`, alone on the engine. See `contracts.fleet.PrefillCost`."""
-    computed = cost.per_token_s * (total - cached) + cost.per_token_squared_s * (total * total - cached * cached)
-    return cost.fixed_s + max(cost.floor_s, computed)

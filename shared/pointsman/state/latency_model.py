@@ -7,7 +7,6 @@ from typing import ClassVar
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman.state.correction import Correction
 from pointsman.state.derived import Derived
-from pointsman.state.engine_profiles import prefill_seconds
 from pointsman.state.fleet import Instance
 from pointsman.state.prefill_rate import PrefillRate, StepMargin
 
@@ -35,7 +34,7 @@ class LatencyModel:
 
     def prefill_seconds(self, instance: Instance, prompt_tokens: Tokens, cached_tokens: Tokens) -> EngineSeconds:
         """By the uncorrected cost model."""
-        return prefill_seconds(instance.cost, prompt_tokens, cached_tokens)
+        return instance.cost.seconds(prompt_tokens, cached_tokens)
 
     def expected_seconds(self, instance: InstanceId, work: EngineSeconds, tokens: Tokens) -> EngineSeconds:
         """Of any number of prompts, one after another."""

@@ -19,7 +19,6 @@ from pointsman.bounds import Bounds
 from pointsman.contracts.fleet import DecodeCost
 from pointsman.primitives import EngineSeconds, Tokens
 from pointsman.runtime.number_types import Whole
-from pointsman.state.engine_profiles import prefill_seconds
 from pointsman_cli.calibrate.fitting import fitted, relative_error
 from pointsman_cli.calibrate.measuring import DECODED, SHORTEST, Engine, EngineError, Plan, Target, rounds
 from pointsman_cli.options import CONTEXT, POSITIVE, http_url, json_switch
@@ -154,7 +153,7 @@ def _calibrated(target: Target, samples: _Samples, speed: float) -> Calibration:
 def _show(calibration: Calibration, path: Path) -> None:
     rows = table(">tokens", ">cached", ">measured", ">fitted", ">off by")
     for point in calibration.measurements:
-        expected = prefill_seconds(calibration.prefill, point.total, point.cached)
+        expected = calibration.prefill.seconds(point.total, point.cached)
         rows.add_row(
             f"{point.total:,}",
             f"{point.cached:,}",

@@ -6,7 +6,6 @@ from statistics import median
 
 from pointsman.adapters.calibration_file import Measurement
 from pointsman.contracts.fleet import PrefillCost
-from pointsman.state.engine_profiles import prefill_seconds
 
 FLOOR_GAIN_MIN = 0.1
 """Share of the squared error that a floor must remove."""
@@ -55,7 +54,7 @@ def _with_floor(few: Sequence[Measurement], many: Sequence[Measurement]) -> Pref
 
 
 def _residual(cost: PrefillCost, point: Measurement) -> float:
-    return prefill_seconds(cost, point.total, point.cached) / point.seconds - 1
+    return cost.seconds(point.total, point.cached) / point.seconds - 1
 
 
 def _squared_error(cost: PrefillCost, points: Sequence[Measurement]) -> float:

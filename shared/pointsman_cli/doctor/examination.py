@@ -50,10 +50,8 @@ class Examiner(ABC):
             severity=severity, area=self.area, what=what, evidence=list(evidence), advice=advice, cause=cause
         )
 
-    def serious(
-        self, what: str, evidence: Iterable[str] = (), advice: str = "", *, cause: Cause | None = None
-    ) -> Finding:
-        return self.finding(Severity.SERIOUS, what, evidence, advice, cause=cause)
+    def serious(self, what: str, evidence: Iterable[str] = (), advice: str = "") -> Finding:
+        return self.finding(Severity.SERIOUS, what, evidence, advice)
 
     def ongoing(self, what: str, evidence: Iterable[str] = (), advice: str = "") -> Finding:
         return replace(self.serious(what, evidence, advice), ongoing=True)

@@ -2,7 +2,6 @@
 
 from pointsman.contracts.requests import RequestFinished, cached_of_keys
 from pointsman.primitives import EngineSeconds, RequestId
-from pointsman.state.engine_profiles import prefill_seconds
 from pointsman.state.state import State
 from pointsman_cli.doctor.request_ends import Ended
 from pointsman_cli.doctor.samples import keep
@@ -26,7 +25,7 @@ class MissedHits:
         cached = request.prompt_tokens - request.uncached_tokens
         if delivered >= cached:
             return
-        real = prefill_seconds(instance.cost, request.prompt_tokens, delivered)
+        real = instance.cost.seconds(request.prompt_tokens, delivered)
         keep(self._seconds, event.request, max(0.0, real - request.prefill_seconds), REQUESTS_MAX)
 
     def seconds(self, request: RequestId) -> EngineSeconds:

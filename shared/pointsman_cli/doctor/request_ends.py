@@ -19,8 +19,8 @@ ARRIVED_MAX = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """`request` is None if neither the log nor its checkpoint has the arrival. `given_up`: by a leader, before or at last, maybe under another id.
-    `slo_ttft`: as the client asked; State lengthens it for admission."""
+    """`request` is None if neither the log nor its checkpoint has the arrival. `given_up`: by a leader, before or at
+    last, maybe under another id. `slo_ttft`: as the client asked; State lengthens it for admission."""
 
     event: RequestEnd
     request: Request | None

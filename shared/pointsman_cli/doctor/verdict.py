@@ -31,8 +31,8 @@ def verdict(diagnosis: Diagnosis) -> str:
 
 
 def _rank(finding: Finding) -> tuple[bool, bool, bool, bool, int]:
-    """What goes on comes first. An emptied cache makes its engine look slow, so it comes next. Else by severity; of the same one, what explains
-    lateness, then what explains other findings."""
+    """What goes on comes first. An emptied cache makes its engine look slow, so it comes next. Else by severity; of the
+    same one, what explains lateness, then what explains other findings."""
     place = ROOTS_FIRST.index(finding.area) if finding.area in ROOTS_FIRST else len(ROOTS_FIRST)
     stale = finding.cause is Cause.STALE_INDEX
     return not finding.ongoing, not stale, finding.severity is not Severity.SERIOUS, finding.cause is None, place

@@ -6,7 +6,6 @@ from pointsman.analysis.lateness_rules import HALF, NOTICED_SECONDS, SLOW_FACTOR
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import InstanceId
 from pointsman.state.correction import CORRECTION_MAX
-from pointsman.state.engine_profiles import prefill_seconds
 from pointsman_cli.explain.alternatives import less_busy, others_ready, while_less_busy
 from pointsman_cli.explain.causes import Cause, Reason
 from pointsman_cli.explain.text import FAILURES, of_the_wait
@@ -270,7 +269,7 @@ def _or_missed(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) 
         or not decision.cost
     ):
         return ""
-    computed = wait.usual * prefill_seconds(decision.cost, wait.own_tokens + cached, 0)
+    computed = wait.usual * decision.cost.seconds(wait.own_tokens + cached, 0)
     if computed < HALF * wait.slow:
         return ""
     return (

@@ -8,7 +8,6 @@ from statistics import median
 from pointsman.analysis.lateness_rules import SLOW_FACTOR_MIN, USUAL_MAX
 from pointsman.contracts.requests import RequestFinished, cached_of_keys
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
-from pointsman.state.engine_profiles import prefill_seconds
 from pointsman_cli.explain.values import DecisionRecord, GrantRecord, RequestTimeline
 
 MISSED_TOKENS_SHARE = 0.1
@@ -155,12 +154,12 @@ def _own_work(
         wait.own_tokens = tokens
         return (grant.own_seconds if grant is not None else 0.0), 0.0
     prompt, cached = tokens + decision.predicted_cached_tokens, decision.predicted_cached_tokens
-    work = prefill_seconds(decision.cost, prompt, cached) if tokens else 0.0
+    work = decision.cost.seconds(prompt, cached) if tokens else 0.0
     wait.own_tokens = tokens
     delivered = delivered_tokens(timeline)
     if delivered < 0:
         return work, 0.0
-    real = prefill_seconds(decision.cost, prompt, min(delivered, prompt - 1))
+    real = decision.cost.seconds(prompt, min(delivered, prompt - 1))
     wait.own_tokens = prompt - delivered
     if cached - delivered > MISSED_TOKENS_SHARE * prompt:
         wait.own_missed = cached - delivered
@@ -179,7 +178,7 @@ def _ahead_missed(
         missing = other.prompt_tokens - other.uncached_tokens - delivered
         if decision.cost is None or delivered < 0 or missing <= MISSED_TOKENS_SHARE * other.prompt_tokens:
             continue
-        real = prefill_seconds(decision.cost, other.prompt_tokens, min(delivered, other.prompt_tokens - 1))
+        real = decision.cost.seconds(other.prompt_tokens, min(delivered, other.prompt_tokens - 1))
         wait.ahead_missed += missing
         seconds += max(0.0, real - other.prefill_seconds)
     return seconds

@@ -96,17 +96,16 @@ def draw_plots(results: Results, directory: Path) -> list[Path]:
     return [draw_plot(draw, results, directory / f"{name}.png") for name, draw in drawings.items()]
 
 
-def draw_plot(draw: Drawing, results: Results, file: Path, *, label: str = "") -> Path:
-    """One picture, as PNG; see `save_figure`. Raises OSError."""
-    return save_figure(lambda: draw(results), file, label=label)
+def draw_plot(draw: Drawing, results: Results, file: Path) -> Path:
+    """One picture, as PNG. Raises OSError."""
+    return save_figure(lambda: draw(results), file)
 
 
-def save_figure(draw: Callable[[], Figure], file: Path, *, label: str = "") -> Path:
-    """Saves a figure as PNG; `label` is in its upper right corner. Raises OSError."""
+def save_figure(draw: Callable[[], Figure], file: Path) -> Path:
+    """Saves a figure as PNG. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with style.context(STYLE):
         figure = draw()
-        figure.text(0.99, 1 - 0.08 / figure.get_figheight(), label, ha="right", va="top", **SMALL_PRINT)
         figure.savefig(file, bbox_inches="tight", pad_inches=0.15)
     return file
 

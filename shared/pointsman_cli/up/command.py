@@ -19,7 +19,7 @@ from pointsman.adapters.owner_only import create_owner_only, is_open_to_others, 
 from pointsman.adapters.tcp_ports import LOOPBACK, free_ports, why_taken
 from pointsman.contracts.commands import DescribeFleet, FleetDescribed
 from pointsman.contracts.permissions import BusRole, BusUser
-from pointsman.contracts.subjects import LOCAL_ACTOR, fleet_view_subject
+from pointsman.contracts.subjects import LOCAL_ACTOR, command_subject
 from pointsman.policies.routing import DEFAULT_ROUTING
 from pointsman.ports import (
     CommandRefusedError,
@@ -219,7 +219,7 @@ async def _leader_of(commands: Commands, pool: PoolName) -> str:
     """Empty if there is none. Raises click.ClickException."""
     try:
         answer = await commands.request(
-            fleet_view_subject(pool), DescribeFleet(), timeout=WallSeconds(ENGINE_ANSWER_SECONDS)
+            command_subject(pool, "fleet"), DescribeFleet(), timeout=WallSeconds(ENGINE_ANSWER_SECONDS)
         )
     except (ForbiddenError, CommandUnsendableError, LogUnavailableError) as error:
         message = f"whether the pool '{pool}' is in use is not known: {error}"

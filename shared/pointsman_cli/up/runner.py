@@ -2,7 +2,6 @@
 nats-server last. Processes that hang are killed: stopping takes at most `STOP_SECONDS_MAX`."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Coroutine, Iterable, Set
 from enum import Enum
@@ -10,6 +9,8 @@ from typing import Any
 
 from pointsman.adapters.backoff import RESTART_WAIT_SECONDS_MAX
 from pointsman.adapters.child_process import described_exit
+from pointsman.adapters.waiting import wait_at_most
+from pointsman.primitives import WallSeconds
 from pointsman.runtime.supervision import STOP_SECONDS_MAX as SERVICE_STOP_SECONDS_MAX
 from pointsman_cli.up.child import START_ERRORS, ChildProcess
 
@@ -156,9 +157,7 @@ class FleetRunner:
             wait = child.restart_wait()
             if wait >= RESTART_WAIT_SECONDS_MAX:
                 self._report(f"✗ {child.name} keeps dying: it is started again every {wait:g} s", "red")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait):
-                    await self._stopping.wait()
+            await wait_at_most(self._stopping, WallSeconds(wait))
             if self._stopping.is_set():
                 return False
             try:

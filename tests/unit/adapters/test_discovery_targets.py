@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import click
 import pytest
 
 from pointsman.adapters.discovery.file import FileDiscovery, parse_engines
@@ -16,7 +17,7 @@ from pointsman.adapters.discovery.targets import (
 )
 from pointsman.contracts.fleet import ANY_RANK
 from pointsman.contracts.subjects import valid_name
-from pointsman_worker.settings import SettingsError, WorkerSettings
+from pointsman_worker.settings import WorkerSettings
 from pointsman_worker.targets import completed_targets, listed_targets
 
 POD: dict[str, Any] = {"name": "vllm-0", "host": "10.0.0.5"}
@@ -151,7 +152,7 @@ def test_the_workers_settings_fill_what_a_source_leaves_open() -> None:
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(SettingsError):
+    with pytest.raises(click.UsageError):
         listed_targets(WorkerSettings(**settings))
 
 

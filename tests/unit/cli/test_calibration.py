@@ -14,7 +14,7 @@ from pointsman.adapters.calibration_file import (
 )
 from pointsman.contracts.fleet import PrefillCost
 from pointsman.state.correction import ERRORS_MAX, Correction
-from pointsman.state.engine_profiles import PROFILES, prefill_seconds
+from pointsman.state.engine_profiles import PROFILES
 from pointsman_cli.calibrate.fitting import fitted, relative_error
 from pointsman_cli.calibrate.measuring import SHORTEST, rounds
 
@@ -31,7 +31,7 @@ def measured(cost: PrefillCost, *, noise: float = 0.0, seed: int = 1) -> list[Me
         Measurement(
             total=plan.total,
             cached=plan.cached,
-            seconds=prefill_seconds(cost, plan.total, plan.cached) * (1 + chance.uniform(-noise, noise)),
+            seconds=cost.seconds(plan.total, plan.cached) * (1 + chance.uniform(-noise, noise)),
         )
         for plans in rounds(8192, 16)
         for plan in plans

@@ -9,7 +9,7 @@ import pytest
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import CancelAnswered, RouteRejected
-from pointsman.contracts.subjects import fleet_view_subject
+from pointsman.contracts.subjects import command_subject
 from pointsman.ports import Reply
 from pointsman.primitives import PoolName, RequestId, WallSeconds
 from pointsman.runtime.health import HealthBoard
@@ -108,13 +108,13 @@ async def test_without_requests_too_an_ingress_notices_that_no_scheduler_answers
 
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(liveness.watch())
-        async with broker.client(clock, name="leader").commands.serve(fleet_view_subject(pool), leader):
+        async with broker.client(clock, name="leader").commands.serve(command_subject(pool, "fleet"), leader):
             await eventually(lambda: asked == 2)
             whole = board.whole
         await eventually(lambda: "scheduler" in board.degraded_parts)
         at_once = liveness.timed_out
         await eventually(lambda: liveness.timed_out)
-        async with broker.client(clock, name="next").commands.serve(fleet_view_subject(pool), leader):
+        async with broker.client(clock, name="next").commands.serve(command_subject(pool, "fleet"), leader):
             await eventually(lambda: board.whole)
         watching.cancel()
 

@@ -10,7 +10,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import AnyCommand, LogEvent, decode_event
 from pointsman.contracts.commands import RouteGranted, RouteRequest
 from pointsman.contracts.decisions import LeaderElected, RequestGranted
-from pointsman.contracts.subjects import route_subject
+from pointsman.contracts.subjects import command_subject
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry, Reply
@@ -142,7 +142,7 @@ async def rig() -> AsyncIterator[Rig]:
         asked.append((command, reply))
 
     following = asyncio.create_task(fleet.follow(link.log))
-    async with broker.client(clock, name="leader").commands.serve(route_subject(POOL), leader):
+    async with broker.client(clock, name="leader").commands.serve(command_subject(POOL, "route"), leader):
         yield Rig(broker, scheduler, in_flight, asked)
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)

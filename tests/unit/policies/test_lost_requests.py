@@ -10,7 +10,7 @@ from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import HandOverRequest
 from pointsman.contracts.fleet import DecodeCost, InstanceReported
 from pointsman.contracts.requests import RequestArrived
-from pointsman.contracts.subjects import follow_subject
+from pointsman.contracts.subjects import command_subject
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.heard_reports import HeardReports
 from pointsman.policies.lost_requests import LostRequests
@@ -262,7 +262,7 @@ async def test_an_ingress_that_hears_nothing_names_its_requests_as_often_as_one_
 
     in_flight = InFlightRequests(fleet=FleetView(clock, HealthBoard(), ANY_URL), events=link.log, clock=clock)
     heartbeats = send_heartbeats(in_flight, link.commands, pool, clock, lambda: Term(0))
-    async with link.commands.serve(follow_subject(pool), unanswered):
+    async with link.commands.serve(command_subject(pool, "follow"), unanswered):
         with in_flight.waiting_for_place(RequestId("r")):
             beating = asyncio.create_task(heartbeats)
             await asyncio.sleep(float(10.5 * HEARTBEAT_WALL_SECONDS))

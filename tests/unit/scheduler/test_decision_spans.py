@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.commands import CancelRequest, RouteGranted, RouteRejected, RouteRequest
-from pointsman.contracts.subjects import cancel_subject, route_subject
+from pointsman.contracts.subjects import command_subject
 from pointsman.ports import CommandTimeoutError, Link
 from pointsman.primitives import PoolName, RequestId, Sequence, WallSeconds
 from pointsman.runtime.otlp import OtlpTracer
@@ -41,7 +41,9 @@ class TracedScheduler:
         """The answer to `cmd.route`; None if it waits."""
         command = route(request, [1], arrived_at=self.clock.now(), **({"traceparent": TRACED} | fields))
         try:
-            return await self.link.commands.request(route_subject(POOL), command, timeout=WallSeconds(seconds))
+            return await self.link.commands.request(
+                command_subject(POOL, "route"), command, timeout=WallSeconds(seconds)
+            )
         except CommandTimeoutError:
             return None
 
@@ -114,7 +116,7 @@ async def test_rejections_cancellations_and_the_end_of_a_term_end_what_is_open()
         for request in ("r2", "r3"):
             assert await world.ask(request, seconds=0.05) is None
         gone = CancelRequest(request=RequestId("r2"), reason="client_gone")
-        await world.link.commands.request(cancel_subject(POOL), gone, timeout=WallSeconds(5.0))
+        await world.link.commands.request(command_subject(POOL, "cancel"), gone, timeout=WallSeconds(5.0))
         term = world.service.leading
         assert term is not None
         assert term.spans is not None

@@ -24,7 +24,7 @@ from pointsman.contracts.overlap import (
     OverlapRefused,
     OverlapRequest,
 )
-from pointsman.contracts.subjects import overlap_subject
+from pointsman.contracts.subjects import command_subject
 from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet, TenantPolicy
 from pointsman.policies.admission.admit_all import AdmitAll
 from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
@@ -252,7 +252,7 @@ async def test_nobody_is_answered_before_the_log_is_read() -> None:
     service = Service()
     link = service.broker.client(service.clock, name="r")
     request = OverlapRequest(prompts=[OverlapPrompt(token_ids=[1])])
-    subject = overlap_subject(POOL)
+    subject = command_subject(POOL, "overlap")
     serving = asyncio.create_task(service.served.serve(link.commands, end=9))
     await asyncio.sleep(0)
     with pytest.raises(NoResponderError):
@@ -323,7 +323,7 @@ async def test_a_leader_gives_lookups_their_share_of_time_and_no_more() -> None:
 
 async def test_in_a_flood_it_leaves_the_subject_for_a_while() -> None:
     service = Service()
-    link, subject = service.broker.client(service.clock, name="r"), overlap_subject(POOL)
+    link, subject = service.broker.client(service.clock, name="r"), command_subject(POOL, "overlap")
     question = OverlapRequest(prompts=[OverlapPrompt(token_ids=[1])])
     serving = asyncio.create_task(service.served.serve(link.commands, end=0))
     await asyncio.sleep(0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pointsman.contracts.fleet import PrefillCost
 from pointsman.primitives import InstanceId
 from pointsman.state.correction import CORRECTION_MAX, CORRECTION_MIN, FAR, Correction
-from pointsman.state.engine_profiles import PROFILES, prefill_seconds
+from pointsman.state.engine_profiles import PROFILES
 from pointsman.state.latency_model import LatencyModel
 
 COST = PROFILES["qwen2.5-7b-910b4"].prefill_cost
@@ -20,7 +20,7 @@ Law = Callable[[int], float]
 
 
 def by_cost(tokens: int) -> float:
-    return prefill_seconds(COST, tokens, 0)
+    return COST.seconds(tokens, 0)
 
 
 def taught(law: Law, lengths: tuple[int, int], *, count: int = 60, noise: float = 0.1, seed: int = 1) -> Correction:
@@ -213,9 +213,9 @@ def test_a_speed_within_bounds_is_learned_whatever_the_lengths(seed: int, scale:
     correction = Correction()
     for _ in range(60):
         tokens = chance.randint(50, 20_000)
-        work = prefill_seconds(cost, tokens, 0)
+        work = cost.seconds(tokens, 0)
         correction.learn(predicted=work, observed=slowness * work, tokens=tokens)
 
-    assert correction.seconds(prefill_seconds(cost, 5_000, 0), 5_000) == pytest.approx(
-        slowness * prefill_seconds(cost, 5_000, 0), rel=0.25
+    assert correction.seconds(cost.seconds(5_000, 0), 5_000) == pytest.approx(
+        slowness * cost.seconds(5_000, 0), rel=0.25
     )

@@ -1,4 +1,5 @@
-"""Client errors in OpenAI's or Anthropic's format, also as events of their streams. Messages contain no keys, prompts or engine addresses."""
+"""Client errors in OpenAI's or Anthropic's format, also as events of their streams. Messages contain no keys, prompts
+or engine addresses."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -211,30 +212,23 @@ def endpoint_not_found(path: str) -> ApiError:
 
 
 def context_too_long(prompt_tokens: Tokens, model_len: Tokens, *, param: str) -> ApiError:
-    """Client libraries match the first words of the message."""
     no_room = " and leaves no room for an answer" if prompt_tokens == model_len else ""
-    return bad_request(
-        f"This model's maximum context length is {model_len} tokens; the prompt has {prompt_tokens}{no_room}. Shorten it.",
-        param=param,
-        code="context_length_exceeded",
-    )
+    return _too_long(model_len, f"the prompt has {prompt_tokens}{no_room}. Shorten it.", param)
 
 
 def output_too_long(output_tokens: Tokens, model_len: Tokens, *, param: str) -> ApiError:
     """Of a prompt of any length, which need not be known."""
-    return bad_request(
-        f"This model's maximum context length is {model_len} tokens; `{param}` asks for {output_tokens}. Ask for less.",
-        param=param,
-        code="context_length_exceeded",
-    )
+    return _too_long(model_len, f"`{param}` asks for {output_tokens}. Ask for less.", param)
 
 
 def prompt_too_long(tokens_min: Tokens, model_len: Tokens, *, param: str) -> ApiError:
-    return bad_request(
-        f"This model's maximum context length is {model_len} tokens; the prompt has more than {tokens_min}. Shorten it.",
-        param=param,
-        code="context_length_exceeded",
-    )
+    return _too_long(model_len, f"the prompt has more than {tokens_min}. Shorten it.", param)
+
+
+def _too_long(model_len: Tokens, problem: str, param: str) -> ApiError:
+    """Client libraries match the first words of the message."""
+    message = f"This model's maximum context length is {model_len} tokens; {problem}"
+    return bad_request(message, param=param, code="context_length_exceeded")
 
 
 def body_too_large(bytes_max: int) -> ApiError:

@@ -11,7 +11,7 @@ import structlog
 
 from pointsman.contracts.commands import FollowAnswered, FollowRequests, RouteGranted, SentRequest
 from pointsman.contracts.decisions import RequestGranted, RequestHandedOver
-from pointsman.contracts.subjects import follow_subject
+from pointsman.contracts.subjects import command_subject
 from pointsman.ports import Clock, Commands, CommandTimeoutError, EventLog, NoResponderError
 from pointsman.primitives import EngineSeconds, InstanceId, PoolName, RequestId, Tenant, Term, WallSeconds
 from pointsman.runtime.telemetry import REQUESTS_REDISPATCHED
@@ -190,7 +190,7 @@ async def send_heartbeats(
     newest_term: Callable[[], Term],
 ) -> None:
     """Runs without end. Ignores answers from terms before `newest_term`."""
-    subject = follow_subject(pool)
+    subject = command_subject(pool, "follow")
 
     async def send(command: FollowRequests) -> None:
         try:

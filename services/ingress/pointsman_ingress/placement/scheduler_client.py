@@ -33,7 +33,6 @@ from pointsman.ports import (
 from pointsman.primitives import EngineSeconds, InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.telemetry import FALLBACK_PLACEMENTS
-from pointsman.state.engine_profiles import prefill_seconds
 from pointsman.state.fleet import Instance, Knowledge
 from pointsman_ingress.placement.fleet_view import FleetView
 from pointsman_ingress.placement.hold_queue import HoldQueue
@@ -123,7 +122,7 @@ class SchedulerLiveness:
     async def _ping(self) -> bool:
         try:
             await self.commands.request(
-                subjects.fleet_view_subject(self.pool), DescribeFleet(), timeout=LIVENESS_WALL_SECONDS
+                subjects.command_subject(self.pool, "fleet"), DescribeFleet(), timeout=LIVENESS_WALL_SECONDS
             )
         except (NoResponderError, CommandTimeoutError):
             return False
@@ -159,8 +158,8 @@ class SchedulerClient:
         return self._term
 
     async def route(self, request: RouteRequest, clock: Clock, *, owner: str) -> RouteGranted | RouteRejected | None:
-        """Waits without bound; the caller cancels. `clock`: of the request. `owner`: whose place it takes if it is held. Returns None if there is
-        neither a scheduler nor an engine. Raises CommandUnsendableError."""
+        """Waits without bound; the caller cancels. `clock`: of the request. `owner`: whose place it takes if it is
+        held. Returns None if there is neither a scheduler nor an engine. Raises CommandUnsendableError."""
         find = partial(self._find, request)
         with self.in_flight.waiting_for_place(request.request):
             began = clock.now()
@@ -221,7 +220,7 @@ class SchedulerClient:
         try:
             with wait:
                 self._waits[wait] = None
-                subject = subjects.route_subject(self.pool)
+                subject = subjects.command_subject(self.pool, "route")
                 return await self.commands.request(subject, request, timeout=REPEAT_WALL_SECONDS)
         finally:
             self._waits.pop(wait, None)
@@ -249,7 +248,7 @@ class SchedulerClient:
         """Logged, so that the scheduler counts the request when it returns."""
         FALLBACK_PLACEMENTS.labels(self.pool).inc()
         # Assumes that nothing is cached and that queued requests have the same size.
-        prefill = prefill_seconds(instance.cost, request.prompt_tokens, 0)
+        prefill = instance.cost.seconds(request.prompt_tokens, 0)
         grant = RouteGranted(
             request=request.request,
             attempt=request.attempt,
@@ -290,7 +289,7 @@ class SchedulerClient:
         command = HandOverRequest(
             request=grant.request, attempt=grant.attempt, instance=grant.instance, prefill=prefill
         )
-        subject = subjects.handover_subject(self.pool)
+        subject = subjects.command_subject(self.pool, "handover")
         for _ in range(HAND_OVER_TRIES):
             try:
                 answer = await self.commands.request(subject, command, timeout=HAND_OVER_WALL_SECONDS)
@@ -308,7 +307,7 @@ class SchedulerClient:
         """Returns whether the scheduler logs the request's end, also after a timeout; otherwise the caller must."""
         command = CancelRequest(request=request, reason=cause.value)
         try:
-            subject = subjects.cancel_subject(self.pool)
+            subject = subjects.command_subject(self.pool, "cancel")
             answer = await self.commands.request(subject, command, timeout=CANCEL_WALL_SECONDS)
         except NoResponderError:
             return False

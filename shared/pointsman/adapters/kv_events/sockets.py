@@ -268,7 +268,7 @@ class ZmqReplaySocket(ReplaySocket):
                 raise ReplayError(msg)
             connected = parse_monitor_message(await connections.recv_multipart())
             answer = _Answer(socket, _UnfinishedMessage(connected["value"]))
-            await socket.send_multipart([b"", start.to_bytes(SEQUENCE_BYTES, "big")])
+            answer.request(start)
             for _ in range(REPLAY_BATCHES_MAX):
                 number, payload = await answer.next_batch(deadline)
                 if number == END_OF_REPLAY:
@@ -297,6 +297,14 @@ class _Answer:
         self._queue: zmq.Socket[bytes] = zmq.Socket.shadow(socket)
         self._ahead: deque[list[bytes]] = deque()
         self._bytes = 0
+
+    def request(self, start: Sequence) -> None:
+        """Does not wait: where the connection was lost meanwhile, there is nobody to send to, ever."""
+        try:
+            self._queue.send_multipart([b"", start.to_bytes(SEQUENCE_BYTES, "big")], zmq.NOBLOCK)
+        except zmq.Again as error:
+            msg = "the connection was lost"
+            raise ReplayError(msg) from error
 
     async def next_batch(self, deadline: Seconds) -> tuple[bytes, bytes]:
         """Sequence and payload are the last frames; those before (delimiter, topic) differ between versions."""

@@ -8,8 +8,8 @@ less than any other (Theorem 4.2). With `d2lpm`, over |W| instances: 2|W|(U + Q)
 By default it differs in two points. A tenant that waits again keeps its balance; Algorithm 1 (line 12) sets it to 0.
 Then n - 1 others get at most (n - 1)(U + 2Q) before its first grant (latency, Theorems A.2 and A.4) instead of
 2(n - 1)(U + Q), but who waits with one long request at a time leaves its debts behind, and Theorem 4.2 no longer holds
-for it. And `ageing_tokens` lets old requests overtake. `as_published` is Algorithm 1 to the letter in both. Output is charged at the end of an answer, since the log has no steps; the vLLM
-plug-in (`pointsman_vllm.dlpm`) charges each step.
+for it. And `ageing_tokens` lets old requests overtake. `as_published` is Algorithm 1 to the letter in both. Output is
+charged at the end of an answer, since the log has no steps; the vLLM plug-in (`pointsman_vllm.dlpm`) charges each step.
 
 Bias: a large quantum is LPM (no bound at all when it is infinite, section A.5), a small one takes turns. Limits:
 ignores deadlines."""

@@ -56,8 +56,8 @@ class Jobs:
         environment: Mapping[str, str] | None = None,
         until: str | None = None,
     ) -> None:
-        """`place`, `pool`, `until`: of the log, as `--from`, `--pool` and `--until`. `wall`: a monotonic clock. `environment`: settings of the
-        fleet, where they cannot be found by the place."""
+        """`place`, `pool`, `until`: of the log, as `--from`, `--pool` and `--until`. `wall`: a monotonic clock.
+        `environment`: settings of the fleet, where they cannot be found by the place."""
         self._environment = dict(environment or {})
         self._task = partial(Task, place=place, pool=pool, until=until)
         self._recorded = recorded

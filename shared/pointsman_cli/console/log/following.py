@@ -15,16 +15,15 @@ from pointsman.ports import (
     Link,
     LogEntry,
     LogExtent,
-    LogMissingError,
     LogReset,
-    LogUnavailableError,
     StoreUnavailableError,
 )
-from pointsman.primitives import PoolName, WallSeconds
+from pointsman.primitives import PoolName
 from pointsman.runtime.checkpoint_fingerprint import checkpoint_form, entry_digest
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import LOG_PART, NATS_PART
 from pointsman.runtime.log_follower import entry_at
+from pointsman.runtime.log_metrics import await_extent
 from pointsman.simulation.replay.folding import recorded_pool_settings
 from pointsman.state.checkpoint import UnreadableStateError, decode_state
 from pointsman.state.state import PoolSettings, State
@@ -43,7 +42,6 @@ SETTINGS_ENTRIES_MAX = 10_000
 """Of a log without a checkpoint, to find the leader that tells the pool's settings."""
 SILENT_WALL_SECONDS = 10.0
 """Workers report once a second. If no entry comes for so long, the log takes no writes, or all writers stand still."""
-RETRY_WALL_SECONDS: WallSeconds = WallSeconds(0.2)
 
 
 class LiveLog(LogSource):
@@ -146,12 +144,7 @@ class LiveLog(LogSource):
             self._turn_ends = float(self._clock.wall()) + TURN_WALL_SECONDS
 
     async def _extent(self) -> LogExtent:
-        while True:
-            try:
-                return await self._log.extent()
-            except (LogUnavailableError, LogMissingError) as error:
-                self.board.missing(PART, f"the log does not answer: {error}")
-                await self._clock.sleep_wall(RETRY_WALL_SECONDS)
+        return await await_extent(self._log, self._clock, self.board, PART)
 
     async def _from_checkpoint(self, extent: LogExtent) -> State | None:
         """Of a log that is too long to be folded from its beginning, or has lost it."""

@@ -38,8 +38,8 @@ UNSERVED = frozenset({FAILED, CANCELLED, REJECTED})
 
 @dataclass(slots=True, eq=False)
 class RecentRequest:
-    """Engine times, by the leader's clock. `sequence`, `ended_sequence`: of its first entry and its end. `unannounced`: its ingress granted it without
-    a scheduler, and the log has no arrival yet."""
+    """Engine times, by the leader's clock. `sequence`, `ended_sequence`: of its first entry and its end. `unannounced`:
+    its ingress granted it without a scheduler, and the log has no arrival yet."""
 
     id: RequestId
     sequence: Sequence

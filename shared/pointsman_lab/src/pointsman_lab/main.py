@@ -6,6 +6,7 @@ from pointsman_cli.lazy_group import LazyGroup
 
 COMMANDS = {
     "results": ("pointsman_lab.results.command", "results_command", "Run every study of docs/results.md."),
+    "unseen": ("pointsman_lab.unseen", "unseen_command", "Compare policies on workloads that a seed draws."),
     "gateway": (
         "pointsman_lab.gateway.command",
         "gateway_command",

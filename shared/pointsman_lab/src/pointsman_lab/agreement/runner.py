@@ -16,7 +16,7 @@ from pointsman.simulation import metrics
 from pointsman.simulation.outcome import Outcome
 from pointsman.simulation.simulator import FleetMirror, Scenario, simulate
 from pointsman.simulation.workload import WorkloadRequest, mean_rate, prompt_token_ids
-from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, prefill_seconds
+from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 from pointsman_cli.bench.fresh_fleet import FreshFleet
 from pointsman_cli.bench.load import VOCAB_SIZE, LoadGenerator, Tally, Target
 from pointsman_cli.bench.report import RunFacts, summarise
@@ -143,7 +143,7 @@ def pace(pool: Pool, requests: Sequence[WorkloadRequest], *, warmup: int) -> Pac
     """There are more than `warmup` requests."""
     cost = PROFILES[DEFAULT_PROFILE].prefill_cost
     rows = _outcome(pool, requests, 1.0).rows[warmup:]
-    seconds = [prefill_seconds(cost, row.prompt_tokens, row.cached_tokens) for row in rows]
+    seconds = [cost.seconds(row.prompt_tokens, row.cached_tokens) for row in rows]
     return Pace(saturation=pool.engines / fmean(seconds), prefill_p50_s=median(seconds))
 
 

@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from pointsman.contracts.commands import DescribeFleet, FleetDescribed
-from pointsman.contracts.subjects import fleet_view_subject
+from pointsman.contracts.subjects import command_subject
 from pointsman.ports import CommandTimeoutError, Link, NoResponderError
 from pointsman.primitives import EngineSeconds, InstanceId, PoolName, WallSeconds
 from pointsman_cli.discovery import FleetProcess
@@ -209,7 +209,7 @@ async def leader_of(link: Link, pool: PoolName) -> FleetDescribed | None:
     """The pool as its leader describes it; None if none answers."""
     try:
         answer = await link.commands.request(
-            fleet_view_subject(pool), DescribeFleet(), timeout=WallSeconds(ASK_SECONDS_MAX)
+            command_subject(pool, "fleet"), DescribeFleet(), timeout=WallSeconds(ASK_SECONDS_MAX)
         )
     except (NoResponderError, CommandTimeoutError):
         return None

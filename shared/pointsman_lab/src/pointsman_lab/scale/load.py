@@ -11,7 +11,7 @@ from random import Random
 from pointsman.contracts.block_keys import pack_keys
 from pointsman.contracts.commands import FollowRequests, RouteGranted, RouteRejected, RouteRequest, SentRequest
 from pointsman.contracts.requests import PrefillFinished, RequestFinished
-from pointsman.contracts.subjects import follow_subject, route_subject
+from pointsman.contracts.subjects import command_subject
 from pointsman.ports import Clock, CommandTimeoutError, Link, NoResponderError
 from pointsman.primitives import (
     EngineSeconds,
@@ -23,7 +23,7 @@ from pointsman.primitives import (
     Term,
     WallSeconds,
 )
-from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, prefill_seconds
+from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 from pointsman_lab.scale.instances import FollowedInstance
 from pointsman_lab.traffic import BLOCK_TOKENS, Conversations, Prompt, instance_names, random_keys
 
@@ -129,7 +129,7 @@ class ScaleLoad:
         for _ in range(200):
             try:
                 return await self._link.commands.request(
-                    route_subject(self._pool), command, timeout=ANSWER_WALL_SECONDS
+                    command_subject(self._pool, "route"), command, timeout=ANSWER_WALL_SECONDS
                 )
             except CommandTimeoutError:
                 continue
@@ -141,7 +141,7 @@ class ScaleLoad:
         loop, now, engine = asyncio.get_running_loop(), self._clock.now(), instance.engine
         self._sent[command.request] = instance.name
         cached = instance.cached(prompt.keys) * BLOCK_TOKENS
-        took = prefill_seconds(COST, prompt.tokens, cached) * self._chance.uniform(0.9, 1.1)
+        took = COST.seconds(prompt.tokens, cached) * self._chance.uniform(0.9, 1.1)
         engine.running += 1
         engine.free_at = max(engine.free_at, now) + took
         first_token_in = engine.free_at - now
@@ -175,7 +175,9 @@ class ScaleLoad:
             await asyncio.sleep(1.0)
             for command in self._followed():
                 try:
-                    await self._link.commands.request(follow_subject(self._pool), command, timeout=ANSWER_WALL_SECONDS)
+                    await self._link.commands.request(
+                        command_subject(self._pool, "follow"), command, timeout=ANSWER_WALL_SECONDS
+                    )
                 except (CommandTimeoutError, NoResponderError):
                     break  # the next one replaces it
 

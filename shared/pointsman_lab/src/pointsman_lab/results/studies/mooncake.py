@@ -11,7 +11,7 @@ from pointsman.contracts.fleet import PrefillCost
 from pointsman.primitives import Tokens
 from pointsman.simulation.scenario import block_keys
 from pointsman.simulation.workload import TRACE_BLOCK_TOKENS, WorkloadRequest
-from pointsman.state.engine_profiles import PROFILES, prefill_seconds
+from pointsman.state.engine_profiles import PROFILES
 from pointsman_cli.simulate.experiment import Source, requests_of
 from pointsman_lab.results.central_queue import SharedCache
 from pointsman_lab.results.claims import Claim, Measured, gain, holds, share_true, times
@@ -99,7 +99,7 @@ def _replayed(
         cache.keep(keys)
         hit += cached
         total += request.input_length
-        seconds += prefill_seconds(cost, request.input_length, cached)
+        seconds += cost.seconds(request.input_length, cached)
     return hit / total, seconds / len(requests)
 
 
