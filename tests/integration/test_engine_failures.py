@@ -409,7 +409,7 @@ async def test_a_request_that_was_refused_connections_fails_after_its_last_retry
 
 @pytest.mark.parametrize("idle", [True, False])
 async def test_an_answer_that_the_leader_says_will_not_come_is_had_elsewhere(*, idle: bool) -> None:
-    async with world_with(request_timeout_seconds=4.0) as world:
+    async with world_with(first_byte_seconds_min=0.5, first_byte_factor=100.0, request_timeout_seconds=4.0) as world:
         world.one.script.append(Behaviour.HANGS)
         if idle:
             world.scheduler.idle = {ONE}
@@ -418,6 +418,18 @@ async def test_an_answer_that_the_leader_says_will_not_come_is_had_elsewhere(*, 
 
         assert answered == ((200, TWO) if idle else (408, ""))
         assert [(failure.instance, failure.failure) for failure in told] == ([(ONE, "first_byte_timeout")] * idle)
+
+
+async def test_an_engine_that_is_said_to_be_idle_has_the_least_time_to_its_first_byte_all_the_same() -> None:
+    async with world_with(first_byte_seconds_min=30.0) as world:
+        world.one.pause = asyncio.Event()
+        world.scheduler.idle = {ONE}
+        asking = asyncio.create_task(asked(world))
+        await eventually(lambda: sum(bool(named.requests) for named in world.scheduler.followed) >= 3)
+        world.one.pause.set()
+
+        assert await asking == (200, ONE)
+        assert (await failures(world), world.two.received) == ([], [])
 
 
 @pytest.mark.parametrize("why", ["no other engine", "no retries", "no budget"])

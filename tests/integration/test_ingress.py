@@ -1,6 +1,7 @@
 """The ingress over HTTP: real server, real sockets, engines and a scheduler that do as the test says."""
 
 import asyncio
+import gc
 import json
 import os
 import re
@@ -34,6 +35,7 @@ from pointsman.primitives import Epoch, Term
 from pointsman.runtime import telemetry
 from pointsman_ingress import key_probe, service
 from pointsman_ingress.endpoints import BY_PATH
+from pointsman_ingress.engine.prefix_fetch import PrefixPrompt
 from pointsman_ingress.http import call
 from pointsman_ingress.openapi import openapi_document
 from pointsman_ingress.placement import scheduler_client
@@ -472,7 +474,7 @@ JSON_BODY = {"content-type": "application/json"}
         ("GET", COMPLETIONS, None, {}, 405),
         ("DELETE", "/v1/models", None, {}, 405),
         ("POST", COMPLETIONS, b" " * 10_000_000, {}, 413),
-        ("POST", CHAT, HELLO, {"content-type": "text/plain"}, 415),
+        ("POST", CHAT, HELLO, {"content-type": "text/plain"}, 400),
         ("POST", COMPLETIONS, {**TOKENS, "user": "late"}, {}, 429),
         ("POST", COMPLETIONS, {**TOKENS, "user": "many"}, {}, 503),
     ],
@@ -536,13 +538,33 @@ async def test_a_request_that_the_leader_has_ended_goes_on_under_a_new_id(world:
     assert (first.instead_of, second.instead_of) == ("", first.request)
 
 
+async def test_where_no_engine_fetches_prefixes_a_waiting_request_does_not_hold_its_tokens(world: World) -> None:
+    def held() -> int:
+        return sum(isinstance(thing, PrefixPrompt) for thing in gc.get_objects())
+
+    before = held()
+    world.one.pause = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_answered(world))
+        await eventually(lambda: len(world.one.received) == 1)
+        waiting = held()
+        world.one.pause.set()
+
+    assert waiting == before
+
+
+async def _answered(world: World) -> None:
+    async with world.post(COMPLETIONS, TOKENS) as answer:
+        await answer.read()
+
+
 # Refusals
 
 
 @pytest.mark.parametrize("sent", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "json"])
 async def test_what_a_web_page_may_post_without_asking_is_refused_unread(world: World, sent: str) -> None:
     async with world.post(CHAT, HELLO, Content_Type=sent) as answer:
-        assert (answer.status, (await answer.json())["error"]["code"]) == (415, "unsupported_media_type")
+        assert (answer.status, (await answer.json())["error"]["code"]) == (400, "unsupported_media_type")
     assert world.scheduler.asked == []
 
 

@@ -156,7 +156,7 @@ async def test_what_is_no_request_gets_an_error_and_no_scheduler_hears_of_it() -
 async def test_only_json_in_a_body_of_bounded_size_is_posted() -> None:
     async with overlap_world() as (world, _):
         body: dict[str, Any] = {"prompts": [{}]}
-        assert (await post(world, body, content_type="text/plain"))[0] == 415
+        assert (await post(world, body, content_type="text/plain"))[0] == 400
         assert (await post(world, b" " * (BODY_BYTES_MAX + 1)))[0] == 413
         assert (await post(world, {**body, "model": "another"}))[0] == 404
         for method in ("GET", "PUT", "DELETE"):

@@ -24,7 +24,15 @@ from pointsman.contracts.fleet import InstanceDraining, InstanceLeft, InstanceUn
 from pointsman.contracts.subjects import admin_subject
 from pointsman.policies.policy_set import scaling_policy
 from pointsman.policies.setting_text import settings_of
-from pointsman.ports import CommandTimeoutError, InstanceProvider, NoResponderError, ProvidedInstance, ProviderError
+from pointsman.ports import (
+    CommandTimeoutError,
+    InstanceProvider,
+    NoResponderError,
+    ProvidedInstance,
+    ProviderError,
+    StoreUnavailableError,
+    Tenure,
+)
 from pointsman.primitives import Epoch, InstanceId, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.health import HealthBoard
@@ -276,6 +284,31 @@ async def test_two_scalers_that_both_believe_to_act_do_no_harm() -> None:
 
     assert len(provider.started) == 3
     assert numbers == sorted(set(numbers))
+
+
+@in_virtual_time
+async def test_a_scaler_whose_lease_runs_out_during_a_step_takes_no_further_one() -> None:
+    async with pool() as (world, provider):
+        scaler = scaler_of(world, provider, "s1", start_seconds_max=60.0)
+        tried: list[InstanceId] = []
+
+        async def refuse(*_: Any, **__: Any) -> Tenure:
+            raise StoreUnavailableError("no answer")
+
+        async def stop_slowly(instance: InstanceId) -> None:
+            tried.append(instance)
+            world.broker.scaler_lease.put = refuse  # type: ignore[method-assign]
+            await eventually(lambda: not scaler.acts)
+
+        async with running(scaler):
+            await scale(world, 3)
+            await settled(world, 3)
+            provider.stop = stop_slowly  # type: ignore[method-assign]
+            provider.age, provider.down = 1000.0, {InstanceId("e1"), InstanceId("e2")}
+            await eventually(lambda: bool(tried), seconds=100.0)
+            await asyncio.sleep(3.0)
+
+    assert len(tried) == 1
 
 
 @in_virtual_time

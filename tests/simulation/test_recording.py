@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
     Candidate,
@@ -19,11 +20,15 @@ from pointsman.contracts.decisions import (
     RequestRejected,
 )
 from pointsman.contracts.fleet import Role
+from pointsman.contracts.requests import RequestArrived
+from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
 from pointsman.policies.dispatch.recording import Recording
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId
 from pointsman.simulation.replay import fold, verify
+from tests.support.events import joined, route
+from tests.support.logged_leader import LoggedLeader
 from tests.support.recorded_log import RecordedFleet, rewritten
 
 EVERY = 7
@@ -183,3 +188,24 @@ def test_zero_seconds_are_not_written() -> None:
     optional = rb'"(transfer_seconds|lost_seconds|load_seconds|fetch_seconds|copy_seconds|held_up)":0\.0[,}]'
 
     assert not [e.payload for e in log_of("whole", 2) if re.search(optional, e.payload)]
+
+
+def test_a_long_prompt_over_a_limit_costs_the_log_little_and_earlier_logs_with_all_its_keys_verify() -> None:
+    leader = LoggedLeader()
+    leader.lead(policy_set(admission="none"), at=0.0)
+    leader.happens(joined("a", at=0.0))
+    one = TenantPolicies(default=TenantPolicy(concurrency=1))
+    leader.decides(leader.dispatcher.set_tenant_policies(one, 0.0, by="alice"))
+    keys = list(range(10**18, 10**18 + 2000))
+    for name in ("served", "refused"):
+        leader.decides(leader.dispatcher.route(route(name, keys), 1.0))
+    served, refused = [e for e in leader.log if isinstance(e.event, RequestArrived)]
+    assert isinstance(served.event, RequestArrived)
+    assert isinstance(refused.event, RequestArrived)
+
+    assert list(unpack_keys(served.event.keys)) == keys
+    assert sum(len(e.payload) for e in leader.log[refused.sequence - 1 :]) < 2_000 < len(served.payload)
+    assert leader.proven
+
+    leader.log = rewritten(leader.log, refused.sequence, msgspec.structs.replace(refused.event, keys=served.event.keys))
+    assert leader.proven

@@ -44,14 +44,14 @@ class FailingPool(LoggedLeader):
         """What the leader decides of outliers now."""
         return self.decides(self.dispatcher.eject_outliers(self.now))
 
-    def asks(self, *, attempt: int = 1, request: str = "", excluded: str = "") -> tuple[str, str]:
+    def asks(self, *, attempt: int = 1, request: str = "", excluded: str = "", instead_of: str = "") -> tuple[str, str]:
         """A request, and where it goes."""
         if not request:
             self.numbers += 1
             request = f"r{self.numbers}"
         command = route(
             request, [self.numbers], arrived_at=self.now + self.clock, sent_at=self.now + self.clock, attempt=attempt,
-            excluded=[InstanceId(i) for i in excluded],
+            excluded=[InstanceId(i) for i in excluded], instead_of=RequestId(instead_of),
         )  # fmt: skip
         self.decides(self.dispatcher.route(command, self.now))
         return request, self.state.workload.requests[RequestId(request)].instance

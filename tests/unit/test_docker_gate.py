@@ -139,6 +139,13 @@ async def test_a_body_that_nests_deeply_is_refused(tmp_path: Path, monkeypatch: 
         assert answer.status == 400
 
 
+async def test_a_large_body_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with gate(tmp_path, monkeypatch) as (client, daemon):
+        status = await create(client, Env=["x" * 70_000])
+
+    assert (status, daemon.calls) == (413, [])
+
+
 @pytest.mark.parametrize(
     ("method", "path", "expected"),
     [

@@ -76,7 +76,7 @@ class RequestContext:
     prefix_header: str  # how much of the prompt has block keys
     dropped_fields: str = ""  # for a header: names of the client's fields that no engine gets
     model: str = ""  # as metrics name it
-    prefix: PrefixPrompt | None = None  # for a fetch of its first tokens; None: they are not known
+    prefix: PrefixPrompt | None = None  # for a fetch of its first tokens; None: nobody fetches, or they are not known
     private: bool = False  # whether the client learns nothing of the fleet
 
     @property
@@ -180,7 +180,9 @@ async def understand(
         prefix_header=tokens.prefix_header,
         dropped_fields=accepted.dropped,
         model=model.name,
-        prefix=PrefixPrompt(request.model, tokens.prompts[0], salt) if tokens.exact and longest else None,
+        prefix=PrefixPrompt(request.model, tokens.prompts[0], salt)
+        if pool.fleet.fetches and tokens.exact and longest
+        else None,
         private=salts is not None,
     )
 

@@ -185,7 +185,9 @@ class Delivery:
         grant, context = at_engine.grant, self.context
         expected = grant.expected_seconds or grant.predicted_ttft
         wall_seconds = first_byte_wall_seconds(self.settings, expected, output=output, speed=self.call.clock.speed)
-        deadline = FirstByteDeadline(wall_seconds, self._give_up_engine, self.engines.seconds)
+        deadline = FirstByteDeadline(
+            wall_seconds, self._give_up_engine, self.engines.seconds, least=self.settings.first_byte_seconds_min
+        )
         request = EngineRequest(
             grant.instance,
             grant.url,

@@ -61,7 +61,7 @@ class Endpoint:
         return ENCODING in self.fields
 
     def check_content_type(self, headers: Headers) -> None:
-        """Raises ApiError (415)."""
+        """Raises ApiError (400, as vLLM answers)."""
         if self.parse is not None and not is_json(headers):
             raise not_json()
 

@@ -128,7 +128,7 @@ class KeyProber:
             return False, f"{problem}, those of token ids agree: check the tokenizer and the chat template"
         if self.salt and await self._ids_match(instance, ""):
             return False, UNSALTED
-        return False, f"{problem}, and so do those of token ids: check secret, model name and the engine's KV events"
+        return False, f"{problem}, and so do those of token ids: check secret, model name, prefix caching and KV events"
 
     async def _ids_match(self, instance: Instance, key_salt: str) -> bool:
         count = 2 * self.pool.block_keys.block_tokens

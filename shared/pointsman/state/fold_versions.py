@@ -3,7 +3,7 @@ decisions of before stay as they were made. 1 is a log that names none. A new ru
 an old decision is made, gets the next version, an entry here and a golden fold (`tests/golden`). So does a new event that
 State folds: checkpoints of the release before, which skips it, lack what it says."""
 
-FOLD_VERSION = 13
+FOLD_VERSION = 14
 """Of this release."""
 
 DELIVERIES_CHECKED = 2
@@ -90,3 +90,6 @@ EPOCHS_BOUNDED = 12
 OTHERS_REFUSED = 13
 """A tenant beyond its share is limited while many requests of the others are refused. Its own, which the limit refuses, do
 not count: they would keep the limit on (`TenantShares.many_refused`)."""
+LOST_DOUBTED = 14
+"""An engine that reports no work while it has a request is to blame once another one answers that, under another id: a request
+that fails wherever it goes counts against none."""

@@ -105,6 +105,8 @@ def arrive(parts: StateParts, event: RequestArrived) -> None:
     if before is not None:
         request.instead_of = event.instead_of
         request.charged_tokens, request.best_effort = before.charged_tokens, before.best_effort
+        if parts.settings.fold_version >= fold_versions.LOST_DOUBTED:
+            parts.outliers.came_again(event.instead_of, event.request)
     _take_in(parts, request, event.at, limited=before is None)
 
 
@@ -516,22 +518,22 @@ def fail_attempt(parts: StateParts, event: RequestAttemptFailed) -> None:
     attempt = _failed_attempt(parts, event, instance, prefiller)
     if attempt.epoch != instance.epoch:
         return  # an earlier epoch failed it
-    since, grant = at, parts.next_grant_place(at)
+    since, grant, request = at, parts.next_grant_place(at), event.request
     if attempt.granted_at:
         since, grant = attempt.granted_at, parts.grant_place(attempt)
     given_up = parts.outliers.pop_given_up(event.request, event.instance)
     if given_up is not None:
-        since, grant = given_up
-    proven = event.failure == "connect_failure" or given_up is not None
+        since, grant, request = given_up.since, given_up.grant, given_up.comes_as or request
+    proven = event.failure == "connect_failure" or (given_up is not None and version < fold_versions.LOST_DOUBTED)
     failure = Failure(event.instance, at, since, grant, event.what)
     blamed = version >= fold_versions.PREFILLERS_BLAMED
     if blamed and prefiller is not None and prefiller.epoch == attempt.prefill_epoch:
         what = f"{event.instance} got no KV cache of it: {event.what}"
         failure = replace(failure, prefiller=replace(failure, instance=prefiller.id, what=what))
-    parts.outliers.failed(event.request, failure, proven=proven)
-    ended = parts.workload.end_of(event.request)
+    parts.outliers.failed(request, failure, proven=proven)
+    ended = parts.workload.end_of(request)
     if ended in UNSERVED and version >= fold_versions.ATTEMPTS_COUNTED:
-        parts.outliers.ended(event.request, cancelled=False)  # the command of its next attempt came before this
+        parts.outliers.ended(request, cancelled=False)  # the command of its next attempt came before this
 
 
 def _failed_attempt(
@@ -624,4 +626,6 @@ def _note_end_for_outliers(parts: StateParts, event: RequestEnd) -> None:
             idle = event.cause is CancelCause.ENGINE_IDLE
             since, grant = request.granted_at, parts.grant_place(request)
             parts.outliers.gave_up(event.request, event.instance, since=since, grant=grant, idle=idle)
+            if idle and parts.settings.fold_version >= fold_versions.LOST_DOUBTED:
+                return  # it may come again
     parts.outliers.ended(event.request, cancelled=is_cancelled)

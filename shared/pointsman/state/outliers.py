@@ -1,10 +1,10 @@
 """Served and failed requests of each instance: the evidence for outlier detection (`policies.outliers`). A failed
 attempt, or one that was redispatched long after its first token was due, is *open* until attributed. The engine is to
 blame if another one gives the request its first token, or if the request ends with a single engine failing it; the
-request, if two or more failed it and none served it. Refused connections, and requests that the leader gave up because
-the engine reported no work, are always the engine's fault. Client cancellations prove nothing. Where a KV cache should have
-come from another engine, either may be to blame: of those two, the one that has failed more requests since it last served one.
-Engine seconds; history covers HISTORY_WALL_SECONDS."""
+request, if two or more failed it and none served it. One that the leader gave up keeps its failures under the id under
+which it comes again. Refused connections are always the engine's fault. Client cancellations prove nothing. Where a KV cache
+should have come from another engine, either may be to blame: of those two, the one that has failed more requests since it last
+served one. Engine seconds; history covers HISTORY_WALL_SECONDS."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ from itertools import chain
 
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, WallSeconds
 from pointsman.state.fold_versions import ATTEMPTS_COUNTED, FOLD_VERSION, LEFT_FORGOTTEN
-from pointsman.state.workload import NO_INSTANCE
+from pointsman.state.workload import NO_INSTANCE, NO_REQUEST
 
 HISTORY_WALL_SECONDS: WallSeconds = WallSeconds(60.0)
 PREFILLS_MAX = 64
@@ -57,6 +57,8 @@ class _GivenUp:
     since: EngineSeconds
     grant: float
     idle: bool
+    comes_as: RequestId = NO_REQUEST
+    """The id under which it came again."""
 
 
 @dataclass(slots=True)
@@ -182,13 +184,19 @@ class Outliers:
         gone = self._given_up.get(request)
         return gone is not None and gone.idle and gone.instance == instance
 
-    def pop_given_up(self, request: RequestId, instance: InstanceId) -> tuple[EngineSeconds, float] | None:
-        """When and which grant of a request that the leader gave up there, once; else None."""
+    def came_again(self, before: RequestId, request: RequestId) -> None:
+        """A request that the leader gave up, under another id."""
+        if before in self._open:
+            self._open[request] = self._open.pop(before)
+        if before in self._given_up:
+            self._given_up[before] = replace(self._given_up[before], comes_as=request)
+
+    def pop_given_up(self, request: RequestId, instance: InstanceId) -> _GivenUp | None:
+        """Of a request that the leader gave up there, once; else None."""
         gone = self._given_up.get(request)
         if gone is None or gone.instance != instance:
             return None
-        del self._given_up[request]
-        return gone.since, gone.grant
+        return self._given_up.pop(request)
 
     def answered(self, request: RequestId, instance: InstanceId, *, prefiller: InstanceId = NO_INSTANCE) -> None:
         """A first token: engines that failed the request before are to blame."""

@@ -157,6 +157,11 @@ class Tenants:
         if account.requests is not None and not request.instead_of:
             account.requests.take(1.0, at)
 
+    def is_over_limit(self, tenant: Tenant, at: EngineSeconds) -> bool:
+        """Whether a new request would be."""
+        account = self._accounts(tenant).get(tenant)
+        return account is not None and account.over_limit(self.policy_of(tenant), at) is not None
+
     def must_wait_for_kv(self, request: Request, capacity: Tokens) -> bool:
         """Whether its tenant would exceed its share. One with nothing in flight may always send one request. `capacity`:
         0 if unknown."""

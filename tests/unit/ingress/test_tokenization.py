@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -166,12 +167,18 @@ async def test_media_and_vectors_count_no_more_than_fits(tokenizer: PromptTokeni
     assert [tokens.count for tokens in narrow] == [300, 600]
 
 
+async def test_a_token_takes_four_bytes(tokenizer: PromptTokenizer) -> None:
+    text, chat = "word " * 5_000, {"role": "user", "content": "word " * 5_000}
+    for tokens in (await of_completion(tokenizer, prompt=text), await of_chat(tokenizer, chat)):
+        assert sys.getsizeof(tokens.prompts[0]) < 5 * tokens.count
+
+
 async def test_prompt_embeds_and_prompt_logprobs_have_no_keys(tokenizer: PromptTokenizer) -> None:
     vectors = await of_completion(tokenizer, prompt_embeds="AAAA")
     likely = await of_chat(tokenizer, SYSTEM, prompt_logprobs=0)
     echoed = await of_completion(tokenizer, prompt="Hello", echo=True, logprobs=1)
 
-    assert [(t.keyed, t.exact) for t in (vectors, likely, echoed)] == [([], False), ([], True), ([], True)]
+    assert [(len(t.keyed), t.exact) for t in (vectors, likely, echoed)] == [(0, False), (0, True), (0, True)]
     assert (vectors.prefix_header, likely.prefix_header, echoed.prefix_header) == (
         "none; prompt_embeds",
         *["none; prompt_logprobs"] * 2,

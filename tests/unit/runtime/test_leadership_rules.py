@@ -156,6 +156,26 @@ async def test_at_most_one_holds_the_lease_and_somebody_does(seed: int) -> None:
     assert terms
 
 
+async def test_who_has_resigned_does_not_take_a_lease_that_becomes_free() -> None:
+    """A process that stops waits for its last writes while it still looks."""
+    timeline, lease = Timeline(), MemoryLease(lambda: True)
+    one, two = (
+        Leadership(lease, ProcessClock(timeline), name=name, lease_seconds=WallSeconds(LEASE_SECONDS))
+        for name in ("one", "two")
+    )
+    await one.obtain(term_of_log=lambda: Term(0))
+    obtaining = asyncio.create_task(two.obtain(term_of_log=lambda: Term(1)))
+    await timeline.steps(until=0.5)
+    await two.resign()
+    await one.resign()
+    await timeline.steps(until=5.0)
+    obtaining.cancel()
+    found = await lease.look()
+
+    assert found is not None
+    assert found.holder == ""
+
+
 async def test_why_the_lease_cannot_be_had_is_logged_once_and_kept_until_it_can(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -1,6 +1,7 @@
 """An engine that fails requests, or is far slower than the others, is given a rest, and tried again by one request."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -238,11 +239,42 @@ def test_a_request_that_the_leader_gave_up_before_its_ingress_tells_of_the_failu
             pool.now += 5.0
             pool.fails(request, A, "first_byte_timeout")
             pool.now -= 4.0
-        else:
-            pool.answers(request, instance)
+            request, instance = pool.asks(excluded="a", instead_of=request)
+        pool.answers(request, instance)
     events = pool.look()
 
     assert isinstance(events[0], InstanceEjected)
+    assert pool.proven
+
+
+@pytest.mark.parametrize("read_late", [False, True])
+@pytest.mark.parametrize("engines", ["idle, fails", "idle, idle, fails", "fails, idle"])
+def test_a_request_that_each_engine_loses_or_fails_ejects_nobody(engines: str, *, read_late: bool) -> None:
+    """Such as one whose video comes too slowly: meanwhile the engine says that it has nothing to do. Its ingress asks under
+    another id, before or behind what it writes about the failure."""
+    pool = Pool()
+    for _ in range(40):
+        request, instance = pool.asks()
+        tried, attempt = instance, 1
+        for what in engines.split(", "):
+            if what == "fails":
+                pool.fails(request, instance, attempt=attempt)
+                attempt += 1
+                _, instance = pool.asks(request=request, attempt=attempt, excluded=tried)
+            else:
+                pool.later(8.0)
+                pool.decides(pool.dispatcher.cancel_any(RequestId(request), CancelCause.ENGINE_IDLE, pool.now))
+                tells = partial(pool.fails, request, instance, "first_byte_timeout", attempt=attempt)
+                if not read_late:
+                    tells()
+                request, instance = pool.asks(attempt=attempt + 1, excluded=tried, instead_of=request)
+                attempt += 1
+                if read_late:
+                    tells()
+            tried += instance
+        pool.gives_up(request)
+        assert not pool.look()
+
     assert pool.proven
 
 

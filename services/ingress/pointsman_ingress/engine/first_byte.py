@@ -29,11 +29,19 @@ def first_byte_wall_seconds(
 
 class FirstByteDeadline:
     """After `wall_seconds` or `expire` calls `give_up(waited_seconds)`: True raises EngineFailedError, False restarts
-    the wait. Does not count time during which this process stalled, up to POSTPONED_MAX times. `seconds`: by which
-    longer waits are counted, so that few have a timer of their own."""
+    the wait. Does not count time during which this process stalled, up to POSTPONED_MAX times. `least`: wall seconds before
+    which `expire` does nothing. `seconds`: by which longer waits are counted, so that few have a timer of their own."""
 
-    def __init__(self, wall_seconds: Seconds, give_up: Callable[[Seconds], bool], seconds: SharedTimer) -> None:
+    def __init__(
+        self,
+        wall_seconds: Seconds,
+        give_up: Callable[[Seconds], bool],
+        seconds: SharedTimer,
+        *,
+        least: WallSeconds = WallSeconds(0.0),
+    ) -> None:
         self._wall_seconds = wall_seconds
+        self._least = float(least)
         self._give_up = give_up
         self._seconds = seconds
         self._loop = asyncio.get_running_loop()
@@ -56,8 +64,9 @@ class FirstByteDeadline:
             raise EngineFailedError(reason, failure="first_byte_timeout") from timeout
 
     def expire(self) -> None:
-        self._stop()
-        self._decide()
+        if self._loop.time() - self._began >= self._least:
+            self._stop()
+            self._decide()
 
     def _stop(self) -> None:
         self._seconds.cancel(self._number)

@@ -129,7 +129,7 @@ credentials_unread = _Kind(
     503, "credentials_unread", "Credentials cannot be checked yet. Ask again later.", retry_after=1.0
 )
 post_only = _Kind(405, "method_not_allowed", "This path takes POST only.", ((b"allow", b"POST"),))
-not_json = _Kind(415, "unsupported_media_type", "The body must be JSON, and the content-type application/json.")
+not_json = _Kind(400, "unsupported_media_type", "The body must be JSON, and the content-type application/json.")
 encoded_body = _Kind(
     415, "unsupported_media_type", "The body must not be compressed: send it as it is, without content-encoding."
 )

@@ -113,6 +113,11 @@ class FleetView:
         return self._state.fleet.instances
 
     @property
+    def fetches(self) -> bool:
+        """Whether engines may fetch prefixes from each other."""
+        return self._state.fleet.fetches
+
+    @property
     def ready(self) -> list[Instance]:
         """Sorted by name."""
         fleet = self._state.fleet

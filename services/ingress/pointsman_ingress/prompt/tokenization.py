@@ -324,12 +324,15 @@ class PromptTooLongError(Exception):
         self.tokens_min = tokens_min
 
 
-def _encode(tokenizer: Tokenizer, prompt: Texts | Chat, model_len: Tokens) -> list[list[int]]:
-    """Raises PromptTooLongError for texts that exceed the context even in the longest tokens."""
+def _encode(tokenizer: Tokenizer, prompt: Texts | Chat, model_len: Tokens) -> "list[array[int]]":
+    """Packed: a list takes ten times as much. Raises PromptTooLongError for texts that exceed the context even in the longest
+    tokens."""
     if isinstance(prompt, Texts):
         for text in prompt.prompts:
             _check_text(text, tokenizer, model_len)
-        return [tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens) for text in prompt.prompts]
+        return [
+            array("I", tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)) for text in prompt.prompts
+        ]
     text = tokenizer.render_chat(
         prompt.messages,
         tools=prompt.tools,
@@ -338,7 +341,7 @@ def _encode(tokenizer: Tokenizer, prompt: Texts | Chat, model_len: Tokens) -> li
         chat_template_kwargs=prompt.chat_template_kwargs,
     )
     _check_text(text, tokenizer, model_len)
-    return [tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)]
+    return [array("I", tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens))]
 
 
 def _check_text(text: str, tokenizer: Tokenizer, model_len: Tokens) -> None:

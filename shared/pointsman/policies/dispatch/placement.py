@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import msgspec
 
+from pointsman.contracts.block_keys import KEY_BYTES
 from pointsman.contracts.codec import short_reason
 from pointsman.contracts.commands import RouteRequest
 from pointsman.contracts.decisions import RequestPlaced
@@ -30,6 +31,9 @@ RETRY_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 STARTING_WALL_SECONDS_MIN: WallSeconds = WallSeconds(1.0)
 PLACED_MAX = 400
 """Of the held requests, in one turn."""
+REFUSED_KEYS_MAX = 64
+"""Block keys in the log of a request over a limit of its tenant, for `what-if`. All those of long prompts would let such a
+tenant fill the log."""
 
 
 def route(turn: Turn, command: RouteRequest) -> None:
@@ -74,6 +78,9 @@ def _has_its_place(request: Request, attempt: int) -> bool:
 
 
 def _arrive(turn: Turn, command: RouteRequest) -> None:
+    keys = command.keys
+    if not command.instead_of and turn.state.tenants.is_over_limit(command.tenant, turn.now):
+        keys = keys[: REFUSED_KEYS_MAX * KEY_BYTES]
     turn.decide(
         RequestArrived(
             at=turn.now,
@@ -82,7 +89,7 @@ def _arrive(turn: Turn, command: RouteRequest) -> None:
             arrived_at=command.arrived_at,
             ingress=command.ingress,
             tenant=command.tenant,
-            keys=command.keys,
+            keys=keys,
             prompt_tokens=command.prompt_tokens,
             max_output_tokens=command.max_output_tokens,
             slo_ttft=command.slo_ttft,

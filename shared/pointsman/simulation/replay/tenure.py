@@ -253,7 +253,9 @@ class Tenure:
 
 def _as_recorded_then(recorded: LogEvent, recomputed: LogEvent) -> LogEvent:
     """Settings that were not recorded are those of the term, as the recomputed ones are. Earlier releases did not record
-    by how much a redispatched request was overdue."""
+    by how much a redispatched request was overdue, and recorded all keys of requests over a limit."""
+    if isinstance(recorded, RequestArrived) and isinstance(recomputed, RequestArrived):
+        return msgspec.structs.replace(recomputed, keys=recorded.keys)
     if isinstance(recorded, RequestMigrated) and isinstance(recomputed, RequestMigrated) and not recorded.overdue:
         return msgspec.structs.replace(recomputed, overdue=NO_SECONDS)
     if isinstance(recorded, _WITH_SETTINGS) and isinstance(recomputed, _WITH_SETTINGS) and not recorded.settings:
