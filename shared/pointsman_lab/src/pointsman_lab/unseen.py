@@ -31,7 +31,7 @@ from pointsman_cli.options import CONTEXT, COUNT, WHOLE, out_option
 from pointsman_cli.output_file import write_json
 from pointsman_cli.progress_bar import progress_bar
 from pointsman_cli.simulate.experiment import run_all
-from pointsman_cli.terminal import table
+from pointsman_cli.terminal import output_console, progress_console, say, table
 from pointsman_lab.results.central_queue import central_queue
 from pointsman_lab.results.studies.rows import AS_LIVE, DOCUMENT_CAP, LIVE_DEFAULT, rows, tuned
 from pointsman_lab.results.study import OURS, WARMUP, Row
@@ -92,11 +92,11 @@ def unseen_command(first: int, workloads: int, jobs: int, out: Path | None) -> N
     """Compare policies on workloads that a seed draws: any generator, any numbers, near saturation.
 
     \b
-      pointsman-lab unseen                              twelve workloads; about 15 minutes on two cores
+      pointsman-lab unseen                              twelve workloads; about five minutes on two cores
       pointsman-lab unseen --first 5000 --workloads 40 --out unseen.json
     """
-    console, found = Console(), list[Compared]()
-    with progress_bar(Console(stderr=True), workloads, "workloads") as update:
+    console, found = output_console(), list[Compared]()
+    with progress_bar(progress_console(), workloads, "workloads") as update:
         for compared in run_all(compare, range(first, first + workloads), jobs):
             found.append(compared)
             update(len(found), "")
@@ -217,12 +217,11 @@ def _show(console: Console, admission: str, found: Sequence[Compared]) -> None:
         for name in found[0].capacities[admission]
     }
     second = _best_other(fixed)
-    console.print(
+    say(
+        console,
         f"Best or within a point of the best other at {sum(lead > -NEAR_POINTS for lead in leads)} of {len(leads)}; "
         f"mean {fmean(leads):+.1f}, least {min(leads):+.1f} points. "
         f"Against one other on all, {second}: {100 * (fixed[OURS] - fixed[second]):+.1f} points.",
-        markup=False,
-        soft_wrap=True,
     )
 
 
