@@ -369,6 +369,26 @@ async def test_the_load_of_the_window_is_its_fullest_bound(monkeypatch: pytest.M
     assert narrow.window.load == pytest.approx(len(narrow.wire.payloads[-1]) / 1000)
 
 
+async def test_a_writer_that_gave_up_and_writes_nothing_more_is_not_stalled_for_ever(
+    quick: WindowSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its alert is critical, and no confirmation comes that would end it."""
+    monkeypatch.setattr(producer, "STALLED_SECONDS", 0.05)
+    monkeypatch.setattr(producer, "STALL_FORGOTTEN_SECONDS", 1.0)
+    stage = await opened(quick)
+    for number in (2, 3):
+        done = asyncio.get_running_loop().create_future()
+        put = stage.window.put(stored("engine-1", number, [number]), done)
+        await eventually(lambda: stage.listener.stalled_now)
+        stage.window.withdraw(put)
+        await asyncio.sleep(0.6)
+        assert stage.listener.stalled_now, "it was written again meanwhile"
+
+    await eventually(lambda: not stage.listener.stalled_now)
+    stage.put(4)
+    assert stage.window.unconfirmed.wait_seconds < WallSeconds(0.5)
+
+
 async def test_a_writer_whose_last_writes_were_fenced_off_is_stalled_no_more(
     quick: WindowSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
