@@ -252,15 +252,15 @@ class WriteWindow:
         return headers
 
     def _on_ack(self, message: Message) -> None:
+        ack = None if status_of(message) else _acks.decode(message.data)  # first: what is no answer confirms no write
         write = self._queue.sent.pop(int(message.subject[len(self._writer.inbox) :]), None)
         if write is None:
             return  # an answer to an earlier try of a write that has been sent again or given up
-        if status_of(message):
+        if ack is None:
             self._queue.sent[write.number] = write
             self._stall()
             self._on_no_stream()
             return
-        ack = _acks.decode(message.data)
         if ack.error is not None and write.fence is not None and ack.error.err_code == WRONG_LAST_SEQUENCE:
             self._fenced(write, write.fence, ack.error.description)
         elif ack.error is not None and self._is_in_process(write, ack.error):
