@@ -13,6 +13,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import nats
 import pytest
 from nats.aio.client import Client as NatsClient
@@ -149,7 +150,7 @@ class Answered:
     def __init__(self, answer: bytes) -> None:
         self.answer = answer
 
-    async def request(self, _subject: str, _payload: bytes, _timeout: float) -> bytes:
+    async def request(self, _subject: str, _payload: bytes, _timeout: float, _headers: Any = None) -> bytes:
         return self.answer
 
 
@@ -369,6 +370,26 @@ async def test_the_load_of_the_window_is_its_fullest_bound(monkeypatch: pytest.M
     assert narrow.window.load == pytest.approx(len(narrow.wire.payloads[-1]) / 1000)
 
 
+async def test_a_writer_that_gave_up_and_writes_nothing_more_is_not_stalled_for_ever(
+    quick: WindowSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its alert is critical, and no confirmation comes that would end it."""
+    monkeypatch.setattr(producer, "STALLED_SECONDS", 0.05)
+    monkeypatch.setattr(producer, "STALL_FORGOTTEN_SECONDS", 1.0)
+    stage = await opened(quick)
+    for number in (2, 3):
+        done = asyncio.get_running_loop().create_future()
+        put = stage.window.put(stored("engine-1", number, [number]), done)
+        await eventually(lambda: stage.listener.stalled_now)
+        stage.window.withdraw(put)
+        await asyncio.sleep(0.6)
+        assert stage.listener.stalled_now, "it was written again meanwhile"
+
+    await eventually(lambda: not stage.listener.stalled_now)
+    stage.put(4)
+    assert stage.window.unconfirmed.wait_seconds < WallSeconds(0.5)
+
+
 async def test_a_writer_whose_last_writes_were_fenced_off_is_stalled_no_more(
     quick: WindowSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -445,6 +466,27 @@ async def test_how_far_the_log_goes_is_believed_only_of_a_server_that_hears_a_ma
             await stream.extent()
 
 
+async def test_an_answer_that_is_none_is_as_good_as_no_answer(quick: WindowSettings) -> None:
+    """On a bus without users anybody may answer before the server does. The task that keeps the stream ended at that, unseen."""
+    nonsense: Any = Answered(b"nonsense")
+    stream, direct = Stream(nonsense, POOL, StreamSettings()), DirectStream(nonsense, "S")
+    for call in (stream.ensure(), stream.extent(), stream.create_consumer("c", 1, ())):
+        with pytest.raises(LogUnavailableError, match="not understood"):
+            await call
+    for direct_call in (direct.write("s", b""), direct.last("s"), direct.next("s", 1), direct.purge("s")):
+        with pytest.raises(StoreUnavailableError, match="not understood"):
+            await direct_call
+    stage = await opened(quick)
+    stage.put(2)
+    with pytest.raises(msgspec.DecodeError):  # the connection tells it and goes on
+        await stage.wire.answer(2, b"nonsense")
+    await stage.sent(2)
+    await stage.wire.answer(2)
+
+    assert await stage.window.flushed(0.1)
+    assert stage.window.load == 0.0
+
+
 async def test_a_message_too_large_to_send_does_not_hold_up_the_next(quick: WindowSettings) -> None:
     stage = await opened(quick)
     stage.window.put(stored("engine-1", 2, list(range(1000))))
@@ -495,10 +537,10 @@ async def test_the_end_of_what_runs_in_the_background_is_told(
         running_nats(tmp_path) as url,
         jetstream.connect(url, POOL, ScaledClock(), name="test", listener=listener),
     ):
-        await eventually(lambda: listener.troubles)
+        await eventually(lambda: listener.missing)
 
     reason = "it was cancelled" if isinstance(error, asyncio.CancelledError) else repr(error)
-    assert listener.troubles == [f"task stream ended: {reason}"]
+    assert listener.missing == [f"task stream ended: {reason}; restart this process"]
 
 
 async def test_a_consumer_that_the_server_forgot_is_made_anew(tmp_path: Path) -> None:

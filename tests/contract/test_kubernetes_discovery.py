@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 import pytest_asyncio
 import yaml  # type: ignore[import-untyped]  # its stubs are not worth a dependency
 
+from pointsman.adapters import kubernetes_api
 from pointsman.adapters.discovery.kubernetes import KubernetesDiscovery, engines_of
 from pointsman.adapters.discovery.kubernetes_watch import Pace
 from pointsman.adapters.discovery.targets import TARGETS_MAX
@@ -195,6 +197,57 @@ async def test_a_worker_without_its_role_is_told_what_it_may_not(
         await eventually(lambda: "cannot list resource" in engines.discovery.problem)
 
     assert engines.lists == []
+
+
+async def test_credentials_of_a_kubeconfig_are_read_again(
+    admin: ClusterAdmin, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens of plug-ins and of people expire within hours."""
+    monkeypatch.setattr(kubernetes_api, "FRESH_WALL_SECONDS", 0.1)
+    other = await admin.account("other", DISCOVERY_RULES)
+    async with following() as engines:
+        await engines.until()
+        api.users = {token: user for token, user in api.users.items() if token == other}
+        await eventually(lambda: "Unauthorized" in engines.discovery.problem)
+        _replace_kubeconfig(admin.kubeconfig(other))
+        await admin.put(SLICES, endpoint_slice("a", endpoint("engine-0", "10.0.0.1")))
+        await engines.until("engine-0")
+
+    assert engines.discovery.problem == ""
+
+
+async def test_a_credential_plugin_that_hangs_is_told_and_has_no_second_beside_it(
+    admin: ClusterAdmin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_api, "LOAD_WALL_SECONDS", 0.1)
+    script = f"echo >>{tmp_path}/begun; until test -e {tmp_path}/go; do sleep 0.05; done"
+    monkeypatch.setenv("KUBECONFIG", str(_with_plugin(script, tmp_path)))
+    await admin.put(SLICES, endpoint_slice("a", endpoint("engine-0", "10.0.0.1")))
+    told: list[str] = []
+    async with following() as engines:
+        monkeypatch.setattr(engines.discovery._watch, "_on_problem", told.append)  # type: ignore[attr-defined]
+        await eventually(lambda: len(told) > 2)
+        (tmp_path / "go").touch()
+        await engines.until("engine-0")
+
+    assert "credentials" in told[0]
+    assert (tmp_path / "begun").read_text() == "\n"
+
+
+def _replace_kubeconfig(other: Path) -> None:
+    other.replace(os.environ["KUBECONFIG"])
+
+
+def _with_plugin(script: str, directory: Path) -> Path:
+    """The kubeconfig, whose token is given by a plug-in that runs the script first."""
+    config = json.loads(Path(os.environ["KUBECONFIG"]).read_text())
+    user, version = config["users"][0], "client.authentication.k8s.io/v1"
+    credential = {"kind": "ExecCredential", "apiVersion": version, "status": {"token": user["user"]["token"]}}
+    command = f"{script}; echo '{json.dumps(credential)}'"
+    user["user"] = {"exec": {"apiVersion": version, "command": "sh", "args": ["-c", command]}}
+    path = directory / "config"
+    path.write_text(json.dumps(config))
+    return path
 
 
 @pytest.mark.parametrize("verb", ["list", "watch"])

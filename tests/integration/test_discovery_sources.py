@@ -116,6 +116,18 @@ async def test_a_lookup_that_fails_drops_nobody_and_health_says_so(failure: str)
     assert mended == ""
 
 
+async def test_a_machine_that_gets_other_name_servers_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/etc/resolv.conf is written anew when a network comes up."""
+    async with running_dns() as before, running_dns() as now:
+        before.code, now.records = dns.rcode.SERVFAIL, {(HOST, "A"): ["10.0.0.1"]}
+        resolvers = [before.resolver(), now.resolver()]
+        monkeypatch.setattr("dns.asyncresolver.Resolver", lambda: resolvers[0])
+        async with read(AddressDiscovery(f"{HOST}:8000", poll_seconds_min=POLL)) as lists:
+            await eventually(lambda: lists.source.problem)
+            del resolvers[0]
+            await eventually(lambda: lists.names == [ONE])
+
+
 async def test_an_empty_answer_is_believed_when_it_was_repeated_for_long_enough() -> None:
     records = {(HOST, "A"): ["10.0.0.1"]}
     async with asking(AddressDiscovery, f"{HOST}:8000", records, empty_seconds=0.5) as (server, lists):

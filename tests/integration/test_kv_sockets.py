@@ -126,6 +126,30 @@ async def test_an_engine_that_moved_is_found_and_not_taken_for_who_is_at_its_old
         assert not [item for item in items if isinstance(item, EngineRestarted)]
 
 
+@pytest.mark.parametrize("greeting", [bytes(64), b"\xff" * 64])
+async def test_an_engine_is_found_where_another_program_listened_before(greeting: bytes) -> None:
+    """ZMQ gives an address up for good once a peer there speaks another protocol, or is a socket of another kind."""
+    met = asyncio.Event()
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting)
+        with suppress(ConnectionError):
+            while await reader.read(64):
+                pass
+        writer.close()
+        met.set()
+
+    stranger = await asyncio.start_server(greet, "127.0.0.1", 0)
+    port = stranger.sockets[0].getsockname()[1]
+    async with reading(KvEndpoint(f"tcp://127.0.0.1:{port}")) as items:
+        await met.wait()
+        stranger.close()
+        async with FakePublisher(replay=False, ports=(port, 0)) as publisher:
+            await publisher.subscribed()
+            await publisher.publish()
+            await eventually(lambda: sequences(items) == [0])
+
+
 async def test_a_name_is_looked_up_until_its_engine_answers(names: Names) -> None:
     names.addresses["tcp"] = "127.0.0.2"
     async with FakePublisher(replay=False) as publisher, reading(named(publisher)) as items:

@@ -39,6 +39,7 @@ class RememberingListener(LogListener):
     stalled_now: bool = False
     forbidden_subjects: list[tuple[str, str]] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
 
     @override
     def unreachable(self, reason: str) -> None:
@@ -47,6 +48,10 @@ class RememberingListener(LogListener):
     @override
     def forbidden(self, operation: str, subject: str) -> None:
         self.forbidden_subjects.append((operation, subject))
+
+    @override
+    def log_missing(self, reason: str) -> None:
+        self.missing.append(reason)
 
     @override
     def stalled(self, reason: str) -> None:

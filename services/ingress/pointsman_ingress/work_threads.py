@@ -29,7 +29,11 @@ class WorkThreads:
         """Raises what the work raises. A cancelled call leaves its work to end in its thread."""
         loop = asyncio.get_running_loop()
         await self._turn(owner)
-        running = self._executor.submit(work, *arguments, **named)
+        try:
+            running = self._executor.submit(work, *arguments, **named)
+        except RuntimeError:  # the system has no thread more
+            self._ended(owner)
+            raise
 
         def ended(_: "Future[Any]") -> None:
             with suppress(RuntimeError):  # the loop is closed

@@ -1,6 +1,7 @@
 """Access to a cluster: the pod's service account, else the kubeconfig, which is only read. The client library is imported
 here alone, and late: it takes 60 MB that only its users pay."""
 
+import asyncio
 import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -9,11 +10,16 @@ from typing import Any
 
 import aiohttp
 
+from pointsman.adapters.clocks import loop_seconds
+
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 HOST_VARIABLE = "KUBERNETES_SERVICE_HOST"
 KUBECONFIG_VARIABLE = "KUBECONFIG"
 DEFAULT_KUBECONFIG = "~/.kube/config"
 DEFAULT_NAMESPACE = "default"
+FRESH_WALL_SECONDS = 60.0
+LOAD_WALL_SECONDS = 30.0
+"""Of a kubeconfig, whose plug-in may ask a server."""
 
 
 class ClusterError(Exception):
@@ -34,6 +40,9 @@ class Cluster:
         self._config: Any = config
         self._kubeconfig = "" if HOST_VARIABLE in os.environ else _kubeconfig()
         self._loaded: Any = None
+        self._fresh_until = 0.0
+        self._loading: asyncio.Task[Any] | None = None
+        """Goes on though its caller has given up: nothing ends a plug-in that hangs, so it gets no second beside it."""
         self.errors: tuple[type[Exception], ...] = (
             client.ApiException,
             config.ConfigException,
@@ -52,17 +61,28 @@ class Cluster:
             yield api
 
     async def configuration(self) -> Any:
-        """Read once it is readable; the library rereads the token. Raises `errors`."""
-        if self._loaded is None:
-            configuration = self.client.Configuration()
-            if self._kubeconfig:
-                self.namespace = await self._from_kubeconfig(configuration)
-            else:
-                self._config.load_incluster_config(configuration)
-                own = ACCOUNT / "namespace"
-                self.namespace = own.read_text().strip() if own.exists() else DEFAULT_NAMESPACE
-            self._loaded = configuration
+        """Read again after FRESH_WALL_SECONDS: credentials of a kubeconfig expire, or are replaced. Raises `errors`."""
+        if loop_seconds() < self._fresh_until:
+            return self._loaded
+        loading = self._loading = self._loading or asyncio.ensure_future(self._load())
+        await asyncio.wait({loading}, timeout=LOAD_WALL_SECONDS)
+        if not loading.done():
+            late = f"the credentials of {self._kubeconfig} have not come for {LOAD_WALL_SECONDS:g} s; does their plug-in hang?"
+            raise TimeoutError(late)
+        self._loading = None
+        self._loaded, self._fresh_until = loading.result(), loop_seconds() + FRESH_WALL_SECONDS
         return self._loaded
+
+    async def _load(self) -> Any:
+        """Raises `errors`."""
+        configuration = self.client.Configuration()
+        if self._kubeconfig:
+            self.namespace = await self._from_kubeconfig(configuration)
+        else:
+            self._config.load_incluster_config(configuration)
+            own = ACCOUNT / "namespace"
+            self.namespace = own.read_text().strip() if own.exists() else DEFAULT_NAMESPACE
+        return configuration
 
     async def _from_kubeconfig(self, configuration: Any) -> str:
         loader = await self._config.load_kube_config(

@@ -74,6 +74,25 @@ async def test_work_whose_client_went_away_gives_its_thread_back(threads: WorkTh
     assert (threads._running, threads._waiting) == ({}, {})
 
 
+async def test_work_for_which_the_system_has_no_thread_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of a container's processes counts threads too."""
+    threads = WorkThreads(1)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", _no_thread)
+        with pytest.raises(RuntimeError, match="new thread"):
+            await threads.run("a", len, "abc")
+    async with asyncio.timeout(10):
+        length = await threads.run("a", len, "abc")
+    threads.close()
+
+    assert length == 3
+
+
+def _no_thread(_: threading.Thread) -> None:
+    msg = "can't start new thread"
+    raise RuntimeError(msg)
+
+
 async def test_what_the_work_raises_is_raised_and_keeps_no_thread(threads: WorkThreads) -> None:
     def fails() -> None:
         raise RecursionError

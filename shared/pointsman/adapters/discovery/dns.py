@@ -49,7 +49,7 @@ class DnsDiscovery(EngineDiscovery):
         poll_seconds_min: WallSeconds = POLL_WALL_SECONDS_MIN,
         empty_seconds: WallSeconds = EMPTY_WALL_SECONDS,
     ) -> None:
-        """`resolver` None: as /etc/resolv.conf says."""
+        """`resolver` None: as /etc/resolv.conf says at each lookup."""
         self._text = text
         self._resolver = resolver
         self._poll_seconds_min = float(poll_seconds_min)
@@ -102,9 +102,8 @@ class DnsDiscovery(EngineDiscovery):
 
     async def _resolve(self, name: str, kind: dns.rdatatype.RdataType) -> tuple[list[Any], float]:
         """Records and their time to live. Raises DNSException, OSError."""
-        if self._resolver is None:
-            self._resolver = dns.asyncresolver.Resolver()
-        answer = await self._resolver.resolve(name, kind, search=True)
+        resolver = self._resolver or dns.asyncresolver.Resolver()
+        answer = await resolver.resolve(name, kind, search=True)
         return list(answer), float(answer.rrset.ttl) if answer.rrset is not None else 0.0
 
     def _fail(self, reason: str) -> None:

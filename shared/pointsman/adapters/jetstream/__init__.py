@@ -113,9 +113,9 @@ async def connect(
 
 
 def _tell_end(listener: LogListener, task: asyncio.Task[None]) -> None:
-    """Of one that runs without end."""
+    """Of one that runs without end: not ready until a restart."""
     reason = "it was cancelled" if task.cancelled() else repr(task.exception())
-    listener.trouble(f"task {task.get_name()} ended", reason)
+    listener.log_missing(f"task {task.get_name()} ended: {reason}; restart this process")
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

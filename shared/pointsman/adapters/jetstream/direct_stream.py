@@ -1,7 +1,6 @@
 """Conditional writes and single reads on a stream, for leases, values, checkpoints and elections."""
 
 import json
-from base64 import b64decode
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +26,7 @@ class RevisionTakenError(Exception):
 
 class _StoredMessage(msgspec.Struct):
     seq: Sequence
-    data: str = ""
+    data: bytes = b""
     subject: str = ""
 
 
@@ -70,7 +69,7 @@ class DirectStream:
                 raise StoreUnavailableError(str(error)) from error
             await self._make(self._config)
             answer = await self._request(address, payload, all_headers)
-        read = _answers.decode(answer)
+        read = self._decoded(answer)
         if read.error is not None and read.error.err_code in REVISION_TAKEN:
             raise RevisionTakenError(read.error.description)
         return self._checked(read).seq
@@ -99,25 +98,32 @@ class DirectStream:
     async def purge(self, subject: str) -> None:
         """Raises StoreUnavailableError."""
         request = json.dumps({"filter": subject}).encode()
-        self._checked(_answers.decode(await self._request(f"{self._requests.api}STREAM.PURGE.{self._name}", request)))
+        self._checked(self._decoded(await self._request(f"{self._requests.api}STREAM.PURGE.{self._name}", request)))
 
     async def _get(self, query: dict[str, Any]) -> Found | None:
         payload = await self._request(f"{self._requests.api}STREAM.MSG.GET.{self._name}", json.dumps(query).encode())
-        answer = _answers.decode(payload)
+        answer = self._decoded(payload)
         if answer.error is not None and answer.error.err_code in (MESSAGE_NOT_FOUND, STREAM_NOT_FOUND):
             return None
         message = self._checked(answer).message
-        return None if message is None else Found(message.seq, b64decode(message.data), message.subject)
+        return None if message is None else Found(message.seq, message.data, message.subject)
 
     async def _make(self, config: dict[str, Any]) -> None:
         request = json.dumps(config | {"name": self._name}).encode()
-        self._checked(_answers.decode(await self._request(f"{self._requests.api}STREAM.CREATE.{self._name}", request)))
+        self._checked(self._decoded(await self._request(f"{self._requests.api}STREAM.CREATE.{self._name}", request)))
 
     async def _request(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> bytes:
         try:
             return await self._requests.request(subject, payload, CALL_SECONDS_MAX, headers)
         except (NoResponderError, CommandTimeoutError) as error:
             raise StoreUnavailableError(str(error)) from error
+
+    def _decoded(self, payload: bytes) -> _Answer:
+        try:
+            return _answers.decode(payload)
+        except msgspec.DecodeError as error:
+            msg = f"{self._name}: JetStream's answer is not understood: {error}"
+            raise StoreUnavailableError(msg) from error
 
     def _checked(self, answer: _Answer) -> _Answer:
         if answer.error is not None:

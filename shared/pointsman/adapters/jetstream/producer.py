@@ -61,6 +61,8 @@ IN_PROCESS_SECONDS_MAX = 30.0
 """Longer than an election among nats-servers, 4 to 9 s."""
 STALLED_SECONDS = 3.0
 """Unconfirmed for this long and since resent: the log is stuck. A full disk fails publishes only."""
+STALL_FORGOTTEN_SECONDS = 30.0
+"""Who repeats a write does so sooner."""
 SILENCE_LATENCIES = 4.0
 """Of a slow server, more than `ack_seconds_max`: resending what it works on helps nobody."""
 SILENCE_SECONDS_MAX = 10.0
@@ -250,15 +252,15 @@ class WriteWindow:
         return headers
 
     def _on_ack(self, message: Message) -> None:
+        ack = None if status_of(message) else _acks.decode(message.data)  # first: what is no answer confirms no write
         write = self._queue.sent.pop(int(message.subject[len(self._writer.inbox) :]), None)
         if write is None:
             return  # an answer to an earlier try of a write that has been sent again or given up
-        if status_of(message):
+        if ack is None:
             self._queue.sent[write.number] = write
             self._stall()
             self._on_no_stream()
             return
-        ack = _acks.decode(message.data)
         if ack.error is not None and write.fence is not None and ack.error.err_code == WRONG_LAST_SEQUENCE:
             self._fenced(write, write.fence, ack.error.description)
         elif ack.error is not None and self._is_in_process(write, ack.error):
@@ -378,6 +380,14 @@ class WriteWindow:
                 if not flusher.done():
                     flusher.set_result(None)
             self._queue.flushers.clear()
+        if self._confirmations.stalled and not self._queue.count:
+            asyncio.get_running_loop().call_later(STALL_FORGOTTEN_SECONDS, self._forget_stall, self._writer.number)
+
+    def _forget_stall(self, number: int) -> None:
+        """All writes were lost or withdrawn, so no confirmation can end it; `number`: of the last one."""
+        if number == self._writer.number:
+            self._confirmations.awaited_since = None
+            self._report_flowing()
 
     def _on_change(self, connected: bool) -> None:
         if connected:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -40,6 +40,9 @@ class StreamSettings:
     age_seconds_max: Seconds = 7 * 24 * 3600.0
     replicas: int = 1
     """3 survives the loss of a node, and needs three servers."""
+
+
+_Answer = TypeVar("_Answer")
 
 
 class _StreamState(msgspec.Struct):
@@ -192,7 +195,7 @@ class Stream:
             config["filter_subjects"] = [subject for kind in kinds for subject in self._subjects_of(kind)]
         request = json.dumps({"stream_name": self.name, "config": config, "action": "create"}).encode()
         payload = await self._call(f"{self._requests.api}CONSUMER.CREATE.{self.name}.{name}", request)
-        answer = _consumer_answer.decode(payload)
+        answer = _decoded(_consumer_answer, payload)
         if answer.error is not None:
             raise LogUnavailableError(answer.error.description)
         return answer.num_pending
@@ -243,7 +246,7 @@ class Stream:
         ]
 
     async def _request(self, call: str, request: bytes = b"", *, refusal: ApiError | None = None) -> _StreamAnswer:
-        answer = _stream_answer.decode(await self._call(f"{self._requests.api}{call}.{self.name}", request))
+        answer = _decoded(_stream_answer, await self._call(f"{self._requests.api}{call}.{self.name}", request))
         if answer.cluster is not None and answer.cluster.replicas and not answer.cluster.has_majority:
             cut_off = "the nats-server that answers for the log hears no majority of its servers"
             raise LogUnavailableError(cut_off)
@@ -259,6 +262,14 @@ class Stream:
             raise LogUnavailableError(unavailable) from error
         except CommandTimeoutError as error:
             raise LogUnavailableError(str(error)) from error
+
+
+def _decoded(decoder: msgspec.json.Decoder[_Answer], payload: bytes) -> _Answer:
+    try:
+        return decoder.decode(payload)
+    except msgspec.DecodeError as error:
+        msg = f"JetStream's answer is not understood: {error}"
+        raise LogUnavailableError(msg) from error
 
 
 def _extent(answer: _StreamAnswer) -> LogExtent:

@@ -16,11 +16,12 @@ import zmq.asyncio
 from typing_extensions import override
 from zmq.utils.monitor import parse_monitor_message
 
+from pointsman.adapters.backoff import Backoff
 from pointsman.adapters.clocks import loop_seconds
 from pointsman.adapters.kv_events.addresses import Addresses
 from pointsman.adapters.kv_events.codec import PAYLOAD_BYTES_MAX
 from pointsman.adapters.kv_events.continuity import SEQUENCE_BYTES
-from pointsman.primitives import Seconds, Sequence
+from pointsman.primitives import Seconds, Sequence, WallSeconds
 
 RECEIVE_QUEUE_MAX = 64
 """Messages of at most PAYLOAD_BYTES_MAX: 1 GiB. Further ones wait at the engine, for 100,000 messages in vLLM; what it
@@ -40,8 +41,9 @@ REPLAY_SECONDS_MAX = 30.0
 """Without a later batch."""
 REPLAY_BATCHES_MAX = 1_000_000
 SHARED_SOCKETS_MAX = 16_384
-REDIAL_SECONDS = 0.2
-"""Pause after a lost connection."""
+REDIAL_SECONDS: WallSeconds = WallSeconds(0.2)
+"""Pause after a connection that ended; doubles until there is one again."""
+REDIAL_SECONDS_MAX: WallSeconds = WallSeconds(2.0)
 HEARTBEAT_MS = 2_000
 HEARTBEAT_TIMEOUT_MS = 10_000
 END_OF_REPLAY = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
@@ -130,14 +132,15 @@ class ZmqSockets(EngineSockets):
 
 
 class ZmqLiveSocket(LiveSocket):
-    """ZMQ repeats a first connection that is refused. After a lost one it would go back to the address, which may be another
-    engine's by then, so the socket is replaced and the name looked up again."""
+    """ZMQ repeats a connection that is refused. After one that ended it goes back to the address, which may be another engine's
+    by then, or never, if the peer was none of its kind. So the socket is replaced and the name looked up again."""
 
     def __init__(self, context: zmq.asyncio.Context, endpoint: str, addresses: Addresses) -> None:
         self._context = context
         self._endpoint = endpoint
         self._addresses = addresses
         self._given_up = False
+        self._backoff = Backoff(REDIAL_SECONDS, REDIAL_SECONDS_MAX)
         self._redial_at: Seconds = 0.0
         self._open()
 
@@ -160,7 +163,8 @@ class ZmqLiveSocket(LiveSocket):
                 interrupted = True
                 if told["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                     self._connected = True
-                elif self._connected:
+                    self._backoff.reset()
+                else:
                     self._hang_up()
         return interrupted
 
@@ -239,7 +243,7 @@ class ZmqLiveSocket(LiveSocket):
         self.close()
         self._open()
         self._addresses.expire()
-        self._redial_at = loop_seconds() + REDIAL_SECONDS
+        self._redial_at = loop_seconds() + float(self._backoff.next_wait())
 
 
 class ZmqReplaySocket(ReplaySocket):
