@@ -149,19 +149,19 @@ def drawn(seed: int) -> Workload:
 
 def varied(shape: Any, chance: random.Random) -> Any:
     """Whole numbers stay whole and at least 1, shares below SHARE_MAX, and no maximum is below its minimum."""
-    drawn: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for field in fields(shape):
         value = getattr(shape, field.name)
         if field.name.endswith(KEPT):
             continue
         if isinstance(value, int | float):
-            drawn[field.name] = _times(value, _factor(chance), share="share" in field.name)
+            numbers[field.name] = _times(value, _factor(chance), share="share" in field.name)
         elif isinstance(value, tuple) and value and isinstance(value[0], int):
-            drawn[field.name] = tuple(_times(number, _factor(chance)) for number in value)
-    for least in [name for name in drawn if name.endswith("_min") and f"{name.removesuffix('_min')}_max" in drawn]:
+            numbers[field.name] = tuple(_times(number, _factor(chance)) for number in value)
+    for least in [name for name in numbers if name.endswith("_min") and f"{name.removesuffix('_min')}_max" in numbers]:
         most = f"{least.removesuffix('_min')}_max"
-        drawn[least], drawn[most] = sorted((drawn[least], drawn[most]))
-    return replace(shape, **drawn)
+        numbers[least], numbers[most] = sorted((numbers[least], numbers[most]))
+    return replace(shape, **numbers)
 
 
 def _factor(chance: random.Random) -> float:
