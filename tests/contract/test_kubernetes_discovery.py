@@ -209,6 +209,8 @@ async def test_credentials_of_a_kubeconfig_are_read_again(
         await engines.until()
         api.users = {token: user for token, user in api.users.items() if token == other}
         await eventually(lambda: "Unauthorized" in engines.discovery.problem)
+        _cut_kubeconfig()
+        await eventually(lambda: os.environ["KUBECONFIG"] in engines.discovery.problem)
         _replace_kubeconfig(admin.kubeconfig(other))
         await admin.put(SLICES, endpoint_slice("a", endpoint("engine-0", "10.0.0.1")))
         await engines.until("engine-0")
@@ -232,6 +234,12 @@ async def test_a_credential_plugin_that_hangs_is_told_and_has_no_second_beside_i
 
     assert "credentials" in told[0]
     assert (tmp_path / "begun").read_text() == "\n"
+
+
+def _cut_kubeconfig() -> None:
+    """As it is while it is written."""
+    file = Path(os.environ["KUBECONFIG"])
+    file.write_text(file.read_text()[:100])
 
 
 def _replace_kubeconfig(other: Path) -> None:

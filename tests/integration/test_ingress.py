@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from io import BytesIO
+from itertools import count
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -33,6 +34,7 @@ from pointsman.contracts.requests import (
 )
 from pointsman.primitives import Epoch, Term
 from pointsman.runtime import telemetry
+from pointsman.state.fleet import Instance
 from pointsman_ingress import key_probe, service
 from pointsman_ingress.endpoints import BY_PATH
 from pointsman_ingress.engine.prefix_fetch import PrefixPrompt
@@ -1083,6 +1085,33 @@ async def test_keys_that_differed_are_probed_again_and_found_to_agree(monkeypatc
         publishing.cancel()
 
         assert [event.parity for event in await _verdicts(world)] == [False, True]
+
+
+@pytest.mark.parametrize("fails", ["the check", "the write"])
+async def test_a_probe_that_failed_or_whose_verdict_was_lost_is_made_again(
+    fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_probe, "REPEAT_WALL_SECONDS", 0.1)
+    prober, times = key_probe.KeyProber, count()
+    check, announce = prober._check, prober._announce
+
+    async def checked(self: key_probe.KeyProber, instance: Instance) -> tuple[bool, str]:
+        if fails == "the check" and instance.id == ONE and not next(times):
+            msg = "can't start new thread"
+            raise RuntimeError(msg)
+        return await check(self, instance)
+
+    def announced(self: key_probe.KeyProber, instance: Instance, *, parity: bool, detail: str) -> None:
+        if fails == "the check" or instance.id != ONE or next(times):
+            announce(self, instance, parity=parity, detail=detail)
+
+    monkeypatch.setattr(prober, "_check", checked)
+    monkeypatch.setattr(prober, "_announce", announced)
+    async with world_with(probe=True) as world:
+        publishing = asyncio.create_task(_publish_blocks(world, _chain("pointsman-development")))
+        await world.log.append(reported(ONE, 0, [], at=ScaledClock().now()))
+        await eventually(lambda: _agrees(world))
+        publishing.cancel()
 
 
 async def test_a_verdict_on_a_life_that_is_over_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,23 +72,18 @@ class KeyProber:
         return bool(instance.parity) and instance.block_tokens == self.pool.block_keys.block_tokens
 
     async def _probe(self, instance: Instance, subject: Subject) -> None:
+        """Until the log says that the keys agree: a verdict may be lost on its way."""
         backoff = Backoff(REPEAT_WALL_SECONDS, REPEAT_WALL_SECONDS_MAX)
-        with contained("probe"):
-            while True:
-                verdict = await self._check_repeatedly(instance) if instance.serving else None
+        current: Instance | None = instance
+        while current is not None and not self._agrees(current):
+            with contained("probe"):
+                verdict = await self._check_repeatedly(current) if current.serving else None
                 current = self._current(subject)
-                if current is None:
-                    return
                 # No events come of an engine that is not followed: it may have restarted with blocks that do not fit.
-                if verdict is not None and verdict[0] is not current.parity and (verdict[0] or current.serving):
+                if current and verdict and verdict[0] is not current.parity and (verdict[0] or current.serving):
                     self._announce(current, parity=verdict[0], detail=verdict[1])
-                if verdict is not None and verdict[0]:
-                    return
-                await self.clock.sleep_wall(backoff.next_wait())
-                current = self._current(subject)
-                if current is None or self._agrees(current):
-                    return
-                instance = current
+            await self.clock.sleep_wall(backoff.next_wait())
+            current = self._current(subject)
 
     def _current(self, subject: Subject) -> Instance | None:
         current = self.pool.fleet.get(subject[0], subject[1])

@@ -85,9 +85,13 @@ class Cluster:
         return configuration
 
     async def _from_kubeconfig(self, configuration: Any) -> str:
-        loader = await self._config.load_kube_config(
-            self._kubeconfig, client_configuration=configuration, persist_config=False
-        )
+        try:
+            loader = await self._config.load_kube_config(
+                self._kubeconfig, client_configuration=configuration, persist_config=False
+            )
+        except Exception as error:  # its parser has errors of its own, for instance for a file that is being written
+            unusable = f"{self._kubeconfig}: {reason_of(error)}"
+            raise self._config.ConfigException(unusable) from error
         context = (loader.current_context or {}).get("context") or {}
         return str(context.get("namespace") or DEFAULT_NAMESPACE)
 
