@@ -15,7 +15,7 @@ from pointsman.contracts.codec import short_reason
 from pointsman.ports import Clock, EventLog, LogEntry, LogExtent, LogReset
 from pointsman.primitives import Sequence, WallSeconds
 from pointsman.runtime.health import HealthBoard
-from pointsman.runtime.log_metrics import await_extent
+from pointsman.runtime.log_extent import await_extent
 from pointsman.runtime.telemetry import RECORDER_ARCHIVED_SEQUENCE
 from pointsman_recorder.archive import STEP_SECONDS_MAX, Archive, Batch, Branch
 from pointsman_recorder.database_errors import (

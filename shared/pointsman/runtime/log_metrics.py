@@ -3,13 +3,11 @@ that hangs does not know what it misses."""
 
 from collections.abc import Callable
 
-from pointsman.ports import Clock, EventLog, LogExtent, LogMissingError, LogUnavailableError
+from pointsman.ports import Clock, EventLog, LogMissingError, LogUnavailableError
 from pointsman.primitives import PoolName, Sequence, WallSeconds
 from pointsman.runtime import telemetry
-from pointsman.runtime.health import HealthBoard
 
 PERIOD_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
-RETRY_WALL_SECONDS: WallSeconds = WallSeconds(0.1)
 
 
 async def measure_log(event_log: EventLog, clock: Clock, pool: PoolName, position: Callable[[], Sequence]) -> None:
@@ -27,13 +25,3 @@ async def measure_log(event_log: EventLog, clock: Clock, pool: PoolName, positio
             telemetry.LOG_BYTES_LIMIT.labels(pool).set(extent.bytes_max)
             telemetry.LOG_LAG.labels(pool).set(max(0, extent.end - position()))
         await clock.sleep_wall(PERIOD_WALL_SECONDS)
-
-
-async def await_extent(event_log: EventLog, clock: Clock, board: HealthBoard, part: str) -> LogExtent:
-    """Waits until the log answers; `board` lacks `part` meanwhile."""
-    while True:
-        try:
-            return await event_log.extent()
-        except (LogUnavailableError, LogMissingError) as error:
-            board.missing(part, f"the log does not answer: {error}")
-            await clock.sleep_wall(RETRY_WALL_SECONDS)

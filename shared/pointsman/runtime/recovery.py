@@ -22,7 +22,7 @@ from pointsman.primitives import EngineSeconds, Sequence, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.checkpoint_fingerprint import checkpoint_form, entry_digest, fold_version
 from pointsman.runtime.health import HealthBoard
-from pointsman.runtime.log_metrics import await_extent
+from pointsman.runtime.log_extent import await_extent
 from pointsman.runtime.telemetry import UnusableCheckpoints
 from pointsman.state.checkpoint import UnreadableStateError, decode_head, decode_state
 from pointsman.state.state import FOLD_VERSION, PoolSettings, State

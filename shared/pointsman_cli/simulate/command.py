@@ -253,14 +253,7 @@ class _Simulate:
             Cell(
                 source=self._source,
                 variant=variant,
-                scenario=replace(
-                    base,
-                    routing=variant.routing,
-                    routing_settings=variant.settings,
-                    ordering=variant.ordering,
-                    admission=variant.admission,
-                    seed=seed,
-                ),
+                scenario=variant.applied_to(replace(base, seed=seed)),
                 qps=qps,
                 warmup=warmup,
             )

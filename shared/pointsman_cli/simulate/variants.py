@@ -1,12 +1,13 @@
 """The compared variants: a routing policy with its settings, an ordering and an admission policy."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 from pointsman.contracts.decisions import Settings
 from pointsman.policies.policy_set import UnknownPolicyError, policy_set
 from pointsman.policies.setting_text import SettingTextError, parts_of
+from pointsman.simulation.scenario import Scenario
 
 ROUTING = "routing"
 OTHER_KINDS = ("admission", "order", "pair")
@@ -31,6 +32,15 @@ class Variant:
     @property
     def called(self) -> str:
         return f"{self.routing}, {self.note}" if self.note else self.policy
+
+    def applied_to(self, scenario: Scenario) -> Scenario:
+        return replace(
+            scenario,
+            routing=self.routing,
+            routing_settings=self.settings,
+            ordering=self.ordering,
+            admission=self.admission,
+        )
 
     def label(self, among: Iterable["Variant"]) -> str:
         others = list(among)

@@ -61,7 +61,7 @@ class DirectStream:
             all_headers[EXPECTED_LAST] = str(after)
         address = self._requests.subject_of_value(subject) if subject.startswith(VALUES) else subject
         try:
-            answer = await self._requests.request(address, payload, CALL_SECONDS_MAX, all_headers)
+            answer = self._decoded(await self._requests.request(address, payload, CALL_SECONDS_MAX, all_headers))
         except (NoResponderError, CommandTimeoutError) as error:
             # Within the API of another domain there is silence where nothing stores the subject (measured).
             may_be_missing = isinstance(error, NoResponderError) or address != subject
@@ -69,10 +69,9 @@ class DirectStream:
                 raise StoreUnavailableError(str(error)) from error
             await self._make(self._config)
             answer = await self._request(address, payload, all_headers)
-        read = self._decoded(answer)
-        if read.error is not None and read.error.err_code in REVISION_TAKEN:
-            raise RevisionTakenError(read.error.description)
-        return self._checked(read).seq
+        if answer.error is not None and answer.error.err_code in REVISION_TAKEN:
+            raise RevisionTakenError(answer.error.description)
+        return self._checked(answer).seq
 
     async def write_once(self, subject: str, payload: bytes, *, after: Sequence) -> Sequence:
         """`write` that may be repeated: what an earlier try has stored counts. Raises as `write`."""
@@ -98,11 +97,10 @@ class DirectStream:
     async def purge(self, subject: str) -> None:
         """Raises StoreUnavailableError."""
         request = json.dumps({"filter": subject}).encode()
-        self._checked(self._decoded(await self._request(f"{self._requests.api}STREAM.PURGE.{self._name}", request)))
+        self._checked(await self._request(f"{self._requests.api}STREAM.PURGE.{self._name}", request))
 
     async def _get(self, query: dict[str, Any]) -> Found | None:
-        payload = await self._request(f"{self._requests.api}STREAM.MSG.GET.{self._name}", json.dumps(query).encode())
-        answer = self._decoded(payload)
+        answer = await self._request(f"{self._requests.api}STREAM.MSG.GET.{self._name}", json.dumps(query).encode())
         if answer.error is not None and answer.error.err_code in (MESSAGE_NOT_FOUND, STREAM_NOT_FOUND):
             return None
         message = self._checked(answer).message
@@ -110,11 +108,11 @@ class DirectStream:
 
     async def _make(self, config: dict[str, Any]) -> None:
         request = json.dumps(config | {"name": self._name}).encode()
-        self._checked(self._decoded(await self._request(f"{self._requests.api}STREAM.CREATE.{self._name}", request)))
+        self._checked(await self._request(f"{self._requests.api}STREAM.CREATE.{self._name}", request))
 
-    async def _request(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> bytes:
+    async def _request(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> _Answer:
         try:
-            return await self._requests.request(subject, payload, CALL_SECONDS_MAX, headers)
+            return self._decoded(await self._requests.request(subject, payload, CALL_SECONDS_MAX, headers))
         except (NoResponderError, CommandTimeoutError) as error:
             raise StoreUnavailableError(str(error)) from error
 

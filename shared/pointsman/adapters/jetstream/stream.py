@@ -20,6 +20,8 @@ from pointsman.ports import (
 )
 from pointsman.primitives import PoolName, Seconds, Sequence
 
+_Answer = TypeVar("_Answer")
+
 API_SECONDS_MAX = 2.0
 CONSUMER_IDLE_SECONDS_MAX = 30.0
 """The server deletes a consumer after this long without a pull."""
@@ -40,9 +42,6 @@ class StreamSettings:
     age_seconds_max: Seconds = 7 * 24 * 3600.0
     replicas: int = 1
     """3 survives the loss of a node, and needs three servers."""
-
-
-_Answer = TypeVar("_Answer")
 
 
 class _StreamState(msgspec.Struct):
@@ -194,8 +193,7 @@ class Stream:
         if kinds:
             config["filter_subjects"] = [subject for kind in kinds for subject in self._subjects_of(kind)]
         request = json.dumps({"stream_name": self.name, "config": config, "action": "create"}).encode()
-        payload = await self._call(f"{self._requests.api}CONSUMER.CREATE.{self.name}.{name}", request)
-        answer = _decoded(_consumer_answer, payload)
+        answer = await self._call(f"CONSUMER.CREATE.{self.name}.{name}", request, _consumer_answer)
         if answer.error is not None:
             raise LogUnavailableError(answer.error.description)
         return answer.num_pending
@@ -246,7 +244,7 @@ class Stream:
         ]
 
     async def _request(self, call: str, request: bytes = b"", *, refusal: ApiError | None = None) -> _StreamAnswer:
-        answer = _decoded(_stream_answer, await self._call(f"{self._requests.api}{call}.{self.name}", request))
+        answer = await self._call(f"{call}.{self.name}", request, _stream_answer)
         if answer.cluster is not None and answer.cluster.replicas and not answer.cluster.has_majority:
             cut_off = "the nats-server that answers for the log hears no majority of its servers"
             raise LogUnavailableError(cut_off)
@@ -254,22 +252,17 @@ class Stream:
             return _StreamAnswer(error=refusal)
         return answer
 
-    async def _call(self, subject: str, request: bytes) -> bytes:
+    async def _call(self, call: str, request: bytes, answers: msgspec.json.Decoder[_Answer]) -> _Answer:
         try:
-            return await self._requests.request(subject, request, API_SECONDS_MAX)
+            return answers.decode(await self._requests.request(f"{self._requests.api}{call}", request, API_SECONDS_MAX))
         except NoResponderError as error:
             unavailable = f"JetStream does not answer: {error}"
             raise LogUnavailableError(unavailable) from error
         except CommandTimeoutError as error:
             raise LogUnavailableError(str(error)) from error
-
-
-def _decoded(decoder: msgspec.json.Decoder[_Answer], payload: bytes) -> _Answer:
-    try:
-        return decoder.decode(payload)
-    except msgspec.DecodeError as error:
-        msg = f"JetStream's answer is not understood: {error}"
-        raise LogUnavailableError(msg) from error
+        except msgspec.DecodeError as error:
+            msg = f"JetStream's answer is not understood: {error}"
+            raise LogUnavailableError(msg) from error
 
 
 def _extent(answer: _StreamAnswer) -> LogExtent:

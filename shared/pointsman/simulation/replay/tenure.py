@@ -255,7 +255,8 @@ def _as_recorded_then(recorded: LogEvent, recomputed: LogEvent) -> LogEvent:
     """Settings that were not recorded are those of the term, as the recomputed ones are. Earlier releases did not record
     by how much a redispatched request was overdue, and recorded all keys of requests over a limit."""
     if isinstance(recorded, RequestArrived) and isinstance(recomputed, RequestArrived):
-        return msgspec.structs.replace(recomputed, keys=recorded.keys)
+        fewer = len(recomputed.keys) < len(recorded.keys) and recorded.keys.startswith(recomputed.keys)
+        return msgspec.structs.replace(recomputed, keys=recorded.keys) if fewer else recomputed
     if isinstance(recorded, RequestMigrated) and isinstance(recomputed, RequestMigrated) and not recorded.overdue:
         return msgspec.structs.replace(recomputed, overdue=NO_SECONDS)
     if isinstance(recorded, _WITH_SETTINGS) and isinstance(recomputed, _WITH_SETTINGS) and not recorded.settings:

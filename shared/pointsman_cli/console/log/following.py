@@ -22,8 +22,8 @@ from pointsman.primitives import PoolName
 from pointsman.runtime.checkpoint_fingerprint import checkpoint_form, entry_digest
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import LOG_PART, NATS_PART
+from pointsman.runtime.log_extent import await_extent
 from pointsman.runtime.log_follower import entry_at
-from pointsman.runtime.log_metrics import await_extent
 from pointsman.simulation.replay.folding import recorded_pool_settings
 from pointsman.state.checkpoint import UnreadableStateError, decode_state
 from pointsman.state.state import PoolSettings, State

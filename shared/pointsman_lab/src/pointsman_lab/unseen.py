@@ -124,16 +124,8 @@ def _compared_rows(ordering: str, admission: str) -> list[Row]:
 
 
 def _scenario(row: Row, workload: Workload) -> Scenario:
-    variant = row.variant
-    return Scenario(
-        routing=variant.routing,
-        routing_settings=variant.settings,
-        ordering=variant.ordering,
-        admission=variant.admission,
-        instances=workload.instances,
-        seed=workload.seed,
-        **{**AS_LIVE, **row.conditions},
-    )
+    conditions = {**AS_LIVE, **row.conditions}
+    return row.variant.applied_to(Scenario(instances=workload.instances, seed=workload.seed, **conditions))
 
 
 def drawn(seed: int) -> Workload:

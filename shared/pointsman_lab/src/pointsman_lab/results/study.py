@@ -109,15 +109,7 @@ class Study:
         ]
 
     def scenario(self, row: Row, seed: int) -> Scenario:
-        variant = row.variant
-        return Scenario(
-            routing=variant.routing,
-            routing_settings=variant.settings,
-            ordering=variant.ordering,
-            admission=variant.admission,
-            seed=seed,
-            **{**self.conditions, **row.conditions},
-        )
+        return row.variant.applied_to(Scenario(seed=seed, **{**self.conditions, **row.conditions}))
 
 
 @dataclass(frozen=True, kw_only=True)
