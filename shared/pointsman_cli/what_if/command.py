@@ -37,7 +37,7 @@ from pointsman_cli.options import (
     until_option,
 )
 from pointsman_cli.output_file import print_json
-from pointsman_cli.simulate.experiment import CellResult
+from pointsman_cli.simulate.drawing import drawing
 from pointsman_cli.terminal import output_console, progress_console, say
 from pointsman_cli.what_if.comparison import as_json, cells, table_of, tenants_table
 from pointsman_cli.what_if.limits import limits_of
@@ -114,8 +114,8 @@ def what_if_command(
     if change.is_none:
         msg = "choose what is to be different: --policy, --set, --order, --admission, --instances or --tenants"
         raise click.UsageError(msg)
-    draw = _plotter() if plot else None
     console = progress_console() if as_json else output_console()
+    draw = drawing(console, plot, "ttft_cdf", "timeline", "prompt_lengths") if plot else None
     with open_history(place, pool) as history:
         record = _read(history, since, until, warmup)
         with interruptible():
@@ -124,15 +124,9 @@ def what_if_command(
         print_json(_json(record, sides, done.calibration)) if as_json else _show(
             console, record, sides, done.calibration
         )
-    if draw and plot:
+    if draw:
         name = f"log of {history.header.pool}" if history.header.pool else "recorded log"
-        try:
-            pictures = draw(cells(sides, record, name), plot)
-        except OSError as error:
-            msg = f"cannot draw into {plot}: {error.strerror}"
-            raise HistoryError(msg) from error
-        for picture in pictures:
-            say(console, f"drew {picture}")
+        draw(cells(sides, record, name))
 
 
 def _read(history: History, since: str | None, until: str | None, warmup: float | None) -> Record:
@@ -235,13 +229,3 @@ def _json(record: Record, sides: tuple[Side, Side, Side], calibration: Calibrati
         "changed": as_json(changed, record.warmup),
         "regret": msgspec.to_builtins(regret(again, changed)),
     }
-
-
-def _plotter() -> Callable[[Sequence[CellResult], Path], list[Path]]:
-    """Imports matplotlib before the simulation. Raises click.ClickException."""
-    try:
-        from pointsman_cli.what_if.pictures import draw
-    except ImportError as error:
-        msg = "--plot needs matplotlib; install it with: pip install 'pointsman[plots]'"
-        raise click.ClickException(msg) from error
-    return draw
