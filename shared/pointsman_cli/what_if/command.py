@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from rich.console import Console
 from pointsman.adapters.tenants_file import TenantsFileError, read_tenant_policies
 from pointsman.analysis.calibration import Calibration
 from pointsman.analysis.comparison import Side, fidelity, regret
-from pointsman.analysis.recorded_traffic import Record, UnusableTrafficError, read_record
+from pointsman.analysis.recorded_traffic import Record, UnusableTrafficError
 from pointsman.analysis.what_if import Change, WhatIf
 from pointsman.policies.admission import ADMISSION_POLICIES
 from pointsman.policies.ordering import ORDERING_POLICIES
@@ -22,8 +21,7 @@ from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.policies.setting_text import SettingTextError
 from pointsman_cli.history.progress import shown
 from pointsman_cli.history.sources import History, HistoryError, open_history
-from pointsman_cli.history.start_point import beginning_of
-from pointsman_cli.history.time_options import Moment, moment_in
+from pointsman_cli.history.time_options import moment_in
 from pointsman_cli.interruption import interruptible
 from pointsman_cli.options import (
     CONTEXT,
@@ -40,7 +38,7 @@ from pointsman_cli.output_file import print_json
 from pointsman_cli.simulate.drawing import drawing
 from pointsman_cli.terminal import output_console, progress_console, say
 from pointsman_cli.what_if.comparison import as_json, cells, table_of, tenants_table
-from pointsman_cli.what_if.limits import limits_of
+from pointsman_cli.what_if.inputs import limits_of, record_of
 
 SLOW_BELOW = 0.9
 SPEEDS_SHOWN = 8
@@ -137,15 +135,7 @@ def _read(history: History, since: str | None, until: str | None, warmup: float 
         msg = "--warmup counts back from a time: give --since as a time"
         raise click.UsageError(msg)
     try:
-        return read_record(
-            entries,
-            origin=history.origin,
-            settings=history.settings,
-            known=beginning_of(history, end).known,
-            begins=None if warmup is None or first.at is None else replace(first, at=first.at - warmup).passed(),
-            since=None if first == Moment() else first.passed(),
-            until=end.passed(),
-        )
+        return record_of(history, entries, first, end, warmup)
     except UnusableTrafficError as error:
         raise HistoryError(str(error)) from error
 

@@ -13,11 +13,10 @@ from pointsman.primitives import PoolName, Sequence
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.console.log.fleet_views import fleet_view
+from pointsman_cli.console.log.metrics import LadderMetrics, ShadowMetrics
 from pointsman_cli.console.log.observer import Observer
-from pointsman_cli.console.log.shadow_metrics import ShadowMetrics
 from pointsman_cli.console.log.size_history import Spaced
 from pointsman_cli.console.views import FleetView, Health, MomentView, StatusView
-from pointsman_cli.hit_rate.metrics import LadderMetrics
 
 MOMENTS_MAX = 64
 MOMENT_WALL_SECONDS = 10.0
