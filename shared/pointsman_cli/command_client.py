@@ -117,8 +117,7 @@ def no_scheduler(settings: FleetSettings) -> str:
 
 
 def stalled_log(fleet: FleetDescribed | None) -> str:
-    """What the log cannot say itself, to be said before what is read from it: what is shown is as old as its last entry. Empty
-    if it takes writes, or if nobody told."""
+    """Says that the log takes no writes: what is read from it is old then. Empty if it takes them, or if nobody told."""
     if fleet is None or fleet.unconfirmed_seconds < STALLED_SECONDS:
         return ""
     seconds, count = fleet.unconfirmed_seconds, plural(fleet.unconfirmed_writes, "write")
