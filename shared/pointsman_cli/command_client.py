@@ -9,6 +9,7 @@ from typing import TypeVar
 import click
 
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.jetstream.producer import STALLED_SECONDS
 from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import Command, DescribeFleet, FleetDescribed
 from pointsman.contracts.permissions import BusRole, BusUser
@@ -28,6 +29,7 @@ from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import NATS_PART, open_link
 from pointsman.runtime.settings import FleetSettings
 from pointsman.runtime.structured_logs import configure_logging
+from pointsman_cli.formatting import plural
 from pointsman_cli.options import as_given
 from pointsman_cli.terminal import one_line, print_line
 
@@ -36,6 +38,10 @@ CONNECT_SECONDS_MAX = 5.0
 POLL_SECONDS = 0.02
 WATCH_SECONDS = 0.5
 WAIT_SECONDS_MAX = 600.0
+STALLED_ADVICE = (
+    "The disk of nats-server is full or fails, or its cluster has no quorum: free space, then restart the nats-server. "
+    "Requests are served meanwhile, but what is not confirmed after 100 s, or at a stop, is lost (docs/failures.md, disk full)."
+)
 A = TypeVar("A", bound=Command)
 T = TypeVar("T")
 
@@ -108,6 +114,16 @@ async def described(commands: Commands, settings: FleetSettings) -> FleetDescrib
 
 def no_scheduler(settings: FleetSettings) -> str:
     return f"no scheduler serves the pool '{settings.pool}' on {settings.nats_shown}; look at its log, or name the pool with --pool"
+
+
+def stalled_log(fleet: FleetDescribed | None) -> str:
+    """Says that the log takes no writes: what is read from it is old then. Empty if it takes them, or if nobody told."""
+    if fleet is None or fleet.unconfirmed_seconds < STALLED_SECONDS:
+        return ""
+    seconds, count = fleet.unconfirmed_seconds, plural(fleet.unconfirmed_writes, "write")
+    return (
+        f"the log has taken no writes for {seconds:.0f} s: {count} of the leader wait, and what is newer is not in it"
+    )
 
 
 async def wait_until(

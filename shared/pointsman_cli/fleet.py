@@ -13,10 +13,9 @@ from rich.text import Text
 from pointsman.contracts.commands import FleetDescribed, InstanceDescribed
 from pointsman.ports import Commands
 from pointsman.runtime.settings import FleetSettings
-from pointsman_cli.command_client import connected_link, described
+from pointsman_cli.command_client import connected_link, described, stalled_log
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.interruption import interruptible
-from pointsman_cli.live_warnings import stalled_log
 from pointsman_cli.options import CONTEXT, fleet_options, json_switch
 from pointsman_cli.terminal import SafeConsole, json_text, status, table, wall_time
 

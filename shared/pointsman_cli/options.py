@@ -32,6 +32,8 @@ Command = TypeVar("Command", bound=Callable[..., object])
 
 json_switch = click.option("--json", "as_json", is_flag=True, help="Print only JSON on standard output.")
 out_option = click.option("--out", type=OUTPUT_FILE, metavar="FILE", help="Also write the JSON to this file.")
+since_option = click.option("--since", metavar="MOMENT", help=f"Start at {MOMENT_HELP}.")
+until_option = click.option("--until", metavar="MOMENT", help=f"End at {MOMENT_HELP}.")
 set_option = click.option(
     "--set",
     "settings",
@@ -70,14 +72,6 @@ def as_given() -> str:
     given = context.params if context else {}
     names = (("--from", given.get("place")), ("--pool", given.get("pool")))
     return "".join(f" {option} {shlex.quote(value)}" for option, value in names if value)
-
-
-def since_option(command: Command) -> Command:
-    return click.option("--since", metavar="MOMENT", help=f"Start at {MOMENT_HELP}.")(command)
-
-
-def until_option(command: Command) -> Command:
-    return click.option("--until", metavar="MOMENT", help=f"End at {MOMENT_HELP}.")(command)
 
 
 def comma_list(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:

@@ -354,7 +354,7 @@ def test_a_span_with_more_requests_than_can_be_simulated_is_refused(
     """Of earlier requests as many warm the caches as fit."""
     keys = [len(entry.event.keys) for entry in entries if isinstance(entry.event, RequestArrived)]
     bounds = TrafficBounds(requests=100) if bound == "requests" else TrafficBounds(key_bytes=sum(keys[-100:]))
-    monkeypatch.setattr("pointsman_cli.what_if.command.read_record", partial(read_record, bounds=bounds))
+    monkeypatch.setattr("pointsman_cli.what_if.inputs.read_record", partial(read_record, bounds=bounds))
     refused = what_if(entries, tmp_path, "--policy", "min_ttft")
     later = entries[
         next(n for n, entry in enumerate(entries) if entry.event is not None and entry.event.at > 60)

@@ -4,13 +4,17 @@ from collections.abc import Sequence
 from itertools import combinations
 from statistics import median
 
+import numpy as np
+
 from pointsman.adapters.calibration_file import Measurement
 from pointsman.contracts.fleet import PrefillCost
 
 FLOOR_GAIN_MIN = 0.1
 """Share of the squared error that a floor must remove."""
 EXACT = 1e-8
-NEARLY_ZERO = 1e-12
+TINY = np.finfo(float).tiny
+DEPENDENT = 1e-6
+"""Ratio of singular values below which the measurements do not tell two coefficients apart."""
 
 
 def fitted(points: Sequence[Measurement]) -> PrefillCost:
@@ -83,20 +87,7 @@ def _nonnegative_least_squares(rows: Sequence[tuple[float, float, float]]) -> tu
 
 
 def _least_squares(rows: Sequence[tuple[float, float, float]], chosen: Sequence[int]) -> list[float] | None:
-    scale = [max(abs(row[column]) for row in rows) or 1.0 for column in chosen]
-    scaled = [[row[column] / by for column, by in zip(chosen, scale, strict=True)] for row in rows]
-    size = len(chosen)
-    matrix = [
-        [sum(row[i] * row[j] for row in scaled) for j in range(size)] + [sum(row[i] for row in scaled)]
-        for i in range(size)
-    ]
-    for pivot in range(size):
-        largest = max(range(pivot, size), key=lambda at: abs(matrix[at][pivot]))
-        matrix[pivot], matrix[largest] = matrix[largest], matrix[pivot]
-        if abs(matrix[pivot][pivot]) < NEARLY_ZERO:
-            return None
-        for other in range(size):
-            if other != pivot:
-                factor = matrix[other][pivot] / matrix[pivot][pivot]
-                matrix[other] = [a - factor * b for a, b in zip(matrix[other], matrix[pivot], strict=True)]
-    return [matrix[i][size] / matrix[i][i] / scale[i] for i in range(size)]
+    columns = np.array(rows)[:, list(chosen)]
+    scale = np.maximum(np.abs(columns).max(axis=0), TINY)
+    solution, _, rank, _ = np.linalg.lstsq(columns / scale, np.ones(len(rows)), rcond=DEPENDENT)
+    return [float(value) for value in solution / scale] if rank == len(chosen) else None

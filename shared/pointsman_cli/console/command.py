@@ -24,7 +24,6 @@ from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.number_types import Whole
 from pointsman.runtime.settings import (
     ENVIRONMENT_PREFIX,
-    NATS_SCHEMES,
     TEXT,
     FleetSettings,
     LogSettings,
@@ -47,9 +46,9 @@ from pointsman_cli.console.web.actions import Actions
 from pointsman_cli.console.web.security import Guard
 from pointsman_cli.console.web.site import Site
 from pointsman_cli.console.web.viewers import Viewers
-from pointsman_cli.discovery import fleet_settings, is_running
+from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.history.entries import History
-from pointsman_cli.history.sources import ARCHIVE_FILE, STANDARD_INPUT, open_history
+from pointsman_cli.history.sources import STANDARD_INPUT, is_live, open_history
 from pointsman_cli.history.time_options import Moment, moment_in
 from pointsman_cli.options import CONSOLE_PORT, CONTEXT, until_option
 from pointsman_cli.terminal import print_line
@@ -153,7 +152,7 @@ def console_command(
     pool = fleet["pool"] if _is_given(context, "pool") else None
     if place is None and _is_given(context, "nats"):
         settings, place = FleetSettings(**fleet), fleet["nats"]
-    elif _is_live(place):
+    elif is_live(place):
         settings = fleet_settings(place, pool)
     else:
         jobs = Jobs(place, pool, recorded=True, wall=time.monotonic, until=until)
@@ -257,16 +256,6 @@ async def _announce(server: HttpServer, host: str, origin: str) -> None:
     while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
         await asyncio.sleep(STARTED_POLL_SECONDS)
     print_line(f"console on http://{in_url(host)}:{server.bound_port}, of {origin}")
-
-
-def _is_live(place: str | None) -> bool:
-    if place is None:
-        return True
-    scheme, is_url, _ = place.partition("://")
-    if is_url:
-        return scheme in NATS_SCHEMES
-    path = Path(place)
-    return path.is_dir() and (is_running(path) or not (path / ARCHIVE_FILE).is_file())
 
 
 def _acting(place: str | None, settings: FleetSettings, credentials: Path | None) -> FleetSettings | None:

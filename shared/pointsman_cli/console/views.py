@@ -7,10 +7,17 @@ from typing import Literal
 import msgspec
 
 from pointsman.analysis.shadow import ShadowSummary
+from pointsman.primitives import EngineSeconds, wall_time_of
+from pointsman_cli.terminal import UNIX_SECONDS_MAX
 
 Health = Literal["starting", "catching up", "live", "disconnected", "recorded"]
 Lateness = Literal["in time", "late", "open", "unserved"]
 RunState = Literal["waiting", "running", "done", "failed", "cancelled"]
+
+
+def unix_seconds(at: EngineSeconds, speed: float) -> float:
+    """0 stays 0: no moment."""
+    return round(min(max(0.0, wall_time_of(at, speed)), UNIX_SECONDS_MAX), 3) if at else 0.0
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True): ...

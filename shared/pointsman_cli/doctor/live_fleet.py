@@ -7,9 +7,9 @@ from typing_extensions import override
 
 from pointsman.contracts.commands import FleetDescribed
 from pointsman.state.state import PoolSettings, State
+from pointsman_cli.command_client import STALLED_ADVICE, stalled_log
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding
-from pointsman_cli.live_warnings import STALLED_ADVICE, stalled_log
 
 
 class LiveFleet(Examiner):

@@ -10,6 +10,7 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import RequestId, Sequence
 from pointsman.runtime.number_types import Whole
 from pointsman.state.state import State
+from pointsman_cli.command_client import stalled_log
 from pointsman_cli.explain.lookup import request_named, slowest_requests
 from pointsman_cli.explain.page import show_slowest, show_timeline, timeline_as_json
 from pointsman_cli.explain.timeline import timeline_of
@@ -18,7 +19,6 @@ from pointsman_cli.history.progress import shown
 from pointsman_cli.history.sources import History, open_history
 from pointsman_cli.history.start_point import beginning_of
 from pointsman_cli.history.time_options import Moment
-from pointsman_cli.live_warnings import stalled_log
 from pointsman_cli.options import CONTEXT, from_options, json_switch
 from pointsman_cli.output_file import print_json
 from pointsman_cli.terminal import output_console, say

@@ -1,6 +1,6 @@
 """Checkpoints of logs that lost their beginning; used only if proven to be of this log and this version's fold."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import closing
 
 import msgspec
@@ -29,12 +29,17 @@ def proven(history: History, kept: ExportedCheckpoint) -> BaseState | None:
         entry = next(entries, None)
         if entry is None or entry.sequence != kept.as_of or entry_digest(entry) != kept.entry:
             return None
-        try:
-            state = decode_state(kept.content)
-            policies = _policies_of(state, entries)
-        except (UnreadableStateError, UnknownPolicyError):
-            return None
-    return BaseState(state, policies) if _form(state, policies) == kept.form else None
+        return restored(kept.content, kept.form, entries)
+
+
+def restored(content: bytes, form: str, following: Iterable[LogEntry] = ()) -> BaseState | None:
+    """A checkpoint's state; None if it is unreadable or of another fold. `following`: entries behind it."""
+    try:
+        state = decode_state(content)
+        policies = _policies_of(state, following)
+    except (UnreadableStateError, UnknownPolicyError):
+        return None
+    return BaseState(state, policies) if _form(state, policies) == form else None
 
 
 def kept_from(history: History, known: BaseState) -> ExportedCheckpoint | None:
@@ -52,7 +57,7 @@ def _form(state: State, policies: PolicySet) -> str:
     return checkpoint_form(State(state.settings, policies.trackers()))
 
 
-def _policies_of(state: State, entries: Iterator[LogEntry]) -> PolicySet:
+def _policies_of(state: State, entries: Iterable[LogEntry]) -> PolicySet:
     """Of the term, else the next that `entries` tell, else the defaults. Raises UnknownPolicyError."""
     if state.term_settings:
         return recorded_policy_set(state.term_policy, state.term_settings)

@@ -48,18 +48,25 @@ def open_history(place: str | None = None, pool: str | None = None) -> Iterator[
             raise HistoryError(msg) from error
 
 
-def _opened(place: str | None, pool: str | None) -> History:
+def is_live(place: str | None) -> bool:
+    """Whether it names a fleet, running or not. A data directory whose fleet ended is its archive."""
     if place is None:
-        return _live(None, pool)
+        return True
     scheme, is_url, _ = place.partition("://")
     if is_url:
-        return _live(place, pool) if scheme in NATS_SCHEMES else ArchiveHistory(place, log=pool)
+        return scheme in NATS_SCHEMES
+    path = Path(place)
+    return path.is_dir() and (is_running(path) or not (path / ARCHIVE_FILE).is_file())
+
+
+def _opened(place: str | None, pool: str | None) -> History:
+    if place is None or is_live(place):
+        return _live(place, pool)
+    if "://" in place:
+        return ArchiveHistory(place, log=pool)
     path = Path(place)
     if path.is_dir():
-        archive = path / ARCHIVE_FILE
-        if not is_running(path) and archive.is_file():
-            return ArchiveHistory(f"sqlite:///{archive}", log=pool)
-        return _live(place, pool)
+        return ArchiveHistory(f"sqlite:///{path / ARCHIVE_FILE}", log=pool)
     if not path.is_file():
         msg = f"there is no file {place}; name an archive, an exported bundle, a data directory or a URL"
         raise HistoryError(msg)

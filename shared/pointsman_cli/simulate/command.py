@@ -3,7 +3,7 @@ without options equals `Scenario()`."""
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from pointsman_cli.options import (
 )
 from pointsman_cli.output_file import write_file
 from pointsman_cli.progress_bar import progress_bar
+from pointsman_cli.simulate.drawing import drawing
 from pointsman_cli.simulate.experiment import (
     Cell,
     CellResult,
@@ -225,7 +226,7 @@ class _Simulate:
     def run(self) -> int:
         """The exit code. Raises click.ClickException."""
         options = self._options
-        plots = _plots() if options.plot else None
+        draw = drawing(self._console, options.plot) if options.plot else None
         cells = self._cells()
         results, goodputs = self._simulated(cells)
         if not results:
@@ -236,8 +237,8 @@ class _Simulate:
         if options.out:
             write_file(options.out, as_json(results, goodputs))
             self._console.print(f"numbers written to {options.out}", soft_wrap=True)
-        if options.plot and plots:
-            self._draw(plots, results, options.plot)
+        if draw:
+            draw(results)
         return INTERRUPTED_EXIT_CODE if self._interrupted else 0
 
     def _cells(self) -> list[Cell]:
@@ -298,15 +299,6 @@ class _Simulate:
         if self._interrupted:
             console.print(Text("interrupted: what is missing above was not simulated", style="yellow"))
 
-    def _draw(self, plots: "Plots", results: Sequence[CellResult], directory: Path) -> None:
-        try:
-            pictures = plots(results, directory)
-        except OSError as error:
-            msg = f"cannot draw into {directory}: {error.strerror}"
-            raise click.ClickException(msg) from error
-        for picture in pictures:
-            self._console.print(f"drew {picture}", soft_wrap=True)
-
 
 def _variants(options: SimulateOptions) -> list[Variant]:
     try:
@@ -349,15 +341,3 @@ def _summary(result: CellResult) -> str:
     cell, capacity = result.cell, result.report.effective_capacity
     shown = "-" if capacity is None else f"{capacity:.3f}"
     return f"{cell.variant.policy} at {cell.qps:g}/s, seed {cell.scenario.seed}: {shown}"
-
-
-Plots = Callable[[Sequence[CellResult], Path], list[Path]]
-
-
-def _plots() -> Plots:
-    try:
-        from pointsman_cli.simulate.plots import draw_plots
-    except ImportError as error:
-        msg = "--plot needs matplotlib; install it with: pip install 'pointsman[plots]'"
-        raise click.ClickException(msg) from error
-    return draw_plots

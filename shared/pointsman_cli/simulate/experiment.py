@@ -101,7 +101,7 @@ def run_cell(cell: Cell) -> CellResult:
         hit_bound=_hit_bound(requests, outcome, cell.warmup),
         misbehaving=cell.source.misbehaving,
     )
-    return CellResult(cell, report, _series(outcome, cell.warmup))
+    return CellResult(cell, report, series_of(outcome, cell.warmup))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def _hit_bound(requests: Sequence[WorkloadRequest], outcome: Outcome, warmup: in
     return workload.infinite_cache_hit_share([requests[number] for number in served], warmup=not_counted)
 
 
-def _series(outcome: Outcome, warmup: int) -> Series:
+def series_of(outcome: Outcome, warmup: int) -> Series:
     stride = -(-len(outcome.samples) // SAMPLES_KEPT_MAX) or 1
     return Series(
         arrivals=tuple(Arrival(row.arrived_at, row.ttft, row.on_time) for row in outcome.rows[warmup:]),

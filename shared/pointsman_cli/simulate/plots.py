@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from math import ceil
 from pathlib import Path
@@ -81,24 +82,18 @@ class _Look:
         return self.line | {"marker": self.marker, "markersize": 9 if self.marker == OWN_MARKER else 4.5}
 
 
-Drawing: TypeAlias = Callable[[Results], Figure]
-
-
-def draw_plots(results: Results, directory: Path) -> list[Path]:
-    """Draws every picture that the results allow, as PNG. Returns the files. Raises OSError."""
-    drawings: dict[str, Drawing] = {
+def draw_plots(results: Results, directory: Path, *only: str) -> list[Path]:
+    """Draws `only` these pictures, by default all, as PNG. Returns the files. Raises OSError."""
+    drawings: dict[str, Callable[[Results], Figure]] = {
         "pareto": hit_rate_against_cv,
         "capacity": capacity_against_rate,
         "ttft_cdf": ttft_distribution,
         "prompt_lengths": attainment_by_length,
         "timeline": timeline,
     }
-    return [draw_plot(draw, results, directory / f"{name}.png") for name, draw in drawings.items()]
-
-
-def draw_plot(draw: Drawing, results: Results, file: Path) -> Path:
-    """One picture, as PNG. Raises OSError."""
-    return save_figure(lambda: draw(results), file)
+    return [
+        save_figure(partial(drawings[name], results), directory / f"{name}.png") for name in only or tuple(drawings)
+    ]
 
 
 def save_figure(draw: Callable[[], Figure], file: Path) -> Path:

@@ -2,18 +2,14 @@
 it; JSON has each run."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from statistics import fmean
+from typing import Any
 
-import msgspec
-from msgspec import UNSET, UnsetType
 from rich.table import Table
 from rich.text import Text
 
-from pointsman.primitives import EngineSeconds, Tokens
-from pointsman.simulation.goodput import TARGET, Goodput, RatePoint
-from pointsman.simulation.metrics import Report, mean_known
-from pointsman.simulation.simulator import Scenario
+from pointsman.simulation.goodput import TARGET, Goodput
+from pointsman.simulation.metrics import Attainment, Report, mean_known
 from pointsman_cli.formatting import count, milliseconds, ratio, share
 from pointsman_cli.output_file import json_of
 from pointsman_cli.simulate.experiment import Cell, CellResult, Source, search_key
@@ -25,130 +21,71 @@ RECONSTRUCTION_NOTE = (
 )
 
 
-class LengthShare(msgspec.Struct, kw_only=True):
-    tokens_min: Tokens
-    tokens_max: Tokens
-    requests: int
-    attainment: float
-    prediction_error_p50: float | None = None
-    prediction_error_p90: float | None = None
-    upper_coverage: float | None = None
-
-
-class TenantShare(msgspec.Struct, kw_only=True):
-    requests: int
-    attainment: float
-
-
-class RunRow(msgspec.Struct, kw_only=True):
-    workload: str
-    policy: str
-    ordering: str
-    admission: str
-    eviction: str
-    instances: int
-    qps: float
-    seed: int
-    effective_capacity: float | None
-    goodput_qps: float | UnsetType = UNSET
-    ttft_p50_s: EngineSeconds | None
-    ttft_p90_s: EngineSeconds | None
-    ttft_p99_s: EngineSeconds | None
-    tpot_p90_s: EngineSeconds | None
-    e2e_p50_s: EngineSeconds | None
-    hit_rate: float | None
-    load_cv: float | None
-    migrations: int
-    rejections: int
-    jain: float | None
-    requests: int
-    finished: int
-    failures: int
-    unfinished: int
-    tpot_p50_s: EngineSeconds | None
-    tbt_p90_s: EngineSeconds | None
-    effective_capacity_with_tbt: float | None
-    e2e_p90_s: EngineSeconds | None
-    well_behaved_ttft_p50_s: EngineSeconds | None
-    well_behaved_ttft_p90_s: EngineSeconds | None
-    hit_share_of_bound: float | None
-    loaded_share: float | None
-    jain_of_amounts: float | None
-    service_per_s: float | None
-    prediction_error_p50_s: EngineSeconds | None
-    prediction_error_p90_s: EngineSeconds | None
-    prediction_bias_s: EngineSeconds | None
-    upper_coverage: float | None
-    decision_us: float | None
-    attainment_by_length: list[LengthShare]
-    attainment_by_tenant: dict[str, TenantShare]
-    goodput_at_least: bool | UnsetType = UNSET
-    goodput_points: list[RatePoint] | UnsetType = UNSET
-    scenario: Scenario
-    arrivals: str
-    warmup: int
-    reconstruction: bool
-
-
-class SimulationReport(msgspec.Struct, kw_only=True):
-    runs: list[RunRow]
-
-
 Goodputs = Mapping[tuple[str, int], Goodput]
 
 
-def run_row(result: CellResult, goodputs: Goodputs) -> RunRow:
+def run_row(result: CellResult, goodputs: Goodputs) -> dict[str, Any]:
+    """A run as JSON has it: what ran, the figures that matter most, and the rest."""
     cell, report = result.cell, result.report
     scenario = cell.scenario
     goodput = goodputs.get(search_key(cell))
-    return RunRow(
-        **{one.name: getattr(report, one.name) for one in fields(report) if one.name in RunRow.__struct_fields__},
-        workload=cell.source.name,
-        policy=cell.variant.policy,
-        ordering=scenario.ordering,
-        admission=scenario.admission,
-        eviction=scenario.eviction,
-        instances=scenario.instances,
-        qps=cell.qps,
-        seed=scenario.seed,
-        goodput_qps=goodput.qps if goodput else UNSET,
-        ttft_p50_s=report.ttft.p50_s,
-        ttft_p90_s=report.ttft.p90_s,
-        ttft_p99_s=report.ttft.p99_s,
-        tpot_p50_s=report.tpot.p50_s,
-        tpot_p90_s=report.tpot.p90_s,
-        tbt_p90_s=report.tbt.p90_s,
-        e2e_p50_s=report.e2e.p50_s,
-        e2e_p90_s=report.e2e.p90_s,
-        well_behaved_ttft_p50_s=report.well_behaved_ttft.p50_s,
-        well_behaved_ttft_p90_s=report.well_behaved_ttft.p90_s,
-        attainment_by_length=[
-            LengthShare(
-                tokens_min=band.tokens_min,
-                tokens_max=band.tokens_max,
-                requests=band.attainment.requests,
-                attainment=band.attainment.share,
-                prediction_error_p50=band.prediction_error_p50,
-                prediction_error_p90=band.prediction_error_p90,
-                upper_coverage=band.upper_coverage,
-            )
+    return {
+        "workload": cell.source.name,
+        "policy": cell.variant.policy,
+        "ordering": scenario.ordering,
+        "admission": scenario.admission,
+        "eviction": scenario.eviction,
+        "instances": scenario.instances,
+        "qps": cell.qps,
+        "seed": scenario.seed,
+        "effective_capacity": report.effective_capacity,
+        **({"goodput_qps": goodput.qps} if goodput else {}),
+        "ttft_p50_s": report.ttft.p50_s,
+        "ttft_p90_s": report.ttft.p90_s,
+        "ttft_p99_s": report.ttft.p99_s,
+        "tpot_p90_s": report.tpot.p90_s,
+        "e2e_p50_s": report.e2e.p50_s,
+        **_of(report, "hit_rate", "load_cv", "migrations", "rejections", "jain"),
+        **_of(report, "requests", "finished", "failures", "unfinished"),
+        "tpot_p50_s": report.tpot.p50_s,
+        "tbt_p90_s": report.tbt.p90_s,
+        "effective_capacity_with_tbt": report.effective_capacity_with_tbt,
+        "e2e_p90_s": report.e2e.p90_s,
+        "well_behaved_ttft_p50_s": report.well_behaved_ttft.p50_s,
+        "well_behaved_ttft_p90_s": report.well_behaved_ttft.p90_s,
+        **_of(report, "hit_share_of_bound", "loaded_share", "jain_of_amounts", "service_per_s"),
+        **_of(report, "prediction_error_p50_s", "prediction_error_p90_s", "prediction_bias_s", "upper_coverage"),
+        "decision_us": report.decision_us,
+        "attainment_by_length": [
+            {
+                "tokens_min": band.tokens_min,
+                "tokens_max": band.tokens_max,
+                **_attainment(band.attainment),
+                "prediction_error_p50": band.prediction_error_p50,
+                "prediction_error_p90": band.prediction_error_p90,
+                "upper_coverage": band.upper_coverage,
+            }
             for band in report.by_length
         ],
-        attainment_by_tenant={
-            tenant: TenantShare(requests=part.requests, attainment=part.share)
-            for tenant, part in report.by_tenant.items()
-        },
-        goodput_at_least=goodput.at_least if goodput else UNSET,
-        goodput_points=list(goodput.points) if goodput else UNSET,
-        scenario=scenario,
-        arrivals=cell.source.arrivals,
-        warmup=cell.warmup,
-        reconstruction=cell.source.is_reconstruction,
-    )
+        "attainment_by_tenant": {tenant: _attainment(part) for tenant, part in report.by_tenant.items()},
+        **({"goodput_at_least": goodput.at_least, "goodput_points": goodput.points} if goodput else {}),
+        "scenario": scenario,
+        "arrivals": cell.source.arrivals,
+        "warmup": cell.warmup,
+        "reconstruction": cell.source.is_reconstruction,
+    }
+
+
+def _of(report: Report, *names: str) -> dict[str, Any]:
+    return {name: getattr(report, name) for name in names}
+
+
+def _attainment(part: Attainment) -> dict[str, Any]:
+    return {"requests": part.requests, "attainment": part.share}
 
 
 def as_json(results: Iterable[CellResult], goodputs: Goodputs) -> bytes:
-    return json_of(SimulationReport(runs=[run_row(result, goodputs) for result in results]))
+    return json_of({"runs": [run_row(result, goodputs) for result in results]})
 
 
 # --- Tables ---

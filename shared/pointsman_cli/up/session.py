@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from pointsman.adapters.log_files import cut_if_large
 from pointsman.adapters.providers.process import kill_all, stop_all
 from pointsman.primitives import InstanceId
 from pointsman.runtime.settings import nats_shown
@@ -21,7 +22,6 @@ from pointsman_cli.discovery import FleetFile, FleetProcess, announce
 from pointsman_cli.formatting import plural
 from pointsman_cli.up.child import START_ERRORS, ChildProcess, NatsProcess, ServiceProcess
 from pointsman_cli.up.display import StartDisplay, print_fleet
-from pointsman_cli.up.log_files import bound_logs
 from pointsman_cli.up.plan import FleetPlan
 from pointsman_cli.up.probe import model_of
 from pointsman_cli.up.processes import processes
@@ -29,6 +29,7 @@ from pointsman_cli.up.runner import Condition, FleetRunner, FleetStartError
 
 REFRESH_SECONDS = 0.1
 LOGS_DIRECTORY = "logs"
+LOGS_CHECK_SECONDS = 5.0
 STILL_STARTING_SECONDS = 20.0
 
 
@@ -226,6 +227,19 @@ class FleetSession:
             further={further.pool: further.model for further in plan.further},
             further_block_tokens={other.settings.pool: other.block_tokens for other in plan.pools[1:]},
         )
+
+
+async def bound_logs(directory: Path) -> None:
+    """Runs without end. A supervisor of the scaler's bounds the log files of its instance."""
+    while True:
+        _cut_large_logs(directory)
+        await asyncio.sleep(LOGS_CHECK_SECONDS)
+
+
+def _cut_large_logs(directory: Path) -> None:
+    for file in directory.glob("*.log"):
+        with contextlib.suppress(OSError):
+            cut_if_large(file)
 
 
 @contextlib.contextmanager

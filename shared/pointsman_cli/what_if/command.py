@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from rich.console import Console
 from pointsman.adapters.tenants_file import TenantsFileError, read_tenant_policies
 from pointsman.analysis.calibration import Calibration
 from pointsman.analysis.comparison import Side, fidelity, regret
-from pointsman.analysis.recorded_traffic import Record, UnusableTrafficError, read_record
+from pointsman.analysis.recorded_traffic import Record, UnusableTrafficError
 from pointsman.analysis.what_if import Change, WhatIf
 from pointsman.policies.admission import ADMISSION_POLICIES
 from pointsman.policies.ordering import ORDERING_POLICIES
@@ -22,8 +21,7 @@ from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.policies.setting_text import SettingTextError
 from pointsman_cli.history.progress import shown
 from pointsman_cli.history.sources import History, HistoryError, open_history
-from pointsman_cli.history.start_point import beginning_of
-from pointsman_cli.history.time_options import Moment, moment_in
+from pointsman_cli.history.time_options import moment_in
 from pointsman_cli.interruption import interruptible
 from pointsman_cli.options import (
     CONTEXT,
@@ -37,10 +35,10 @@ from pointsman_cli.options import (
     until_option,
 )
 from pointsman_cli.output_file import print_json
-from pointsman_cli.simulate.experiment import CellResult
+from pointsman_cli.simulate.drawing import drawing
 from pointsman_cli.terminal import output_console, progress_console, say
 from pointsman_cli.what_if.comparison import as_json, cells, table_of, tenants_table
-from pointsman_cli.what_if.limits import limits_of
+from pointsman_cli.what_if.inputs import limits_of, record_of
 
 SLOW_BELOW = 0.9
 SPEEDS_SHOWN = 8
@@ -114,8 +112,8 @@ def what_if_command(
     if change.is_none:
         msg = "choose what is to be different: --policy, --set, --order, --admission, --instances or --tenants"
         raise click.UsageError(msg)
-    draw = _plotter() if plot else None
     console = progress_console() if as_json else output_console()
+    draw = drawing(console, plot, "ttft_cdf", "timeline", "prompt_lengths") if plot else None
     with open_history(place, pool) as history:
         record = _read(history, since, until, warmup)
         with interruptible():
@@ -124,15 +122,9 @@ def what_if_command(
         print_json(_json(record, sides, done.calibration)) if as_json else _show(
             console, record, sides, done.calibration
         )
-    if draw and plot:
+    if draw:
         name = f"log of {history.header.pool}" if history.header.pool else "recorded log"
-        try:
-            pictures = draw(cells(sides, record, name), plot)
-        except OSError as error:
-            msg = f"cannot draw into {plot}: {error.strerror}"
-            raise HistoryError(msg) from error
-        for picture in pictures:
-            say(console, f"drew {picture}")
+        draw(cells(sides, record, name))
 
 
 def _read(history: History, since: str | None, until: str | None, warmup: float | None) -> Record:
@@ -143,15 +135,7 @@ def _read(history: History, since: str | None, until: str | None, warmup: float 
         msg = "--warmup counts back from a time: give --since as a time"
         raise click.UsageError(msg)
     try:
-        return read_record(
-            entries,
-            origin=history.origin,
-            settings=history.settings,
-            known=beginning_of(history, end).known,
-            begins=None if warmup is None or first.at is None else replace(first, at=first.at - warmup).passed(),
-            since=None if first == Moment() else first.passed(),
-            until=end.passed(),
-        )
+        return record_of(history, entries, first, end, warmup)
     except UnusableTrafficError as error:
         raise HistoryError(str(error)) from error
 
@@ -235,13 +219,3 @@ def _json(record: Record, sides: tuple[Side, Side, Side], calibration: Calibrati
         "changed": as_json(changed, record.warmup),
         "regret": msgspec.to_builtins(regret(again, changed)),
     }
-
-
-def _plotter() -> Callable[[Sequence[CellResult], Path], list[Path]]:
-    """Imports matplotlib before the simulation. Raises click.ClickException."""
-    try:
-        from pointsman_cli.what_if.pictures import draw
-    except ImportError as error:
-        msg = "--plot needs matplotlib; install it with: pip install 'pointsman[plots]'"
-        raise click.ClickException(msg) from error
-    return draw

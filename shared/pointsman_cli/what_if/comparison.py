@@ -10,12 +10,11 @@ from rich.text import Text
 from pointsman.analysis.comparison import Side
 from pointsman.analysis.recorded_traffic import Record
 from pointsman.contracts.reasons import TENANT_LIMITS
-from pointsman.primitives import InstanceId
 from pointsman.simulation.metrics import Report, percentile
 from pointsman.simulation.outcome import Outcome, RequestRow
 from pointsman.simulation.workload import mean_rate
 from pointsman_cli.formatting import count, milliseconds, ratio, share
-from pointsman_cli.simulate.experiment import SAMPLES_KEPT_MAX, Arrival, Cell, CellResult, Series, Source
+from pointsman_cli.simulate.experiment import Cell, CellResult, Source, series_of
 from pointsman_cli.simulate.variants import Variant
 from pointsman_cli.terminal import table
 
@@ -95,48 +94,44 @@ def cells(sides: Sequence[Side], record: Record, name: str) -> list[CellResult]:
 
 
 def _cell_result(one: Side, source: Source, rate: float, warmup: int) -> CellResult:
-    scenario, outcome = one.scenario, one.outcome
+    scenario = one.scenario
     variant = Variant(
         policy=one.note, routing=scenario.routing, ordering=scenario.ordering, admission=scenario.admission
     )
     cell = Cell(source=source, variant=variant, scenario=scenario, qps=rate, warmup=warmup)
-    stride = -(-len(outcome.samples) // SAMPLES_KEPT_MAX) or 1
-    series = Series(
-        arrivals=tuple(Arrival(row.arrived_at, row.ttft, row.on_time) for row in outcome.rows[warmup:]),
-        samples=tuple(outcome.samples[::stride]),
-        instance_changes=tuple(outcome.instance_changes),
-    )
-    return CellResult(cell, one.report, series)
+    return CellResult(cell, one.report, series_of(one.outcome, warmup))
 
 
-def by_instance(outcome: Outcome, warmup: int) -> dict[InstanceId, dict[str, Any]]:
-    groups: dict[InstanceId, list[Any]] = {}
-    for row in outcome.rows[warmup:]:
-        if row.instance:
-            groups.setdefault(row.instance, []).append(row)
+def by_instance(outcome: Outcome, warmup: int) -> dict[str, dict[str, Any]]:
+    groups = _grouped(outcome.rows[warmup:], lambda row: row.instance or "")
     return {
-        name: {
-            "requests": len(rows),
-            "on_time": sum(row.on_time for row in rows) / len(rows),
-            "ttft_p90_s": percentile([row.ttft for row in rows if row.ttft is not None], 90),
-        }
-        for name, rows in sorted(groups.items())
+        name: {"requests": len(rows), "on_time": sum(row.on_time for row in rows) / len(rows), **_ttft(rows)}
+        for name, rows in groups
+        if name
     }
 
 
 def by_tenant(outcome: Outcome, warmup: int) -> dict[str, dict[str, Any]]:
-    groups: dict[str, list[RequestRow]] = {}
-    for row in outcome.rows[warmup:]:
-        groups.setdefault(row.tenant, []).append(row)
     return {
         name: {
             "requests": len(rows),
             "served": sum(row.end == "finished" for row in rows),
             "over_limits": sum(row.reason in TENANT_LIMITS for row in rows),
-            "ttft_p90_s": percentile([row.ttft for row in rows if row.ttft is not None], 90),
+            **_ttft(rows),
         }
-        for name, rows in sorted(groups.items())
+        for name, rows in _grouped(outcome.rows[warmup:], lambda row: row.tenant)
     }
+
+
+def _grouped(rows: Sequence[RequestRow], by: Callable[[RequestRow], str]) -> list[tuple[str, list[RequestRow]]]:
+    groups: dict[str, list[RequestRow]] = {}
+    for row in rows:
+        groups.setdefault(by(row), []).append(row)
+    return sorted(groups.items())
+
+
+def _ttft(rows: Sequence[RequestRow]) -> dict[str, float | None]:
+    return {"ttft_p90_s": percentile([row.ttft for row in rows if row.ttft is not None], 90)}
 
 
 def tenants_table(recorded: Side, again: Side, changed: Side, warmup: int) -> Table:

@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY
 
 from pointsman.analysis.ladder_figures import LadderFigures, Rung
 from pointsman.primitives import PoolName
-from pointsman_cli.hit_rate.metrics import LadderMetrics
+from pointsman_cli.console.log.metrics import LadderMetrics
 from pointsman_cli.main import main
 
 LOGS = sorted((Path(__file__).parents[2] / "golden/logs").glob("*.pmlog"))

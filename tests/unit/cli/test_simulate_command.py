@@ -251,8 +251,8 @@ def test_a_run_with_goodput_has_all_keys_of_the_issue_in_its_order() -> None:
 
     row = run_row(measured, {(measured.cell.variant.key, 1): goodput})
 
-    assert list(row.__struct_fields__)[: len(ISSUE_KEYS)] == ISSUE_KEYS
-    assert (row.goodput_qps, row.hit_share_of_bound) == (6.5, 1.0)
+    assert list(row)[: len(ISSUE_KEYS)] == ISSUE_KEYS
+    assert (row["goodput_qps"], row["hit_share_of_bound"]) == (6.5, 1.0)
 
 
 def test_a_reconstructed_trace_is_called_one() -> None:
@@ -260,7 +260,7 @@ def test_a_reconstructed_trace_is_called_one() -> None:
 
     assert reconstruction_note(real.cell.source) is None
     assert "reconstruction" in str(reconstruction_note(rebuilt.cell.source))
-    assert run_row(rebuilt, {}).reconstruction
+    assert run_row(rebuilt, {})["reconstruction"]
 
 
 def test_pictures_are_drawn_of_whatever_there_is(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pointsman.primitives import PoolName, WallSeconds
 from pointsman.state.state import State
 from pointsman_cli.console.jobs import shadow_work
 from pointsman_cli.console.jobs.shadow_work import shadow_of, simulate
-from pointsman_cli.console.log.shadow_metrics import ShadowMetrics
+from pointsman_cli.console.log.metrics import ShadowMetrics
 from tests.support.recorded_log import SETTINGS, RecordedFleet
 
 

@@ -2,6 +2,8 @@
 
 import time
 
+import msgspec
+
 from pointsman_cli.console.jobs.views import DoctorView, FindingView
 from pointsman_cli.doctor.command import examiners_of
 from pointsman_cli.doctor.examination import examine
@@ -30,16 +32,7 @@ def examination_of(history: History) -> DoctorView:
         last_at=last,
         verdict=verdict(diagnosis),
         summary=[*([beginning.note] if beginning.note else []), *diagnosis.summary],
-        findings=[
-            FindingView(
-                severity=str(found.severity),
-                area=found.area,
-                what=found.what,
-                evidence=found.evidence,
-                advice=found.advice,
-            )
-            for found in diagnosis.findings
-        ],
+        findings=msgspec.convert(diagnosis.findings, list[FindingView], from_attributes=True),
     )
 
 

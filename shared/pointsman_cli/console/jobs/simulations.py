@@ -3,14 +3,12 @@
 from collections.abc import Callable
 
 from pointsman.analysis.comparison import fidelity
-from pointsman.analysis.recorded_traffic import read_record
 from pointsman.analysis.what_if import Change, WhatIf
 from pointsman_cli.console.jobs.views import WhatIfChange, WhatIfRow, WhatIfRun
 from pointsman_cli.history.sources import History, HistoryError
-from pointsman_cli.history.start_point import beginning_of
-from pointsman_cli.history.time_options import Moment, moment_in
+from pointsman_cli.history.time_options import moment_in
 from pointsman_cli.what_if.comparison import Compared, compared
-from pointsman_cli.what_if.limits import limits_of
+from pointsman_cli.what_if.inputs import limits_of, record_of
 
 
 def change_of(wanted: WhatIfChange) -> Change:
@@ -30,14 +28,7 @@ def run_of(history: History, wanted: WhatIfChange, step: Callable[[str], None]) 
     change = change_of(wanted)
     since, until = moment_in(history, wanted.since or None), moment_in(history, wanted.until or None)
     try:
-        record = read_record(
-            history,
-            origin=history.origin,
-            settings=history.settings,
-            known=beginning_of(history, until).known,
-            since=None if since == Moment() else since.passed(),
-            until=until.passed(),
-        )
+        record = record_of(history, history, since, until)
         run = WhatIf(record, [change])
         shown = ""
         for progress in run.run():

@@ -2,7 +2,10 @@
 instances and leaders."""
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
@@ -26,6 +29,8 @@ from pointsman.contracts.fleet import (
 )
 from pointsman.contracts.tenants import TenantPoliciesSet
 from pointsman.primitives import EngineSeconds, InstanceId, Sequence
+from pointsman_cli.console.views import FleetEventView, MoveView, ScaleView, unix_seconds
+from pointsman_cli.doctor.samples import keep
 from pointsman_cli.tap.event_lines import details
 
 KEPT_MAX = 1_000
@@ -45,34 +50,13 @@ KINDS: dict[type, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Scaled:
-    sequence: Sequence
-    decided: ScaleDecided
-    applied_at: EngineSeconds = 0.0
-    applied_detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    sequence: Sequence
-    event: RequestMigrated | MigrationRefused
-
-
-@dataclass(frozen=True, slots=True)
-class Happened:
-    sequence: Sequence
-    at: EngineSeconds
-    kind: str
-    instance: str
-    detail: str
-
-
 @dataclass(slots=True)
 class Happenings:
-    scaling: deque[Scaled] = field(default_factory=lambda: deque(maxlen=KEPT_MAX))
-    moves: deque[Moved] = field(default_factory=lambda: deque(maxlen=KEPT_MAX))
-    events: deque[Happened] = field(default_factory=lambda: deque(maxlen=KEPT_MAX))
+    speed: float
+    scaling: dict[int, ScaleView] = field(default_factory=dict)
+    """By number; of two decisions with one number the first counts."""
+    moves: deque[MoveView] = field(default_factory=lambda: deque(maxlen=KEPT_MAX))
+    events: deque[FleetEventView] = field(default_factory=lambda: deque(maxlen=KEPT_MAX))
     moved: int = 0
     refused: int = 0
     lost: dict[InstanceId, EngineSeconds] = field(default_factory=dict)
@@ -82,34 +66,68 @@ class Happenings:
         match event:
             case RequestMigrated():
                 self.moved += 1
-                self.moves.append(Moved(sequence, event))
+                self.moves.append(self._move(event, sequence))
             case MigrationRefused():
                 self.refused += 1
-                self.moves.append(Moved(sequence, event))
-            case ScaleDecided():
-                if not any(known.decided.number == event.number for known in self.scaling):
-                    self.scaling.append(Scaled(sequence, event))
-            case ScaleApplied():
-                self._applied(event)
+                self.moves.append(self._move(event, sequence))
+            case ScaleDecided() if event.number not in self.scaling:
+                keep(self.scaling, event.number, self._decision(event, sequence), KEPT_MAX)
+            case ScaleApplied() if (decided := self.scaling.get(event.number)) is not None and not decided.applied_at:
+                self.scaling[event.number] = msgspec.structs.replace(
+                    decided, applied_at=self._wall(event.at), applied_detail=event.detail
+                )
             case _:
                 self._note_lost(event)
                 kind = KINDS.get(type(event))
                 if kind:
-                    instance = str(getattr(event, "instance", ""))
-                    self.events.append(Happened(sequence, event.at, kind, instance, details(event)))
+                    happened = FleetEventView(
+                        sequence=sequence,
+                        at=self._wall(event.at),
+                        kind=kind,
+                        instance=str(getattr(event, "instance", "")),
+                        detail=details(event),
+                    )
+                    self.events.append(happened)
 
     def _note_lost(self, event: LogEvent) -> None:
         match event:
             case InstanceLeft() if event.stamp is not None and not event.refused:
-                self.lost[event.instance] = event.at
-                if len(self.lost) > KEPT_MAX:
-                    del self.lost[next(iter(self.lost))]
+                keep(self.lost, event.instance, event.at, KEPT_MAX)
             case InstanceLeft() | InstanceJoined():
                 self.lost.pop(event.instance, None)
             case _:
                 pass
 
-    def _applied(self, event: ScaleApplied) -> None:
-        for place, known in enumerate(self.scaling):
-            if known.decided.number == event.number and not known.applied_at:
-                self.scaling[place] = replace(known, applied_at=event.at, applied_detail=event.detail)
+    def _decision(self, event: ScaleDecided, sequence: Sequence) -> ScaleView:
+        return ScaleView(
+            sequence=sequence,
+            at=self._wall(event.at),
+            policy=event.policy,
+            by=event.by,
+            current=event.current,
+            wanted=event.wanted,
+            prefill=event.prefill,
+            decode=event.decode,
+            reason=event.reason,
+        )
+
+    def _move(self, event: RequestMigrated | MigrationRefused, sequence: Sequence) -> MoveView:
+        own: dict[str, Any]
+        match event:
+            case RequestMigrated():
+                own = {"cause": str(event.cause), "reason": event.reason, "rebound": event.rebound}
+            case MigrationRefused():
+                own = {"cause": "", "reason": event.detail, "rebound": event.rebind, "refusal": event.reason}
+        return MoveView(
+            sequence=sequence,
+            at=self._wall(event.at),
+            request=event.request,
+            source=event.source,
+            instance=event.instance,
+            policy=event.policy,
+            benefit=round(event.benefit, 3),
+            **own,
+        )
+
+    def _wall(self, at: EngineSeconds) -> float:
+        return unix_seconds(at, self.speed)

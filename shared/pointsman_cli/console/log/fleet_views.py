@@ -1,11 +1,9 @@
 """The fleet page: instances, queues, hit rates and goodput as of the last entry that was read."""
 
 from pointsman.state.fleet import Instance, Knowledge, Status
-from pointsman.state.state import State
 from pointsman.state.workload import EMPTY_QUEUE
 from pointsman_cli.console.log.observer import Observer
 from pointsman_cli.console.log.request_counts import Figures
-from pointsman_cli.console.log.times import wall
 from pointsman_cli.console.views import FleetTotals, FleetView, InstanceView
 
 NO_FIGURES = Figures()
@@ -20,9 +18,9 @@ def fleet_view(observer: Observer) -> FleetView:
     whole, of = observer.minute.figures(observer.at)
     instances = sorted(state.fleet.instances, key=lambda one: (len(one.id), one.id))  # engine-2 before engine-10
     lost_since = observer.at - LOST_WALL_SECONDS * state.settings.speed
-    rows = [_instance(state, one, of.get(one.id, NO_FIGURES)) for one in instances]
+    rows = [_instance(observer, one, of.get(one.id, NO_FIGURES)) for one in instances]
     return FleetView(
-        at=wall(observer, observer.at),
+        at=observer.wall(observer.at),
         sequence=observer.sequence,
         totals=_totals(observer, rows, whole),
         instances=rows,
@@ -52,7 +50,8 @@ def _totals(observer: Observer, rows: list[InstanceView], whole: Figures) -> Fle
     )
 
 
-def _instance(state: State, instance: Instance, figures: Figures) -> InstanceView:
+def _instance(observer: Observer, instance: Instance, figures: Figures) -> InstanceView:
+    state = observer.state
     queue = state.workload.queues.get(instance.id, EMPTY_QUEUE)
     seconds, tokens = queue.work_ahead(state.last_at)
     error = state.latency.prediction_error(instance.id)
@@ -67,7 +66,7 @@ def _instance(state: State, instance: Instance, figures: Figures) -> InstanceVie
         status_reason=state.status_reason(instance),
         knowledge=str(instance.knowledge),
         knowledge_reason=instance.knowledge_reason,
-        knowledge_since=wall(state, instance.known_since),
+        knowledge_since=observer.wall(instance.known_since),
         pending=len(queue.pending),
         in_prefill=len(queue.prefill),
         decoding=len(queue.decoding),

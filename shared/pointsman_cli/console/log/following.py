@@ -8,7 +8,6 @@ import structlog
 from typing_extensions import override
 
 from pointsman.contracts.decisions import LeaderElected
-from pointsman.policies.policy_set import UnknownPolicyError, policy_set, recorded_policy_set
 from pointsman.ports import (
     CheckpointLabel,
     Clock,
@@ -19,17 +18,17 @@ from pointsman.ports import (
     StoreUnavailableError,
 )
 from pointsman.primitives import PoolName
-from pointsman.runtime.checkpoint_fingerprint import checkpoint_form, entry_digest
+from pointsman.runtime.checkpoint_fingerprint import entry_digest
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import LOG_PART, NATS_PART
 from pointsman.runtime.log_extent import await_extent
 from pointsman.runtime.log_follower import entry_at
 from pointsman.simulation.replay.folding import recorded_pool_settings
-from pointsman.state.checkpoint import UnreadableStateError, decode_state
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.console.log.observer import Observer
 from pointsman_cli.console.log.source import LogSource
 from pointsman_cli.console.views import Health
+from pointsman_cli.history.checkpoint import restored
 
 log = structlog.get_logger()
 
@@ -153,25 +152,17 @@ class LiveLog(LogSource):
         try:
             for label in _by_history(await self._checkpoints.labels(), extent):
                 content = await self._checkpoints.load(label)
-                state = await asyncio.to_thread(_decoded, content) if content is not None else None
-                if state is not None and await self._is_proven(label, state):
+                known = await asyncio.to_thread(restored, content, label.form) if content is not None else None
+                if known is not None and await self._is_of_this_log(label, known.state):
                     log.info("checkpoint_restored", as_of=label.as_of, entries_behind=extent.last - label.as_of)
-                    return state
+                    return known.state
         except StoreUnavailableError as error:
             log.warning("checkpoints_unavailable", problem=str(error))
         return None
 
-    async def _is_proven(self, label: CheckpointLabel, state: State) -> bool:
-        """Whether it is of this log, and of this version's fold."""
+    async def _is_of_this_log(self, label: CheckpointLabel, state: State) -> bool:
         entry = await entry_at(self._log, label.as_of)
-        if entry is None or entry_digest(entry) != label.entry or state.sequence != label.as_of:
-            return False
-        try:
-            known = bool(state.term_settings)
-            policies = recorded_policy_set(state.term_policy, state.term_settings) if known else policy_set()
-        except UnknownPolicyError:
-            return False
-        return checkpoint_form(State(state.settings, policies.trackers())) == label.form
+        return entry is not None and entry_digest(entry) == label.entry and state.sequence == label.as_of
 
 
 def _by_history(labels: list[CheckpointLabel], extent: LogExtent) -> list[CheckpointLabel]:
@@ -183,10 +174,3 @@ def _by_history(labels: list[CheckpointLabel], extent: LogExtent) -> list[Checkp
     within = sorted((label for label in fitting if label.as_of >= since), key=lambda label: label.as_of)
     before = sorted((label for label in fitting if label.as_of < since), key=lambda label: -label.as_of)
     return within + before
-
-
-def _decoded(content: bytes) -> State | None:
-    try:
-        return decode_state(content)
-    except UnreadableStateError:
-        return None

@@ -2,27 +2,15 @@
 
 from dataclasses import dataclass
 from heapq import nlargest
+from itertools import islice
 
-from pointsman.contracts.decisions import MigrationRefused
 from pointsman.contracts.tenants import TenantPolicy
 from pointsman.simulation.metrics import percentile
-from pointsman_cli.console.log.fleet_history import Moved
 from pointsman_cli.console.log.observer import Observer
 from pointsman_cli.console.log.recent_requests import RecentRequest
 from pointsman_cli.console.log.request_counts import TenantTally
 from pointsman_cli.console.log.size_history import size_of
-from pointsman_cli.console.log.times import wall
-from pointsman_cli.console.views import (
-    FleetEventView,
-    HistoryView,
-    MoveView,
-    RequestsView,
-    RequestView,
-    ScaleView,
-    SizeView,
-    TenantsView,
-    TenantView,
-)
+from pointsman_cli.console.views import HistoryView, RequestsView, RequestView, TenantsView, TenantView
 
 SHOWN_MAX = 500
 NAMES_MAX = 1_000
@@ -77,7 +65,7 @@ def request_view(observer: Observer, record: RecentRequest) -> RequestView:
     return RequestView(
         request=record.id,
         client_request_id=record.client_request_id,
-        arrived_at=wall(observer, record.arrived_at),
+        arrived_at=observer.wall(record.arrived_at),
         tenant=record.tenant,
         priority=record.priority,
         adapter=record.adapter,
@@ -105,57 +93,12 @@ def history_view(observer: Observer) -> HistoryView:
     return HistoryView(
         wanted=state.scaling.wanted,
         ready=now.ready,
-        scaling=[
-            ScaleView(
-                sequence=one.sequence,
-                at=wall(observer, one.decided.at),
-                policy=one.decided.policy,
-                by=one.decided.by,
-                current=one.decided.current,
-                wanted=one.decided.wanted,
-                prefill=one.decided.prefill,
-                decode=one.decided.decode,
-                reason=one.decided.reason,
-                applied_at=wall(observer, one.applied_at),
-                applied_detail=one.applied_detail,
-            )
-            for one in list(reversed(happenings.scaling))[:SHOWN_MAX]
-        ],
-        moves=[_move(observer, one) for one in list(reversed(happenings.moves))[:SHOWN_MAX]],
+        scaling=list(islice(reversed(happenings.scaling.values()), SHOWN_MAX)),
+        moves=list(islice(reversed(happenings.moves), SHOWN_MAX)),
         moved=happenings.moved,
         refused=happenings.refused,
-        events=[
-            FleetEventView(
-                sequence=one.sequence,
-                at=wall(observer, one.at),
-                kind=one.kind,
-                instance=one.instance,
-                detail=one.detail,
-            )
-            for one in list(reversed(happenings.events))[:SHOWN_MAX]
-        ],
-        sizes=[
-            SizeView(at=wall(observer, one.at), ready=one.ready, wanted=one.wanted, pending=one.pending)
-            for one in (*observer.sizes.kept, now)
-        ],
-    )
-
-
-def _move(observer: Observer, moved: Moved) -> MoveView:
-    event = moved.event
-    refused = isinstance(event, MigrationRefused)
-    return MoveView(
-        sequence=moved.sequence,
-        at=wall(observer, event.at),
-        request=event.request,
-        source=event.source,
-        instance=event.instance,
-        cause="" if isinstance(event, MigrationRefused) else str(event.cause),
-        policy=event.policy,
-        reason=event.detail if isinstance(event, MigrationRefused) else event.reason,
-        benefit=round(event.benefit, 3),
-        rebound=event.rebind if isinstance(event, MigrationRefused) else event.rebound,
-        refusal=event.reason if refused else "",
+        events=list(islice(reversed(happenings.events), SHOWN_MAX)),
+        sizes=[*observer.sizes.kept, now],
     )
 
 

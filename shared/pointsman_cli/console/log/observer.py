@@ -14,7 +14,8 @@ from pointsman.state.state import State
 from pointsman_cli.console.log.fleet_history import Happenings
 from pointsman_cli.console.log.recent_requests import RecentRequest, RecentRequests
 from pointsman_cli.console.log.request_counts import WINDOW_WALL_SECONDS, LastMinute, Tenants
-from pointsman_cli.console.log.size_history import Sizes
+from pointsman_cli.console.log.size_history import size_of, sizes_of
+from pointsman_cli.console.views import unix_seconds
 
 
 class Observer:
@@ -25,10 +26,10 @@ class Observer:
         self.ladder = ladder
         self.shadow = shadow
         self.requests = RecentRequests(state.settings.block_tokens)
-        self.happenings = Happenings()
+        self.happenings = Happenings(speed)
         self.tenants = Tenants()
         self.minute = LastMinute(WINDOW_WALL_SECONDS * speed)
-        self.sizes = Sizes(speed)
+        self.sizes = sizes_of(speed)
         self.leader: LeaderElected | None = None
         self.began_at: EngineSeconds = 0.0
         """Time of the first entry that was read."""
@@ -42,6 +43,9 @@ class Observer:
     @property
     def at(self) -> EngineSeconds:
         return self.state.last_at
+
+    def wall(self, at: EngineSeconds) -> float:
+        return unix_seconds(at, self.state.settings.speed)
 
     def apply(self, entry: LogEntry) -> None:
         event, state = entry.event, self.state
@@ -62,7 +66,8 @@ class Observer:
                 return
             self.leader = event
         self._note(event, entry.sequence)
-        self.sizes.note(state)
+        if self.sizes.due(self.at):
+            self.sizes.add(size_of(state), self.at)
 
     def _note(self, event: LogEvent, sequence: Sequence) -> None:
         self.happenings.apply(event, sequence)

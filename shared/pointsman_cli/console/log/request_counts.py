@@ -3,7 +3,6 @@
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Self
 
 from pointsman.primitives import EngineSeconds, Tokens
 from pointsman.simulation.metrics import percentile
@@ -15,34 +14,6 @@ TENANTS_MAX = 1_000
 OTHER_TENANTS = "other"
 TTFTS_MAX = 200
 """Newest of each tenant, for its percentiles."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    at: EngineSeconds
-    instance: str
-    how: str
-    in_time: bool
-    judged: bool
-    ttft: EngineSeconds | None
-    prompt_tokens: Tokens
-    cached_tokens: Tokens
-    predicted_tokens: Tokens
-
-    @classmethod
-    def of(cls, record: RecentRequest) -> Self:
-        assert record.end is not None
-        return cls(
-            record.end.at,
-            record.instance,
-            record.stage,
-            record.lateness == "in time",
-            record.judged,
-            record.ttft,
-            record.prompt_tokens,
-            record.cached_tokens,
-            record.predicted_cached_tokens,
-        )
 
 
 @dataclass(slots=True)
@@ -59,18 +30,18 @@ class Figures:
     predicted_tokens: Tokens = 0
     ttfts: list[float] = field(default_factory=list)
 
-    def add(self, end: Ended) -> None:
+    def add(self, record: RecentRequest) -> None:
         self.ended += 1
-        self.in_time += end.in_time
-        self.judged += end.judged
-        self.rejected += end.how == REJECTED
-        self.failed += end.judged and end.how == FAILED
-        if end.ttft is not None:
-            self.ttfts.append(end.ttft)
-        if end.cached_tokens >= 0:
-            self.prompt_tokens += end.prompt_tokens
-            self.cached_tokens += end.cached_tokens
-            self.predicted_tokens += max(0, end.predicted_tokens)
+        self.in_time += record.lateness == "in time"
+        self.judged += record.judged
+        self.rejected += record.stage == REJECTED
+        self.failed += record.judged and record.stage == FAILED
+        if record.ttft is not None:
+            self.ttfts.append(record.ttft)
+        if record.cached_tokens >= 0:
+            self.prompt_tokens += record.prompt_tokens
+            self.cached_tokens += record.cached_tokens
+            self.predicted_tokens += max(0, record.predicted_cached_tokens)
 
     @property
     def goodput(self) -> float | None:
@@ -92,29 +63,28 @@ class Figures:
 @dataclass(slots=True)
 class LastMinute:
     seconds: EngineSeconds
-    ends: deque[Ended] = field(default_factory=lambda: deque(maxlen=WINDOW_ENDS_MAX))
+    ends: deque[tuple[EngineSeconds, RecentRequest]] = field(default_factory=lambda: deque(maxlen=WINDOW_ENDS_MAX))
     arrivals: deque[EngineSeconds] = field(default_factory=lambda: deque(maxlen=WINDOW_ENDS_MAX))
     placed_alone: deque[EngineSeconds] = field(default_factory=lambda: deque(maxlen=WINDOW_ENDS_MAX))
     """By ingresses, without a scheduler."""
 
     def end(self, record: RecentRequest) -> None:
-        self.ends.append(Ended.of(record))
+        assert record.end is not None
+        self.ends.append((record.end.at, record))
 
     def take_back(self, record: RecentRequest) -> None:
+        assert record.end is not None
         with suppress(ValueError):  # it is older than the window
-            self.ends.remove(Ended.of(record))
+            self.ends.remove((record.end.at, record))
 
     def figures(self, now: EngineSeconds) -> tuple[Figures, dict[str, Figures]]:
         """Of all, and by instance."""
         self._forget(now)
         whole, of = Figures(), dict[str, Figures]()
-        for end in self.ends:
-            whole.add(end)
-            if end.instance:
-                known = of.get(end.instance)
-                if known is None:
-                    known = of[end.instance] = Figures()
-                known.add(end)
+        for _, record in self.ends:
+            whole.add(record)
+            if record.instance:
+                of.setdefault(record.instance, Figures()).add(record)
         return whole, of
 
     def arrivals_per_second(self, now: EngineSeconds, began: EngineSeconds) -> float:
@@ -125,7 +95,7 @@ class LastMinute:
 
     def _forget(self, now: EngineSeconds) -> None:
         since = now - self.seconds
-        while self.ends and self.ends[0].at < since:
+        while self.ends and self.ends[0][0] < since:
             self.ends.popleft()
         for times in (self.arrivals, self.placed_alone):
             while times and times[0] < since:

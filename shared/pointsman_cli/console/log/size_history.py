@@ -1,5 +1,5 @@
-"""The fleet's size over the time of a log, at evenly spaced moments: when there are too many, every other one is dropped
-and the space doubles."""
+"""Moments of a log that are kept evenly spaced over its whole time: when there are too many, every other one is dropped and
+the space doubles."""
 
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 from pointsman.primitives import EngineSeconds
 from pointsman.state.fleet import Status
 from pointsman.state.state import State
+from pointsman_cli.console.views import SizeView, unix_seconds
 
 SIZES_MAX = 360
 FIRST_WALL_SECONDS = 5.0
@@ -32,29 +33,16 @@ class Spaced(Generic[T]):
         self.next_at = at + self.space
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    at: EngineSeconds
-    ready: int
-    wanted: int
-    pending: int
+def sizes_of(speed: float) -> Spaced[SizeView]:
+    return Spaced(FIRST_WALL_SECONDS * speed, SIZES_MAX)
 
 
-class Sizes:
-    def __init__(self, speed: float) -> None:
-        self._spaced: Spaced[Size] = Spaced(FIRST_WALL_SECONDS * speed, SIZES_MAX)
-
-    @property
-    def kept(self) -> list[Size]:
-        return self._spaced.kept
-
-    def note(self, state: State) -> None:
-        if self._spaced.due(state.last_at):
-            self._spaced.add(size_of(state), state.last_at)
-
-
-def size_of(state: State) -> Size:
+def size_of(state: State) -> SizeView:
     ready = sum(instance.status is Status.READY for instance in state.fleet.instances)
     wanted = state.scaling.wanted
-    pending = sum(len(queue.pending) for queue in state.workload.queues.values())
-    return Size(state.last_at, ready, ready if wanted is None else wanted, pending)
+    return SizeView(
+        at=unix_seconds(state.last_at, state.settings.speed),
+        ready=ready,
+        wanted=ready if wanted is None else wanted,
+        pending=sum(len(queue.pending) for queue in state.workload.queues.values()),
+    )

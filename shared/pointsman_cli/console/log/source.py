@@ -13,12 +13,10 @@ from pointsman.primitives import PoolName, Sequence
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.console.log.fleet_views import fleet_view
+from pointsman_cli.console.log.metrics import LadderMetrics, ShadowMetrics
 from pointsman_cli.console.log.observer import Observer
-from pointsman_cli.console.log.shadow_metrics import ShadowMetrics
 from pointsman_cli.console.log.size_history import Spaced
-from pointsman_cli.console.log.times import wall
 from pointsman_cli.console.views import FleetView, Health, MomentView, StatusView
-from pointsman_cli.hit_rate.metrics import LadderMetrics
 
 MOMENTS_MAX = 64
 MOMENT_WALL_SECONDS = 10.0
@@ -110,7 +108,7 @@ class LogSource(ABC):
             sequence=observer.sequence,
             until=max(self.until, observer.sequence),
             first=self.first,
-            at=wall(observer, observer.at),
+            at=observer.wall(observer.at),
             term=observer.state.term,
             scheduler=leader.scheduler if leader else "",
             policy=leader.policy if leader else "",

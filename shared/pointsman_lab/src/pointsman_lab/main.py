@@ -48,7 +48,6 @@ COMMANDS = {
         "Measure whether tenants' limits hold, and what a flooding tenant does to others.",
     ),
     "index": ("pointsman_lab.index", "index_command", "Measure the prefix index."),
-    "credentials": ("pointsman_lab.credentials", "credentials_command", "Measure the check of API keys and tokens."),
     "following": (
         "pointsman_lab.following",
         "following_command",
@@ -65,7 +64,6 @@ COMMANDS = {
         "copies_command",
         "Measure memory and start of the processes that hold a State.",
     ),
-    "plan": ("pointsman_lab.plan", "plan_command", "Measure planning of migrations."),
 }
 """Name to module, attribute, and the line of `--help`."""
 

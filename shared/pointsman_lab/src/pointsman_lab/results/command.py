@@ -158,7 +158,7 @@ def _draw(results: Mapping[str, Sequence[CellResult]], out: Path) -> None:
     from pointsman_cli.simulate import plots
 
     if "elasticity" in results:
-        plots.draw_plot(plots.timeline, results["elasticity"], out / "elasticity.png")
+        plots.save_figure(partial(plots.timeline, results["elasticity"]), out / "elasticity.png")
 
 
 def _write_page(directory: Path, traces: Path, numbers: Numbers, console: Console) -> None:

@@ -2,13 +2,14 @@
 baselines, and what its quantum does."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from pointsman_lab.results.claims import Claim, Measured, holds, share_true, times
 from pointsman_lab.results.numbers import Numbers
 from pointsman_lab.results.studies.rows import Workloads, rows
 from pointsman_lab.results.study import OURS, Metric, Row, Study
 
-PAPER = "D2LPM"
+claim = partial(Claim, paper="D2LPM")
 LOADS: Mapping[str, tuple[float, str]] = {
     "llm_as_judge_s1": (90.0, "sends eight times as many requests"),
     "llm_as_judge_s2": (90.0, "has prefixes four times as long"),
@@ -143,8 +144,7 @@ def _larger_quantum(numbers: Numbers, keys: Sequence[str]) -> Measured:
 
 
 CLAIMS = (
-    Claim(
-        paper=PAPER,
+    claim(
         place="abstract",
         says="more throughput than VTC",
         reported="up to 2.87 times",
@@ -153,8 +153,7 @@ CLAIMS = (
         rule=times(2.87),
         why="These engines keep a million tokens, so VTC loses fewer hits; a larger quantum gains more and is less fair.",
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="section 6",
         says="more throughput than RR+LPM",
         reported="up to 2.22 times",
@@ -163,8 +162,7 @@ CLAIMS = (
         rule=times(2.22),
         why="Four copies of a prefix fit into these caches; a larger quantum gains more and is less fair.",
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="abstract",
         says="lower latency of well-behaved clients than Preble",
         reported="up to 7.18 times",
@@ -173,8 +171,7 @@ CLAIMS = (
         rule=times(7.18),
         why="Preble has about the most hits and tokens a second here, so that everybody's queue is short.",
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="section 6",
         says="lower latency of well-behaved clients than RR+LPM",
         reported="up to 9.55 times",
@@ -183,8 +180,7 @@ CLAIMS = (
         rule=times(9.55),
         why="Queues grow with the length of a run past saturation, and the ratio with them.",
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="section 6",
         says="as fair as VTC, fairer than RR+LPM and Preble",
         reported="Jain's index",
@@ -193,8 +189,7 @@ CLAIMS = (
         rule=holds,
         why="A quantum at each instance and one in each queue add up; see the rows by Q.",
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="figures 1 and 10",
         says="a larger quantum gives more locality and less fairness",
         reported="a trade-off",
@@ -203,8 +198,7 @@ CLAIMS = (
         rule=holds,
         why="Jain's index also depends on who has work left while it is taken.",
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="4.1 to 5.2, A.2, A.4",
         says="bounds of what a client gets more or less than another, and of its latency",
         reported="theorems",

@@ -8,7 +8,7 @@ from pointsman_lab.results.claims import Claim, Measured, gain, holds, near, sha
 from pointsman_lab.results.numbers import Numbers
 from pointsman_lab.results.studies.rows import AS_WRITTEN, DUALMAP_BASELINES
 
-PAPER = "DualMap"
+claim = partial(Claim, paper="DualMap")
 WORKLOADS = ("conversation", "tools")
 LOADED_MIN = 0.5
 """Ratios of capacity count where one of both serves at least so many."""
@@ -185,8 +185,7 @@ SAME = 0.01
 """Of capacity, which other seeds turn round."""
 
 CLAIMS = (
-    Claim(
-        paper=PAPER,
+    claim(
         place="abstract, Figure 3 (7B)",
         says="capacity over the best baseline",
         reported="up to 2.25 times",
@@ -195,8 +194,7 @@ CLAIMS = (
         rule=times(2.25),
         why=FRESH,
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="Figure 3 (14B)",
         says="capacity over the best baseline",
         reported="up to 2.25 times",
@@ -205,8 +203,7 @@ CLAIMS = (
         rule=times(2.25),
         why=FRESH,
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="Figure 3 (7B)",
         says="goodput over the best baseline",
         reported="+14% to +48%",
@@ -215,8 +212,7 @@ CLAIMS = (
         rule=gain(0.14),
         why=FRESH,
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="Figure 1",
         says="no baseline has a higher hit rate and a lower variation of load",
         reported="on the Pareto front",
@@ -225,8 +221,7 @@ CLAIMS = (
         rule=holds,
         why="Past saturation the less loaded of two late candidates is taken, which costs hits.",
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="Figure 4, P50",
         says="lower TTFT than each baseline",
         reported="-55% to -97%",
@@ -235,8 +230,7 @@ CLAIMS = (
         rule=gain(0.55),
         why=FRESH,
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="Figure 4, P90",
         says="lower TTFT than each baseline",
         reported="-82% to -97%",
@@ -245,8 +239,7 @@ CLAIMS = (
         rule=gain(0.82),
         why=FRESH,
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="Figure 4, E2E P50",
         says="lower end-to-end latency than each baseline",
         reported="lower throughout",
@@ -255,8 +248,7 @@ CLAIMS = (
         rule=gain(0.05),
         why=FRESH,
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="Figure 5 (ablation)",
         says="SLO-aware choice within the pair over the lowest TTFT of the pair, P50",
         reported="-23.5%",
@@ -265,8 +257,7 @@ CLAIMS = (
         rule=gain(0.235),
         why="Two candidates that are late: the less loaded one computes the prefix again, and everybody behind waits.",
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="Figure 5 (ablation)",
         says="rebalancing within the pair, P90",
         reported="-11.3%",
@@ -275,8 +266,7 @@ CLAIMS = (
         rule=gain(0.113),
         why="A placement that sees fresh load has already compared both of the pair.",
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="Figure 6a",
         says="conversation: keys of two blocks",
         reported="95%",
@@ -284,8 +274,7 @@ CLAIMS = (
         measure=partial(_key_share, names=("conversation, {}, 2 blocks",)),
         rule=near(0.95, within=0.1, direction=0.25),
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="Figure 6b",
         says="tools: keys of 2, of 5 to 6, and of 12 to 13 blocks",
         reported="45 / 15 / 38%",
@@ -294,8 +283,7 @@ CLAIMS = (
         rule=near(0.0, within=0.1, direction=0.25),
         why="The key of a hot prefix grows block by block, so that a fifth of the requests have keys in between.",
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="Figures 8 and 11",
         says="fewer hot instances: load varies less than with cache affinity and with Preble",
         reported="throughout",
@@ -304,8 +292,7 @@ CLAIMS = (
         rule=holds,
         why="Preble balances about as well; see the load CV below.",
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="Figure 10",
         says="conversation: hit rate as a share of one infinite cache's",
         reported="62.5%",
@@ -314,8 +301,7 @@ CLAIMS = (
         rule=near(0.625, within=0.1, direction=0.25),
         why="Our cap of the prompts leaves other sharing than the paper's.",
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="Figure 10",
         says="tools: hit rate as a share of one infinite cache's",
         reported="96.4%",
@@ -324,8 +310,7 @@ CLAIMS = (
         rule=near(0.964, within=0.1, direction=0.25),
         why="The reconstruction shares less beyond its two hot prefixes.",
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="Figure 12",
         says="serves most on time while the fleet goes from 4 to 8 and back to 4",
         reported="throughout",
@@ -334,8 +319,7 @@ CLAIMS = (
         rule=holds,
         why=FRESH,
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="Figure 13a",
         says="serves more than the best baseline at 32 instances",
         reported="ahead from 8 to 32",
@@ -344,8 +328,7 @@ CLAIMS = (
         rule=holds,
         why=FRESH,
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="Figure 13b",
         says="the scheduler's time is negligible",
         reported="negligible",
@@ -354,8 +337,7 @@ CLAIMS = (
         measure=_overhead,
         rule=holds,
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="Figure 15",
         says="two candidates suffice: one is worse, more are not better",
         reported="d = 2",
@@ -364,8 +346,7 @@ CLAIMS = (
         rule=holds,
         why="Past saturation a second candidate costs hits: on tools one candidate serves more. More than two cost more.",
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="Figure 15, old load",
         says="two candidates suffice",
         reported="d = 2",
@@ -374,8 +355,7 @@ CLAIMS = (
         rule=holds,
         why="Herding limits the gain of more candidates, and does not always end it at two.",
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="3.3",
         says="moving requests within the pair resolves hotspots",
         reported="no number",

@@ -4,6 +4,7 @@ capacity, and capacity within TTFT and TBT. Fetched prefixes and split pools are
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from pointsman_lab.results.split_pools import SPLITS, SWITCHED
 from pointsman_lab.results.studies.rows import Workloads, called, rows, short
 from pointsman_lab.results.study import SEEDS, Measurement, Study
 
-PAPER = "Mooncake"
+claim = partial(Claim, paper="Mooncake")
 SCHEDULERS = ("random", "least_loaded", "min_ttft")
 """Figure 5: random, load balancing, cache-aware (Algorithm 1)."""
 PROFILE = "llama3-70b-8xa800"
@@ -190,8 +191,7 @@ def _sizes() -> list[str]:
 
 SHORTER = "Our traces are shorter than the paper's, so that a node's cache is filled less."
 CLAIMS = (
-    Claim(
-        paper=PAPER,
+    claim(
         place="abstract, 5.2",
         says="effective requests (TTFT and TBT within their objectives) over vLLM with caches of its own",
         reported="+59% to +498%",
@@ -202,8 +202,7 @@ CLAIMS = (
         why="Both baselines here have prefix caches and chunked prefill and are routed by load or hits; the paper's range "
         "includes engines without them.",
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="Figure 5",
         says="mean TTFT falls from random to load balancing to cache-aware scheduling",
         reported="random > load balancing > cache-aware",
@@ -211,8 +210,7 @@ CLAIMS = (
         measure=_order,
         rule=holds,
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="5.3",
         says="hit rate of one cache for all nodes, over a cache for each",
         reported="up to 2.36 times",
@@ -221,8 +219,7 @@ CLAIMS = (
         rule=times(2.36),
         why=SHORTER,
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="5.3",
         says="prefill time that one cache for all nodes saves",
         reported="up to -48%",
@@ -231,8 +228,7 @@ CLAIMS = (
         rule=gain(0.48),
         why=SHORTER,
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="Figure 9",
         says="hit rate grows with the capacity of the cache",
         reported="throughout",
@@ -240,8 +236,7 @@ CLAIMS = (
         measure=_grows,
         rule=holds,
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="5.5",
         says="the ratio of prefill to decode instances must follow the load",
         reported="no number",
@@ -250,24 +245,21 @@ CLAIMS = (
         rule=holds,
         why="A fixed ratio that fits both phases needs no switching.",
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="abstract (production)",
         says="requests that Kimi handles more",
         reported="+115% (A800), +107% (H800)",
         conditions="A production fleet.",
         why="It compares with a previous production system that is not public.",
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="Figure 11",
         says="replicas of hot blocks in the pool",
         reported="curves",
         conditions="Mooncake Store over RDMA.",
         why="A router does not see the Store's replicas.",
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="Figure 15",
         says="chunked pipeline parallelism and layer-wise transfer hide their cost",
         reported="curves",

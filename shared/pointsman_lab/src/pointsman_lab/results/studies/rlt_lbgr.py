@@ -3,6 +3,7 @@ equal eviction."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 from pointsman_lab.results.claims import Claim, Measured, gain, holds, share_true, times
@@ -10,7 +11,7 @@ from pointsman_lab.results.numbers import Numbers
 from pointsman_lab.results.studies.rows import Workloads, rows
 from pointsman_lab.results.study import OURS, Conditions, Metric, Row, Study
 
-PAPER = "RLT and LBGR"
+claim = partial(Claim, paper="RLT and LBGR")
 CACHE_AWARE = ("sticky_least_loaded.imbalance_tokens_max=101568", "sticky_least_loaded.hit_share_min=0.5")
 """After SGLang's cache-aware router: longest match of at least half of a prompt, until one instance has 32 requests
 more than another (here 32 mean prompts)."""
@@ -186,8 +187,7 @@ LRU_ROW, RLT_ROW = f"{CACHE_AWARE_ROW}, lru", f"{CACHE_AWARE_ROW}, rlt"
 RR_LRU = f"{ROUND_ROBIN}, lru"
 
 CLAIMS = (
-    Claim(
-        paper=PAPER,
+    claim(
         place="abstract",
         says="LBGR with RLT: a higher hit rate than the state of the art",
         reported="up to 6.92 times",
@@ -198,8 +198,7 @@ CLAIMS = (
         rule=times(6.92),
         why=APPROXIMATE,
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="abstract",
         says="LBGR with RLT: lower latency than the state of the art",
         reported="up to 11.96 times",
@@ -208,8 +207,7 @@ CLAIMS = (
         rule=times(11.96),
         why=APPROXIMATE,
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="abstract",
         says="LBGR with RLT: a lower TTFT than the state of the art",
         reported="up to 14.06 times",
@@ -218,8 +216,7 @@ CLAIMS = (
         rule=times(14.06),
         why=APPROXIMATE,
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="abstract",
         says="LBGR with RLT: more throughput than the state of the art",
         reported="up to 77.4%",
@@ -228,8 +225,7 @@ CLAIMS = (
         rule=gain(0.774),
         why="Arrivals do not wait for answers; up to saturation everybody serves what arrives.",
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="section 5",
         says="LBGR with LRU: lower latency than cache-aware routing with LRU",
         reported="up to 9.98 times",
@@ -238,8 +234,7 @@ CLAIMS = (
         rule=times(9.98),
         why=APPROXIMATE,
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="section 5",
         says="LBGR with RLT: lower latency than cache-aware routing with RLT",
         reported="7 to 10 times",
@@ -248,8 +243,7 @@ CLAIMS = (
         rule=times(7.0),
         why=APPROXIMATE,
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="section 4",
         says="RLT keeps more hits than LRU, whatever the routing",
         reported="O(log n) against Omega(n) of the best",
@@ -259,8 +253,7 @@ CLAIMS = (
         rule=holds,
         why="Where the prefixes of an instance fit into its cache, RLT drops some that LRU keeps (90% shared).",
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="figure 14",
         says="slower decay of the load is worse",
         reported="0.63 s is best",
@@ -269,8 +262,7 @@ CLAIMS = (
         rule=holds,
         why="Past saturation queues last longer than 0.63 s, and a load that is forgotten draws more.",
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="theorems 4 and 6",
         says="RLT is within O(log n) of the best eviction, LRU only within O(n)",
         reported="theorems",

@@ -1,13 +1,14 @@
 """The push-based stateful router: whoever holds the longest prefix always gets the request (its Algorithm 1)."""
 
 from collections.abc import Iterable
+from functools import partial
 
 from pointsman_lab.results.claims import Claim, Measured, gain, holds
 from pointsman_lab.results.numbers import Numbers
 from pointsman_lab.results.studies.rows import Workloads, called, rows, short, tuned
 from pointsman_lab.results.study import SEEDS, Study
 
-PAPER = "Push-based router"
+claim = partial(Claim, paper="Push-based router")
 LETTER = ("sticky_least_loaded.as_published=true",)
 """Algorithm 1: the holder of the longest prefix, however busy; without one the least loaded."""
 TO_THE_LETTER = "sticky_least_loaded, to the letter"
@@ -50,8 +51,7 @@ def _collapse(numbers: Numbers) -> Measured:
 
 
 CLAIMS = (
-    Claim(
-        paper=PAPER,
+    claim(
         place="benchmark (RAG)",
         says="lower mean TTFT than round robin on questions about shared documents",
         reported="lower",
@@ -60,8 +60,7 @@ CLAIMS = (
         rule=gain(0.05),
         why="The holder of a popular document is asked by everybody, however long its queue.",
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="Algorithm 1",
         says="the holder of the longest prefix is right however busy it is",
         reported="no number",
@@ -71,8 +70,7 @@ CLAIMS = (
         why="Conversations share a system prompt, so that one holder gets all of them. Our default leaves a holder that is "
         "too busy.",
     ),
-    Claim(
-        paper=PAPER,
+    claim(
         place="consistency",
         says="a lost event is healed by the next snapshot",
         reported="within 5 s",

@@ -1,5 +1,7 @@
-"""Prometheus metrics of shadow policies, brought up to date when they are scraped."""
+"""Prometheus metrics of shadow policies and of the hit-rate ladder, brought up to date when they are scraped. None is by
+tenant: no label is a name that a client may have chosen."""
 
+from pointsman.analysis.ladder_figures import RUNGS, LadderFigures, Tally
 from pointsman.analysis.shadow import Shadow, ShadowReport
 from pointsman.analysis.shadow_figures import DecisionFigures
 from pointsman.analysis.shadow_windows import WindowFigures
@@ -71,3 +73,17 @@ class ShadowMetrics:
         ):
             if value is not None:
                 gauge.labels(*labels).set(value)
+
+
+class LadderMetrics:
+    def __init__(self, pool: PoolName) -> None:
+        self._prompt_tokens = telemetry.HIT_RATE_LADDER_PROMPT_TOKENS.labels(pool)
+        self._tokens = [telemetry.HIT_RATE_LADDER_TOKENS.labels(pool, rung.value) for rung in RUNGS]
+        self._shown = Tally()
+
+    def update(self, figures: LadderFigures) -> None:
+        total, shown = figures.ever, self._shown
+        self._prompt_tokens.inc(total.prompt_tokens - shown.prompt_tokens)
+        for counter, now, before in zip(self._tokens, total.tokens, shown.tokens, strict=True):
+            counter.inc(now - before)
+        self._shown = Tally(prompt_tokens=total.prompt_tokens, tokens=list(total.tokens))
