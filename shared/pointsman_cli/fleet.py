@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import sys
 
 import click
 import msgspec
@@ -17,10 +16,9 @@ from pointsman_cli.command_client import connected_link, described, stalled_log
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.interruption import interruptible
 from pointsman_cli.options import CONTEXT, fleet_options, json_switch
-from pointsman_cli.terminal import SafeConsole, json_text, status, table, wall_time
+from pointsman_cli.terminal import SafeConsole, json_text, output_console, status, table, wall_time
 
 WATCH_SECONDS = 1.0
-PIPE_WIDTH = 120
 COLUMNS = (
     "instance",
     "URL",
@@ -59,8 +57,7 @@ async def _show(settings: FleetSettings, *, as_json: bool, watch: bool) -> None:
     async with connected_link(settings, name="fleet") as link:
         if not watch:
             fleet = await _described(link.commands, settings)
-            console = SafeConsole(width=None if sys.stdout.isatty() else PIPE_WIDTH)
-            print(_as_json(fleet, indent=2)) if as_json else console.print(fleet_table(fleet))
+            print(_as_json(fleet, indent=2)) if as_json else output_console().print(fleet_table(fleet))
             return
         with contextlib.ExitStack() as stack:
             text = Text("asking the scheduler ...")
@@ -94,7 +91,8 @@ def fleet_table(fleet: FleetDescribed) -> RenderableType:
     speed = f", {fleet.speed:g} times real time" if fleet.speed != 1 else ""
     rows = table(*COLUMNS, title=f"pool {fleet.pool}: {fleet.policy}{speed}")
     rows.caption, rows.caption_justify = f"{fleet.scheduler}, term {fleet.term}, log as of {fleet.as_of}", "left"
-    rows.columns[1].no_wrap, rows.columns[1].overflow = False, "fold"
+    for column in rows.columns[:2]:  # other commands take the name, people copy the URL: neither is cut
+        column.no_wrap, column.overflow = False, "fold"
     for instance in fleet.instances:
         rows.add_row(*_row(instance))
     reasons = [_why_not_exact(instance, fleet.speed) for instance in fleet.instances if instance.knowledge_reason]

@@ -147,6 +147,16 @@ async def test_what_no_event_told_is_found_by_asking(docker: FakeDocker) -> None
         await engines.until("engine-1")
 
 
+async def test_a_daemon_that_failed_to_answer_is_asked_for_events_anew(docker: FakeDocker) -> None:
+    """Its connection may have been lost without a word, and the former stream be silent for ever."""
+    async with following(docker) as engines:
+        await eventually(lambda: len(docker.asked) == 1)
+        docker.answers = {"containers": "not JSON"}
+        await eventually(lambda: bool(engines.discovery.problem))
+        docker.answers = {}
+        await eventually(lambda: len(docker.asked) == 2)
+
+
 async def test_while_the_daemon_is_away_or_absurd_the_last_list_stays(docker: FakeDocker) -> None:
     await docker.put(container("engine-1"))
     async with following(docker) as engines:

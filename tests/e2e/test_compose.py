@@ -124,6 +124,23 @@ def test_nothing_has_to_be_set() -> None:
     assert not re.findall(r"\$\{\w+:?\?", COMPOSE_FILE.read_text())
 
 
+def test_a_settings_file_that_is_not_there_is_an_error() -> None:
+    """Docker makes a directory of the name that a short `volumes` entry gives."""
+    mounts = [
+        mount for s in compose_services().values() for mount in s.get("volumes", []) if "pointsman.toml" in str(mount)
+    ]
+
+    assert mounts
+    assert all(isinstance(mount, dict) and mount["bind"] == {"create_host_path": False} for mount in mounts)
+
+
+def test_no_value_of_a_variable_becomes_text_of_a_script() -> None:
+    script = COMPOSE_FILE.read_text().partition("- -ec\n")[2].partition("\n    volumes:")[0]
+
+    assert "$$POINTSMAN_POOL" in script
+    assert not VARIABLE.search(script.replace("$$", ""))
+
+
 def test_every_service_of_the_fleet_is_there_and_workers_find_engines_by_their_name_on_a_network() -> None:
     services = compose_services()
     workers = [service for service in own_services() if service.script == "pointsman-worker"]

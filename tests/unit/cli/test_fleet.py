@@ -56,6 +56,21 @@ def test_the_table_says_why(pool: FailingPool, status: str, reason: str, capsys:
     assert reason in line
 
 
+def test_names_are_whole_where_the_screen_is_narrow(capsys: pytest.CaptureFixture[str]) -> None:
+    """`pointsman drain` takes the name. These are of engines that DNS found."""
+    names = [InstanceId(f"172-20-0-{n}-8080") for n in (2, 3)]
+    (known,) = fleet_described().instances
+    shown = [
+        msgspec.structs.replace(known, instance=name, url=f"http://172.20.0.{n}:8080")
+        for n, name in enumerate(names, start=2)
+    ]
+    SafeConsole(width=120).print(fleet_table(fleet_described(instances=shown)))
+
+    output = capsys.readouterr().out
+    assert all(f" {name} " in output for name in names)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in output
+
+
 def test_the_console_shows_a_half_open_engine_as_such() -> None:
     view = fleet_view(Observer(half_open_pool().state))
 

@@ -101,7 +101,7 @@ class DockerDiscovery(EngineDiscovery):
     async def targets(self) -> AsyncGenerator[list[EngineTarget], None]:
         last: list[EngineTarget] | None = None
         changed = asyncio.Event()
-        events = _Events(lambda: self._daemon.connected(timeout=None), self._filters, changed)
+        events = _Events(lambda: self._daemon.connected(timeout=CALL_WALL_SECONDS), self._filters, changed)
         try:
             while True:
                 changed.clear()
@@ -109,14 +109,16 @@ class DockerDiscovery(EngineDiscovery):
                 if found is not None and found != last:
                     last = found
                     yield found
-                if found is not None:
+                if found is None:
+                    events.stop()  # of a daemon that vanished without a word the stream would be silent for ever
+                else:
                     events.listen()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._poll_seconds):
                         await changed.wait()
                     await asyncio.sleep(float(GATHER_WALL_SECONDS))
         finally:
-            events.close()
+            events.stop()
             self._disconnect()
 
     async def _ask(self, last: Sequence[EngineTarget]) -> list[EngineTarget] | None:
@@ -209,7 +211,7 @@ def _host(name: str, networks: dict[str, _Network]) -> str:
 
 
 class _Events:
-    """Sets `changed` at each event. A thread of its own, because a frozen daemon blocks it without end."""
+    """Sets `changed` at each event. A thread of its own, because it waits without end while nothing happens."""
 
     def __init__(self, connect: Callable[[], Any], filters: dict[str, list[str]], changed: asyncio.Event) -> None:
         self._connect = connect
@@ -218,15 +220,14 @@ class _Events:
         self._loop = asyncio.get_running_loop()
         self._thread: threading.Thread | None = None
         self._stream: Any = None
-        self._closed = False
 
     def listen(self) -> None:
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._read, name="docker-events", daemon=True)
             self._thread.start()
 
-    def close(self) -> None:
-        self._closed = True
+    def stop(self) -> None:
+        """Ends the thread where it waits for events; `listen` begins anew."""
         if self._stream is not None:
             with suppress(Exception):
                 self._stream.close()
@@ -236,8 +237,6 @@ class _Events:
             self._stream = client.events(filters=self._filters)
             self._tell()  # what happened before the stream began
             for _ in self._stream:
-                if self._closed:
-                    return
                 self._tell()
 
     def _tell(self) -> None:
