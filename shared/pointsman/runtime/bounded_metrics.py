@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import prometheus_client
-from prometheus_client import values
 from typing_extensions import override
 
 from pointsman.runtime.metrics_page import METRICS_DIRECTORY
@@ -31,7 +30,7 @@ class Writer:
 
 
 if METRICS_DIRECTORY in os.environ:  # before the first metric
-    values.ValueClass = values.MultiProcessValue(lambda: Writer.name)  # type: ignore[no-untyped-call]
+    prometheus_client.values.ValueClass = prometheus_client.values.MultiProcessValue(lambda: Writer.name)  # type: ignore[no-untyped-call]
 
 
 class Bounded(prometheus_client.metrics.MetricWrapperBase):
