@@ -94,6 +94,6 @@ LOST_DOUBTED = 14
 """An engine that reports no work while it has a request is to blame once another one answers that, under another id: a request
 that fails wherever it goes counts against none."""
 TENANTS_BOUNDED = 15
-"""Shares are kept of so many tenants as names may be remembered. A client may give itself a new name in each request."""
+"""Shares of at most 10,000 tenants are kept (`TenantShares`): a client without a key may name itself anew in each request."""
 RESTS_FORGOTTEN = 15
-"""Of fetches, only rests that are not over and what sources gave that are there is kept: names may never come back."""
+"""A rest that is over is forgotten, and nothing is learned of a source that has left: names may never come back."""

@@ -313,12 +313,12 @@ def end_fetch(parts: StateParts, event: PrefixFetchEnded) -> None:
         return
     fetch = _stop_fetching(parts, request)
     instance = parts.fleet.get(request.instance)
-    may_have_left = parts.settings.fold_version < fold_versions.RESTS_FORGOTTEN
+    learns = parts.settings.fold_version < fold_versions.RESTS_FORGOTTEN or event.source in parts.fleet
     if event.failure:
         _rest(parts, request.fetch_from, request.instance, event.at)
         if instance is not None:
             _reprice(parts, request, instance, 0)
-    elif fetch is not None and instance is not None and (may_have_left or event.source in parts.fleet):
+    elif fetch is not None and instance is not None and learns:
         # Meanwhile the target's engine was at work on what it had before.
         ahead = request.engine_seconds - request.prefill_seconds
         ahead = parts.latency.expected_seconds(instance.id, ahead, request.engine_tokens - request.uncached_tokens)
