@@ -129,6 +129,8 @@ async def test_several_processes_serve_one_port_count_together_and_stop_together
             assert "process_ended" in front.log
             assert {await asked(front.url) for _ in range(10)} == {400}
             await counted(front, refused, 40)  # what the dead one counted still counts
+            files = [file.stem for directory in front.metrics_directories for file in directory.glob("*.db")]
+            assert {name.rpartition("_")[2] for name in files} == {"1", "2", "3"}  # it has left none of its own
 
             children = list(front.pids().values())
             front.process.terminate()

@@ -2,6 +2,7 @@
 SERIES_MAX (histograms: HISTOGRAMS_MAX) the values of further series are counted together, as `other`. A metric declares the
 values of a label that has few, so that a process can show all its series before the first event."""
 
+import os
 from collections.abc import Iterable, Mapping
 from itertools import product
 from types import MappingProxyType
@@ -10,6 +11,8 @@ from typing import Any, ClassVar, Self
 import prometheus_client
 from typing_extensions import override
 
+from pointsman.runtime.metrics_page import METRICS_DIRECTORY
+
 SERIES_MAX = 2_000
 HISTOGRAMS_MAX = 200
 """Of one metric; each has some twenty series."""
@@ -17,6 +20,17 @@ OTHER = "other"
 Values = Mapping[str, Iterable[str]]
 """Of labels that have few."""
 NO_VALUES: Values = MappingProxyType({})
+
+
+class Writer:
+    """Names the files of this process among those of several. With process ids, as prometheus_client has it, each process that
+    ends would leave files behind, which every page reads."""
+
+    name: ClassVar[str] = "parent"
+
+
+if METRICS_DIRECTORY in os.environ:  # before the first metric
+    prometheus_client.values.ValueClass = prometheus_client.values.MultiProcessValue(lambda: Writer.name)  # type: ignore[no-untyped-call]
 
 
 class Bounded(prometheus_client.metrics.MetricWrapperBase):

@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from pointsman.primitives import WallSeconds
 from pointsman.runtime import telemetry
-from pointsman.runtime.bounded_metrics import Bounded
-from pointsman.runtime.metrics_page import METRICS_DIRECTORY, hidden_engines
+from pointsman.runtime.bounded_metrics import OTHER, Bounded
+from pointsman.runtime.metrics_page import METRICS_DIRECTORY, shown_engines
 
 KEPT_WALL_SECONDS: WallSeconds = WallSeconds(120.0)
 """Longer than any usual scrape interval."""
@@ -18,9 +18,6 @@ _of_engines = [metric for metric in vars(telemetry).values() if isinstance(metri
 
 
 def forget(pool: str, engine: str) -> None:
-    if METRICS_DIRECTORY in os.environ:
-        hidden_engines.add((pool, engine))
-        return
     for metric in _of_engines:
         metric.remove_by_labels({"pool": pool, "engine": engine})
 
@@ -28,19 +25,26 @@ def forget(pool: str, engine: str) -> None:
 class EngineSeries:
     def __init__(self, pool: str) -> None:
         self._pool = pool
+        self._several = METRICS_DIRECTORY in os.environ
+        self._present: set[str] = set()
         self._absent_since: dict[str, WallSeconds] = {}
         self._swept_at = WallSeconds(float("-inf"))
 
     def update(self, present: Collection[str], now: WallSeconds) -> bool:
-        """Call as often as you like. Returns whether series were removed: children kept of them count nothing."""
+        """Call as often as you like. Returns whether series were removed: children kept of them count nothing. Of several
+        processes each shows what has been present for itself: the files also have what was there before it."""
         if now - self._swept_at < SWEEP_WALL_SECONDS:
             return False
         self._swept_at = now
-        absent = set().union(*(metric.engines_of(self._pool) for metric in _of_engines)).difference(present)
-        hidden_engines.difference_update((self._pool, engine) for engine in present)
-        absent.difference_update(engine for pool, engine in hidden_engines if pool == self._pool)
-        self._absent_since = {engine: self._absent_since.get(engine, now) for engine in absent}
-        due = [engine for engine, since in self._absent_since.items() if now - since >= KEPT_WALL_SECONDS]
+        counted = [] if self._several else [metric.engines_of(self._pool) for metric in _of_engines]
+        absent = self._present.union(self._absent_since, *counted).difference(present)
+        absent_since = {engine: self._absent_since.get(engine, now) for engine in absent}
+        due = [engine for engine, since in absent_since.items() if now - since >= KEPT_WALL_SECONDS]
         for engine in due:
-            forget(self._pool, engine)
+            del absent_since[engine]
+            if not self._several:
+                forget(self._pool, engine)
+        self._present, self._absent_since = set(present), absent_since
+        if self._several:
+            shown_engines[self._pool] = {*present, *absent_since, OTHER}
         return bool(due)

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -19,8 +19,9 @@ RENDERING_SHARE_MAX = 0.1
 """Of the event loop, which does nothing else meanwhile: 6 ms a page with 16 instances, 60 ms with 512."""
 PAUSE_SECONDS_MAX: Seconds = 1.0
 
-hidden_engines: set[tuple[str, str]] = set()
-"""Pool and engine whose series are left out: prometheus_client removes nothing from its files."""
+shown_engines: dict[str, Collection[str]] = {}
+"""By pool; series of others are left out. prometheus_client removes nothing from its files, and a process that is started again
+goes on with those of the one before it."""
 
 
 class SharedMetricsPage:
@@ -69,4 +70,5 @@ class _WithoutHidden(Collector):
 
 
 def _is_hidden(sample: Sample) -> bool:
-    return (sample.labels.get("pool", ""), sample.labels.get("engine", "")) in hidden_engines
+    engine, shown = sample.labels.get("engine"), shown_engines.get(sample.labels.get("pool", ""))
+    return engine is not None and shown is not None and engine not in shown

@@ -25,6 +25,7 @@ from prometheus_client import multiprocess
 from pointsman.adapters.backoff import RestartBackoff
 from pointsman.adapters.child_process import die_with_parent
 from pointsman.primitives import Seconds
+from pointsman.runtime.bounded_metrics import Writer
 from pointsman.runtime.memory import freeze_started
 from pointsman.runtime.metrics_page import METRICS_DIRECTORY
 
@@ -104,7 +105,7 @@ class _Parent:
         for number in (*FORWARDED_SIGNALS, signal.SIGCHLD):
             signal.signal(number, lambda _number, _frame: None)
         signal.set_wakeup_fd(self._signalled, warn_on_full_buffer=False)
-        multiprocess.mark_process_dead(os.getpid())  # type: ignore[no-untyped-call]  # the parent measures nothing
+        multiprocess.mark_process_dead(Writer.name)  # type: ignore[no-untyped-call]  # the parent measures nothing
         freeze_started()  # so that the children's collections do not touch, and copy, what they share
         while True:
             self._start_due()
@@ -162,7 +163,7 @@ class _Parent:
                 self._ended(child, os.waitstatus_to_exitcode(status))
 
     def _ended(self, child: _Child, code: int) -> None:
-        multiprocess.mark_process_dead(child.pid)  # type: ignore[no-untyped-call]
+        multiprocess.mark_process_dead(child.number)  # type: ignore[no-untyped-call]
         pid = child.pid
         wait = child.ended(time.monotonic())
         if self._stopping:
@@ -192,6 +193,7 @@ class _Parent:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             for unused in (self._signals, self._signalled, self._heartbeats):
                 os.close(unused)
+            Writer.name = str(number)
             code = self._run_child(number)
         except BaseException:  # noqa: BLE001 - nothing of the parent's may run on in a child
             sys.excepthook(*sys.exc_info())

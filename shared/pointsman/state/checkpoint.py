@@ -33,8 +33,9 @@ MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "OrderedDict": Ordere
 NO_INDEXES = b"\x90"  # an empty array, as msgpack writes it
 
 NODES_MAX = 2**20
-NODE_BYTES_MIN = 24
-"""Mean size of a node in the content; a hundred bytes are usual. An object made of a node takes up to a kilobyte."""
+NODE_BYTES_MIN = 16
+"""Mean size of a node in the content; a hundred bytes are usual, 23 of conversations with short names. An object made of a node
+takes up to a kilobyte."""
 
 Slot = Any
 """A scalar, or a list with the number of a node."""

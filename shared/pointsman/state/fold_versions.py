@@ -3,7 +3,7 @@ decisions of before stay as they were made. 1 is a log that names none. A new ru
 an old decision is made, gets the next version, an entry here and a golden fold (`tests/golden`). So does a new event that
 State folds: checkpoints of the release before, which skips it, lack what it says."""
 
-FOLD_VERSION = 14
+FOLD_VERSION = 15
 """Of this release."""
 
 DELIVERIES_CHECKED = 2
@@ -93,3 +93,7 @@ not count: they would keep the limit on (`TenantShares.many_refused`)."""
 LOST_DOUBTED = 14
 """An engine that reports no work while it has a request is to blame once another one answers that, under another id: a request
 that fails wherever it goes counts against none."""
+TENANTS_BOUNDED = 15
+"""Shares of at most 10,000 tenants are kept (`TenantShares`): a client without a key may name itself anew in each request."""
+RESTS_FORGOTTEN = 15
+"""A rest that is over is forgotten, and nothing is learned of a source that has left: names may never come back."""

@@ -313,12 +313,12 @@ def end_fetch(parts: StateParts, event: PrefixFetchEnded) -> None:
         return
     fetch = _stop_fetching(parts, request)
     instance = parts.fleet.get(request.instance)
+    learns = parts.settings.fold_version < fold_versions.RESTS_FORGOTTEN or event.source in parts.fleet
     if event.failure:
-        until = event.at + engine_seconds(REST_WALL_SECONDS, parts.settings.speed)
-        parts.transfers.rest(request.fetch_from, request.instance, until=until)
+        _rest(parts, request.fetch_from, request.instance, event.at)
         if instance is not None:
             _reprice(parts, request, instance, 0)
-    elif fetch is not None and instance is not None:
+    elif fetch is not None and instance is not None and learns:
         # Meanwhile the target's engine was at work on what it had before.
         ahead = request.engine_seconds - request.prefill_seconds
         ahead = parts.latency.expected_seconds(instance.id, ahead, request.engine_tokens - request.uncached_tokens)
@@ -333,8 +333,13 @@ def end_copy(parts: StateParts, event: PrefixCopyEnded) -> None:
     if parts.copies.end(event.request) and event.failure:
         # Its request may have ended, so that nothing makes its date the leader's.
         now = parts.now if parts.settings.fold_version >= fold_versions.FETCHES_THAT_PAY else event.at
-        until = now + engine_seconds(REST_WALL_SECONDS, parts.settings.speed)
-        parts.transfers.rest(event.source, event.instance, until=until)
+        _rest(parts, event.source, event.instance, now)
+
+
+def _rest(parts: StateParts, source: InstanceId, target: InstanceId, now: EngineSeconds) -> None:
+    if parts.settings.fold_version >= fold_versions.RESTS_FORGOTTEN:
+        parts.transfers.forget_rests(now)
+    parts.transfers.rest(source, target, until=now + engine_seconds(REST_WALL_SECONDS, parts.settings.speed))
 
 
 def _stop_fetching(parts: StateParts, request: Request) -> FetchUnderWay | None:

@@ -116,6 +116,10 @@ class Transfers:
     def rest(self, source: InstanceId, target: InstanceId, *, until: EngineSeconds) -> None:
         self._rests_until[source, target] = until
 
+    def forget_rests(self, until: EngineSeconds) -> None:
+        """Those that are over by then."""
+        self._rests_until = {pair: end for pair, end in self._rests_until.items() if end > until}
+
     def forget(self, instance: InstanceId) -> None:
         self.waits.forget(instance)
         self.rates.forget(instance)

@@ -3,10 +3,12 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted, RequestPlaced
+from pointsman.contracts.fleet import InstanceLeft
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import PrefixFetchEnded, RequestCancelled
 from pointsman.policies.admission.admit_all import AdmitAll
@@ -16,10 +18,10 @@ from pointsman.policies.policy_set import PolicySet, UnknownPolicyError, policy_
 from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.policies.routing.min_ttft import MinTtft
-from pointsman.primitives import InstanceId, RequestId, Term
+from pointsman.primitives import Epoch, InstanceId, RequestId, Term
 from pointsman.state.state import FOLD_VERSION, PoolSettings, State
 from pointsman.state.workload import Stage
-from tests.support.events import BLOCK, first_token, joined, removed, route, stored
+from tests.support.events import BLOCK, finished, first_token, joined, removed, route, stored
 from tests.support.leading import place, prompt
 
 A, B = InstanceId("a"), InstanceId("b")
@@ -166,6 +168,29 @@ def test_after_a_failure_the_request_computes_its_prompt_and_the_pair_rests() ->
     state.apply(first_token("r", "b", at=31.0))
     state.apply(RequestCancelled(at=31.0, request=RequestId("r"), reason=""))
     assert place(dispatcher, "later", [*prompt(1, 19), 903], now=31.1, session=B).hit_blocks > 0
+
+
+@pytest.mark.parametrize(("version", "rests", "learned"), [(15, 1, 0), (14, 3, 3)])
+def test_of_sources_that_left_while_they_gave_nothing_is_kept(version: int, rests: int, learned: int) -> None:
+    """Engines have new names at each rollout."""
+    dispatcher = pool(fold_version=version)
+    state = dispatcher.state
+    for number, at in enumerate((1.0, 40.0, 80.0, 120.0, 160.0, 200.0)):
+        source = f"pod-{number}"
+        state.apply(joined(source, at=at, fetches=True, transfer_tokens_per_s=RATE))
+        own = prompt(1000 * (number + 1), 20)
+        state.apply(stored(source, 1, own))
+        assert granted(at_b(dispatcher, source, [*own, 900], now=at)).fetch_from == source
+        state.apply(InstanceLeft(at=at, instance=InstanceId(source), epoch=Epoch(1), reason="replaced"))
+
+        failure = "the source is gone" if number % 2 else ""
+        state.apply(replace(ended(source, at=at, seconds=0.01, failure=failure), source=InstanceId(source)))
+        state.apply(first_token(source, "b", at=at))
+        state.apply(finished(source, "b", at=at))
+
+    transfers = state.transfers
+    assert len(transfers._rests_until) == rests
+    assert len(transfers.rates._by_source) == len(transfers.waits._by_source) == learned
 
 
 def test_requests_of_the_same_prefix_wait_for_the_fetch_and_others_do_not() -> None:

@@ -86,13 +86,10 @@ def shown():
     return sorted({line.split('engine="')[1].split('"')[0] for line in metrics_page().decode().splitlines() if "engine=" in line})
 
 series = EngineSeries("p")
-for pod in ("pod-a", "pod-b"):
+for pod in ("pod-a", "pod-b", "pod-of-an-earlier-process", "other"):
     telemetry.PROMPT_TOKENS.labels("p", "m", pod).inc()
-for now in (0.0, 200.0):
-    removed = series.update(["pod-b"], WallSeconds(now))
-print(shown(), removed, series.update(["pod-b"], WallSeconds(205.0)))
-series.update(["pod-a", "pod-b"], WallSeconds(300.0))
-print(shown())
+for now, pods in ((0.0, ["pod-a", "pod-b"]), (10.0, ["pod-b"]), (129.0, ["pod-b"]), (131.0, ["pod-b"]), (300.0, ["pod-a", "pod-b"])):
+    print(series.update(pods, WallSeconds(now)), *shown())
 """
 
 
@@ -102,4 +99,10 @@ def test_with_several_processes_the_page_leaves_them_out_until_they_are_back(tmp
         [sys.executable, "-c", SEVERAL], env=environment, capture_output=True, check=True, text=True
     )
 
-    assert printed.stdout.splitlines() == ["['pod-b'] True False", "['pod-a', 'pod-b']"]
+    assert printed.stdout.splitlines() == [
+        "False other pod-a pod-b",
+        "False other pod-a pod-b",
+        "False other pod-a pod-b",
+        "True other pod-b",
+        "False other pod-a pod-b",
+    ]

@@ -12,10 +12,12 @@ from pointsman.policies.admission import ADMISSION_POLICIES
 from pointsman.policies.ordering import ORDERING_POLICIES
 from pointsman.policies.policy_set import policy_set
 from pointsman.policies.routing import ROUTING_POLICIES
+from pointsman.primitives import InstanceId, SessionId, Tenant
 from pointsman.runtime.checkpoint_fingerprint import checkpoint_form, fold_version
 from pointsman.state import checkpoint_additions
 from pointsman.state.checkpoint import UnreadableStateError, decode_state, encode_state, state_digest
 from pointsman.state.prefix_index import PrefixIndex
+from pointsman.state.session_affinity import REMEMBERED_MAX
 from pointsman.state.state import FOLD_VERSION, PoolSettings, State
 from tests.support.examples import examples
 from tests.support.random_logs import fresh_state, random_log
@@ -124,6 +126,16 @@ def without(content: bytes, kind: str, attribute: str) -> bytes:
             at = names.index(attribute)
             del names[at], slots[at]
     return msgspec.msgpack.encode(graph)
+
+
+def test_as_many_conversations_as_are_remembered_are_restored_however_short_their_names_are() -> None:
+    state = State(PoolSettings())
+    for number in range(REMEMBERED_MAX):
+        state.session_affinity.placed(Tenant(""), SessionId(str(number)), [], InstanceId("a"))
+
+    restored = decode_state(encode_state(state))
+
+    assert restored.session_affinity.last_instance(Tenant(""), SessionId("7"), []) == "a"
 
 
 def test_a_few_bytes_do_not_become_many_objects() -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pointsman.contracts.reasons import RejectReason
 from pointsman.primitives import InstanceId, RequestId, Tenant
-from pointsman.state.trackers.tenant_shares import COMPARED_AFTER, HALF_LIFE_SECONDS, TenantShares
+from pointsman.state.trackers.tenant_shares import COMPARED_AFTER, HALF_LIFE_SECONDS, TENANTS_MAX, TenantShares
 from pointsman.state.workload import NO_INSTANCE, Request, Stage
 from tests.support.events import route
 from tests.support.examples import examples
@@ -107,6 +107,28 @@ def test_service_of_long_ago_is_forgotten() -> None:
             found.granted(asked(tenant, 1000), 30 * HALF_LIFE_SECONDS)
 
     assert found.excess(Tenant("flood")) == 0.0
+
+
+@pytest.mark.parametrize(("version", "kept"), [(15, TENANTS_MAX), (14, 2 * TENANTS_MAX + 2)])
+def test_of_a_flood_of_names_the_newest_are_kept_and_who_goes_on_asking(version: int, kept: int) -> None:
+    found = TenantShares()
+    found.fold_version = version
+    for number in range(TENANTS_MAX):
+        found.refused(unplaced(f"refused-{number}", 1), 0.0, RejectReason.QUEUE_FULL)
+        found.placed(asked(f"served-{number}", 1), 0.0)
+        if number % 1000 == 0:
+            for tenant in ("regular", "other"):
+                found.placed(asked(tenant, 10**6), 0.0)
+    for number in range(TENANTS_MAX):
+        found.granted(asked(f"served-{number}", 1), 0.0)
+    for _ in range(2 * TENANTS_MAX):
+        found.granted(asked("regular", 100), 0.0)
+
+    assert len(found._demands) == len(found._prompts) == kept
+    assert len(found._served) <= kept
+    assert found._demands[Tenant("regular")] == 10 * 10**6
+    assert found.excess(Tenant("regular")) > 0.4
+    assert found.lack(Tenant("other")) == 1.0
 
 
 def test_a_tenant_lacks_what_others_had_of_its_fair_share() -> None:

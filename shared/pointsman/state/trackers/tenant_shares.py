@@ -9,7 +9,7 @@ from math import inf
 from typing_extensions import override
 
 from pointsman.primitives import EngineSeconds, Tenant
-from pointsman.state.fold_versions import OTHERS_REFUSED, REFUSED_ONCE
+from pointsman.state.fold_versions import OTHERS_REFUSED, REFUSED_ONCE, TENANTS_BOUNDED
 from pointsman.state.trackers.attainment import fair_level
 from pointsman.state.trackers.base import LATE_ALONE, Tracker
 from pointsman.state.workload import Request, Stage
@@ -26,13 +26,15 @@ REFUSED_FADE = 0.998
 """Per placement or refusal."""
 TOKENS_MIN = 1.0
 """A tenant whose demand has faded below is forgotten."""
+TENANTS_MAX = 10_000
+"""The one that asked for nothing for longest is forgotten first."""
 RESCALED_AFTER_SECONDS = 10 * HALF_LIFE_SECONDS
 
 
 class TenantShares(Tracker):
     def __init__(self) -> None:
         self._demands: dict[Tenant, float] = {}
-        """In tokens as of `_since`: later ones weigh more, so that earlier ones need not be faded."""
+        """In tokens as of `_since`: later ones weigh more, so that earlier ones need not be faded. Who asked last comes last."""
         self._served: dict[Tenant, float] = {}
         self._prompts: dict[Tenant, float] = {}
         """Prompt tokens of the demands, cached ones included."""
@@ -101,7 +103,8 @@ class TenantShares(Tracker):
     @override
     def granted(self, request: Request, at: EngineSeconds) -> None:
         self._rescale(at)
-        self._add(self._served, request.tenant, at, request.uncached_tokens)
+        if not self._is_bounded or request.tenant in self._demands:
+            self._add(self._served, request.tenant, at, request.uncached_tokens)
         self._grants += 1
         if self._grants >= max(COMPARED_AFTER, len(self._demands)):
             self._grants = 0
@@ -117,11 +120,21 @@ class TenantShares(Tracker):
         self._excess = sum(max(0.0, tokens - self._level) for tokens in self._served.values()) / served
 
     def _ask(self, request: Request, at: EngineSeconds, uncached_tokens: float) -> None:
+        if self._is_bounded and (known := self._demands.pop(request.tenant, None)) is not None:
+            self._demands[request.tenant] = known
         self._add(self._demands, request.tenant, at, uncached_tokens)
         self._add(self._prompts, request.tenant, at, request.prompt_tokens)
         if self._is_counted(request):
             self._refused *= REFUSED_FADE
             self._asked = REFUSED_FADE * self._asked + 1
+        if self._is_bounded and len(self._demands) > TENANTS_MAX:
+            quiet = next(iter(self._demands))
+            for amounts in (self._demands, self._prompts, self._served):
+                amounts.pop(quiet, None)
+
+    @property
+    def _is_bounded(self) -> bool:
+        return self.fold_version >= TENANTS_BOUNDED
 
     def _add(self, amounts: dict[Tenant, float], tenant: Tenant, at: EngineSeconds, tokens: float) -> None:
         amounts[tenant] = amounts.get(tenant, 0.0) + self._weight(at) * tokens
