@@ -2,9 +2,11 @@
 properties, which may take their time: how long says something of the machine only."""
 
 import asyncio
+import builtins
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 import structlog
@@ -44,6 +46,26 @@ def _default_logging() -> Iterator[None]:
     structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture
+def plain_sums(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`sum` rounds floats otherwise since Python 3.12, so what folds and decides may add only whole numbers by it."""
+    found: set[str] = set()
+    added = sum
+
+    def watched(values: Iterable[Any], /, start: Any = 0) -> Any:
+        values = list(values)
+        caller = sys._getframe(1)
+        if caller.f_globals["__name__"].startswith(("pointsman.state.", "pointsman.policies.")) and any(
+            isinstance(value, float) for value in values
+        ):
+            found.add(f"{caller.f_code.co_filename}:{caller.f_lineno}")
+        return added(values, start)
+
+    monkeypatch.setattr(builtins, "sum", watched)
+    yield
+    assert not found, "sums of floats: see plain_sum"
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,8 @@ reads or writes a message. They are wide: values within them can be added, squar
 
 from array import array
 from collections.abc import Iterable
+from functools import reduce
+from operator import add
 from sys import byteorder
 from typing import TYPE_CHECKING, Annotated, NewType
 
@@ -90,6 +92,13 @@ def engine_time_of(unix_seconds: Seconds, speed: float) -> EngineSeconds:
 
 def wall_time_of(now: EngineSeconds, speed: float) -> Seconds:
     return ANCHOR_UNIX_SECONDS + (now - ANCHOR_UNIX_SECONDS) / speed
+
+
+def plain_sum(values: Iterable[float]) -> float:
+    """Adds one after the other, as `sum` does in Python 3.11. From 3.12 on `sum` compensates the rounding of floats, and a log
+    would be decided otherwise there."""
+    start: float = 0
+    return reduce(add, values, start)
 
 
 def little_endian(kind: str, values: Iterable[int]) -> bytes:

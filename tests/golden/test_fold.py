@@ -33,6 +33,8 @@ from pointsman.state.trackers.tenant_shares import TenantShares
 from pointsman.state.trackers.windowed_load import WindowedLoad
 from pointsman_cli.history.bundle import BundleHistory
 
+pytestmark = pytest.mark.usefixtures("plain_sums")
+
 LOGS = Path(__file__).parent / "logs"
 FOLDS = Path(__file__).parent / "folds" / str(FOLD_VERSION)
 SETTINGS = {"settings", "learns_from_deliveries"}

@@ -32,6 +32,8 @@ from pointsman.state.checkpoint import encode_state
 from pointsman.state.workload import InstanceQueue, Stage
 from tests.support.recorded_log import RecordedFleet, rewritten
 
+pytestmark = pytest.mark.usefixtures("plain_sums")
+
 OUTLIERS: Settings = {"outlier.consecutive_failures": 2, "outlier.base_ejection_seconds": 0.3}
 WINDOW_TOKENS = 900
 """Small enough that requests wait."""

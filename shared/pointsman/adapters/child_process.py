@@ -50,7 +50,7 @@ def end(process: "subprocess.Popen[bytes]", number: signal.Signals, seconds_max:
 
 
 def kill_group(process: "subprocess.Popen[bytes]") -> None:
-    with suppress(ProcessLookupError):
+    with suppress(ProcessLookupError, PermissionError):  # macOS refuses where only ended processes are left
         os.killpg(process.pid, signal.SIGKILL)
 
 

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from pointsman.contracts.decisions import Candidate
 from pointsman.policies.pool_view import CandidateEstimate, LazyCandidates, PoolView
-from pointsman.primitives import EngineSeconds, InstanceId, Tokens
+from pointsman.primitives import EngineSeconds, InstanceId, Tokens, plain_sum
 from pointsman.state.instance_columns import Column, InstanceColumns
 
 ALONE_SHARE = 0.25
@@ -107,7 +107,7 @@ class CandidateColumns:
 
     def soonest_of_little_work(self, work_max: float, price: float, spare: EngineSeconds) -> CandidateEstimate | None:
         """See `admission.predicted_ttft_fair`."""
-        waiting, work = int(self.known.queued_requests.sum()), sum(self.queue_seconds.tolist())
+        waiting, work = int(self.known.queued_requests.sum()), plain_sum(self.queue_seconds.tolist())
         bound = work_max * work / waiting if waiting else np.inf
         ttft, budget = self.predicted_ttft, self.view.budget
         with_margin = ttft + self.margin_seconds

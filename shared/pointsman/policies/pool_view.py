@@ -11,7 +11,7 @@ import msgspec
 
 from pointsman.contracts.decisions import Candidate, TierTokens
 from pointsman.policies.prefix_fetch import FetchSource, fetch_source, fetch_to, shared_fetch_seconds
-from pointsman.primitives import NO_SECONDS, BlockKey, EngineSeconds, InstanceId, Tokens
+from pointsman.primitives import NO_SECONDS, BlockKey, EngineSeconds, InstanceId, Tokens, plain_sum
 from pointsman.state import fold_versions
 from pointsman.state.fleet import Instance
 from pointsman.state.latency_model import LatencyModel
@@ -353,7 +353,7 @@ class PoolView:
             for other in queue.pending.values()
             if RANK[other.queue_class] >= RANK[request.queue_class] and other.tenant != request.tenant and waits(other)
         ]
-        return sum(other.prefill_seconds for other in waiting), sum(other.uncached_tokens for other in waiting)
+        return plain_sum(other.prefill_seconds for other in waiting), sum(other.uncached_tokens for other in waiting)
 
     def kv_waits(self, candidates: list[CandidateEstimate], tpot_max: EngineSeconds) -> list[EngineSeconds]:
         """Of each: until others have freed the KV blocks that the request and those ahead of it lack. Each of them is

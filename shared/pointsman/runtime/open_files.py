@@ -8,13 +8,15 @@ import structlog
 log = structlog.get_logger()
 
 OWN_FILES = 256
+MACOS_OPEN_MAX = 10_240
 CLIENTS_MAX = 16_384
 
 
 def raised_open_files() -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # macOS takes no infinite one
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    wanted = max(soft, MACOS_OPEN_MAX) if hard == resource.RLIM_INFINITY else hard  # macOS takes no infinite one
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     now, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if now != soft:
         log.debug("open_files_raised", soft=soft, now=now)

@@ -36,7 +36,7 @@ from pointsman_cli.up.settings import (
     words,
 )
 
-SOCKET_PATH_MAX = 107
+SOCKET_PATH_MAX = 103  # of macOS; Linux takes 107
 REQUEST_PATH = frozenset({"scheduler", "ingress"})
 BEHIND_THE_REQUESTS = 10
 """Niceness of services that only follow the log; not of a scaler, since its engines would inherit it."""

@@ -183,6 +183,7 @@ def decided(state: State, decider: Decider, at: float) -> tuple[int, int, int] |
     return found.wanted, found.prefill, found.decode
 
 
+@pytest.mark.usefixtures("plain_sums")
 @pytest.mark.parametrize("policy", ["slo_attainment", "target_utilisation"])
 def test_more_answers_than_those_that_decode_can_serve_in_time_take_an_instance_from_prefill(policy: str) -> None:
     state, decider = pool("ppdd", policy=policy)

@@ -39,6 +39,8 @@ from pointsman_scaler.reconciler import (
 from tests.support.events import finished, first_token, joined, reported, route
 from tests.support.leading import leader_of
 
+pytestmark = pytest.mark.usefixtures("plain_sums")
+
 TOKENS_A_SECOND = 1000
 """Of `events.COST`: a prompt of 15 blocks takes 0.96 s."""
 

@@ -21,7 +21,7 @@ from pointsman.policies.admission.base import Refusal
 from pointsman.policies.admission.predicted_ttft import PredictedTtft
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import EngineSeconds, plain_sum
 from pointsman.state.trackers.attainment import Attainment, Tally
 from pointsman.state.trackers.base import Tracker
 
@@ -76,7 +76,7 @@ def _moved(view: PoolView, reason: str, price: float = 1.0, work_max: float = 1.
         soonest = view.columns.soonest_of_little_work(work_max, price, spare)
     else:
         waiting = sum(candidate.queued_requests for candidate in view.candidates)
-        work = sum(candidate.queue_seconds for candidate in view.candidates)
+        work = plain_sum(candidate.queue_seconds for candidate in view.candidates)
         bound = work_max * work / waiting if waiting else inf
         able = [
             candidate

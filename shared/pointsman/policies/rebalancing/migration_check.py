@@ -9,7 +9,7 @@ from pointsman.contracts.reasons import MoveRefusal
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.rebalancing.base import Migration
 from pointsman.policies.stall_detection import stalled_seconds
-from pointsman.primitives import EngineSeconds, InstanceId, RequestId
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, plain_sum
 from pointsman.state.state import State
 from pointsman.state.workload import Request, Stage
 
@@ -84,7 +84,7 @@ class _Queue:
 
     def expected(self, request: RequestId) -> EngineSeconds:
         place, end = self._ends[request]
-        return end - sum(work for before, work in self._given if before < place)
+        return end - plain_sum(work for before, work in self._given if before < place)
 
     def give(self, request: RequestId) -> None:
         self._given.append((self._ends[request][0], self._work[request]))

@@ -19,6 +19,7 @@ from typing_extensions import override
 from pointsman.policies.hash_ring import home_among, ring_candidates
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
+from pointsman.primitives import plain_sum
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Pointsman1(RoutingPolicy):
         extra = detour.chosen.prefill_seconds - felt * instead.chosen.prefill_seconds
         short = [candidate for candidate in candidates if candidate.queue_seconds <= view.budget]
         waiting = sum(candidate.queued_requests for candidate in short)
-        work = sum(candidate.queue_seconds for candidate in short)
+        work = plain_sum(candidate.queue_seconds for candidate in short)
         if not waiting or not work:
             return 0.0
         pressure = (detour.chosen.queue_seconds + detour.chosen.prefill_seconds / 2) / view.budget

@@ -11,7 +11,7 @@ import msgspec
 from typing_extensions import override
 
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
-from pointsman.primitives import EngineSeconds, InstanceId
+from pointsman.primitives import EngineSeconds, InstanceId, plain_sum
 
 Rows = Sized
 """A list of ints, or an array of them."""
@@ -124,7 +124,7 @@ class WeighedList(Weighed):
     @override
     def waiting(self, among: Rows) -> tuple[int, EngineSeconds]:
         rows = [self._candidates[row] for row in _rows(among)]
-        return sum(candidate.queued_requests for candidate in rows), sum(map(_queue, rows))
+        return sum(candidate.queued_requests for candidate in rows), plain_sum(map(_queue, rows))
 
     @override
     def demand(self, view: PoolView, queue_max: EngineSeconds) -> float:

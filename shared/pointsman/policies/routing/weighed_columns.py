@@ -7,7 +7,7 @@ from typing_extensions import override
 from pointsman.policies.candidate_columns import CandidateColumns, ColumnCandidates
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.weighed import Rows, Weighed
-from pointsman.primitives import EngineSeconds, InstanceId
+from pointsman.primitives import EngineSeconds, InstanceId, plain_sum
 
 
 class WeighedColumns(ColumnCandidates, Weighed):
@@ -68,7 +68,7 @@ class WeighedColumns(ColumnCandidates, Weighed):
     def waiting(self, among: Rows) -> tuple[int, EngineSeconds]:
         """Added up in the order of a pass over the candidates."""
         rows = _rows(among)
-        return int(self.columns.known.queued_requests[rows].sum()), sum(self.queue_seconds[rows].tolist())
+        return int(self.columns.known.queued_requests[rows].sum()), plain_sum(self.queue_seconds[rows].tolist())
 
     @override
     def demand(self, view: PoolView, queue_max: EngineSeconds) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from pointsman.primitives import BlockKey, EngineSeconds, InstanceId
+from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, plain_sum
 from pointsman.state.state import State
 from pointsman.state.trackers.service_window import Prefill
 
@@ -12,7 +12,7 @@ MEASURED_SECONDS_MIN: EngineSeconds = 10.0
 
 def prefill_demand(state: State, prefills: Iterable[Prefill]) -> EngineSeconds:
     """Seconds of work of these placed prompts, corrected."""
-    return sum(state.latency.expected_seconds(p.instance, p.seconds, p.uncached_tokens) for p in prefills)
+    return plain_sum(state.latency.expected_seconds(p.instance, p.seconds, p.uncached_tokens) for p in prefills)
 
 
 def least_worked(state: State, prefills: Iterable[Prefill]) -> InstanceId:

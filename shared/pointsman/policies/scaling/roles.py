@@ -12,7 +12,7 @@ from typing import Literal
 from pointsman.contracts.fleet import DecodeCost, Role
 from pointsman.policies.decode_placement import answers_of, kv_tokens
 from pointsman.policies.scaling.demand import MEASURED_SECONDS_MIN, prefill_demand
-from pointsman.primitives import EngineSeconds, InstanceId, Tokens
+from pointsman.primitives import EngineSeconds, InstanceId, Tokens, plain_sum
 from pointsman.state.fleet import Fleet, Instance, Status
 from pointsman.state.state import State
 from pointsman.state.trackers.service_window import Answer, ServiceWindow
@@ -98,7 +98,7 @@ def _decode_work(state: State, answers: list[Answer]) -> float:
         return held
     cost, each = example.decode, _seconds_each(example.decode, context)
     crowds = [answers_of(state, queue.decoding.values()) for queue in queues if queue.decoding]
-    tokens_per_s = sum(crowd / (cost.step_s + crowd * each) for crowd in crowds)
+    tokens_per_s = plain_sum(crowd / (cost.step_s + crowd * each) for crowd in crowds)
     return max(held, sum(crowds) / at_once, tokens_per_s * (cost.step_s + at_once * each) / at_once)
 
 
@@ -120,7 +120,7 @@ def _typical(decoding: list[Request], answers: list[Answer]) -> tuple[EngineSeco
     prompts = [request.prompt_tokens for request in decoding] or [answer.prompt_tokens for answer in done]
     if not slos:
         return 0.0, 0
-    return sum(slos) / len(slos), sum(prompts) // len(prompts) + grown
+    return plain_sum(slos) / len(slos), sum(prompts) // len(prompts) + grown
 
 
 def best_split(demand: RoleDemand, total: int, fixed: RoleSizes = NOT_SIZED) -> RoleSizes:

@@ -12,7 +12,7 @@ from pointsman.bounds import POSITIVE, POSITIVE_SHARE, bounded
 from pointsman.policies.scaling.base import PoolSize, ScaleTarget, ScalingPolicy
 from pointsman.policies.scaling.demand import prefill_demand
 from pointsman.policies.scaling.roles import best_split, role_demand
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import EngineSeconds, plain_sum
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.service_window import ServiceWindow
@@ -38,7 +38,7 @@ class TargetUtilisation(ScalingPolicy):
         prefills = state.tracker(ServiceWindow).prefills(now - self.window_s)
         busy = prefill_demand(state, prefills) / self.window_s / size.ready
         ready = [instance for instance in state.fleet.instances if instance.id in state.fleet.ready]
-        full = sum(instance.kv_usage for instance in ready) / len(ready) if ready else 0.0
+        full = plain_sum(instance.kv_usage for instance in ready) / len(ready) if ready else 0.0
         measured = f"prefill is {busy:.0%} in use of {self.prefill:.0%}, KV memory {full:.0%} of {self.kv:.0%}"
         ratio = max(busy / self.prefill, full / self.kv)
         if abs(ratio - 1) <= self.tolerance or size.ready < size.wanted:

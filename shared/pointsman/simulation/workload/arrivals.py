@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from pointsman.primitives import EngineSeconds, SessionId
+from pointsman.primitives import EngineSeconds, SessionId, plain_sum
 from pointsman.simulation.workload.requests import (
     NO_SESSION,
     WorkloadRequest,
@@ -123,7 +123,7 @@ def in_steps(requests: Sequence[WorkloadRequest], *, parts: Sequence[tuple[float
     """The time of all `requests` is one day with the same mean rate. Each part has a share of its length and a rate, in
     any unit, both positive. Sessions keep their pace."""
     day_s = max((request.arrival_s for request in requests), default=0.0)
-    length, arrivals = sum(share for share, _ in parts), sum(share * rate for share, rate in parts)
+    length, arrivals = plain_sum(share for share, _ in parts), plain_sum(share * rate for share, rate in parts)
 
     def moment(steady_s: EngineSeconds) -> EngineSeconds:
         left, moment_s = steady_s * arrivals / day_s if day_s else 0.0, 0.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from pointsman.contracts.requests import RequestFinished
-from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tokens
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tokens, plain_sum
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decayed_load import DecayedLoad
 from pointsman.state.workload import Request
@@ -25,11 +25,11 @@ class LeastSquares:
         self._variance_max = PRIOR_VARIANCE * size
 
     def predict(self, features: Features) -> float:
-        return sum(weight * feature for weight, feature in zip(self._weights, features, strict=True))
+        return plain_sum(weight * feature for weight, feature in zip(self._weights, features, strict=True))
 
     def learn(self, features: Features, observed: float) -> None:
-        spread = [sum(c * feature for c, feature in zip(row, features, strict=True)) for row in self._covariance]
-        scale = self._forgetting + sum(s * feature for s, feature in zip(spread, features, strict=True))
+        spread = [plain_sum(c * feature for c, feature in zip(row, features, strict=True)) for row in self._covariance]
+        scale = self._forgetting + plain_sum(s * feature for s, feature in zip(spread, features, strict=True))
         error = observed - self.predict(features)
         self._weights = [w + s / scale * error for w, s in zip(self._weights, spread, strict=True)]
         self._covariance = [
@@ -40,7 +40,7 @@ class LeastSquares:
 
     def _forget(self) -> None:
         """Inflate the covariance, bounded by the prior."""
-        variance = sum(self._covariance[i][i] for i in range(len(self._weights)))
+        variance = plain_sum(self._covariance[i][i] for i in range(len(self._weights)))
         if variance <= self._forgetting * self._variance_max:
             self._covariance = [[c / self._forgetting for c in row] for row in self._covariance]
 

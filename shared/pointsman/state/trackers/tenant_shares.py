@@ -8,7 +8,7 @@ from math import inf
 
 from typing_extensions import override
 
-from pointsman.primitives import EngineSeconds, Tenant
+from pointsman.primitives import EngineSeconds, Tenant, plain_sum
 from pointsman.state.fold_versions import OTHERS_REFUSED, REFUSED_ONCE, TENANTS_BOUNDED
 from pointsman.state.trackers.attainment import fair_level
 from pointsman.state.trackers.base import LATE_ALONE, Tracker
@@ -111,13 +111,13 @@ class TenantShares(Tracker):
             self._compare()
 
     def _compare(self) -> None:
-        served = sum(self._served.values())
+        served = plain_sum(self._served.values())
         if not served or len(self._demands) < 2:
             self._fair, self._level, self._excess = inf, inf, 0.0
             return
         self._fair = fair_level(self._demands.values(), served)
         self._level = max(self._fair, EQUAL_SHARES * served / len(self._demands))
-        self._excess = sum(max(0.0, tokens - self._level) for tokens in self._served.values()) / served
+        self._excess = plain_sum(max(0.0, tokens - self._level) for tokens in self._served.values()) / served
 
     def _ask(self, request: Request, at: EngineSeconds, uncached_tokens: float) -> None:
         if self._is_bounded and (known := self._demands.pop(request.tenant, None)) is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from pointsman.primitives import EngineSeconds, Tenant, Tokens
+from pointsman.primitives import EngineSeconds, Tenant, Tokens, plain_sum
 from pointsman.simulation.workload.generators.base import exponential_length, interleaved
 from pointsman.simulation.workload.requests import BlockIds, WorkloadRequest
 
@@ -30,7 +30,7 @@ class HotspotShape:
     def __post_init__(self) -> None:
         """Raises ValueError unless shares fit the prefixes and sum to at most 1."""
         fits = len(self.prefix_blocks) == len(self.shares) and all(share >= 0 for share in self.shares)
-        if not fits or sum(self.shares) > 1 or self.burst_requests < 1:
+        if not fits or plain_sum(self.shares) > 1 or self.burst_requests < 1:
             msg = f"each hot prefix needs a share, all together at most 1, and bursts a request, not {self}"
             raise ValueError(msg)
 
@@ -41,7 +41,7 @@ def two_hot_prefixes(
     shape = shape or HotspotShape()
     ids = BlockIds()
     prefixes = [ids.take(blocks) for blocks in shape.prefix_blocks]
-    begins = [*(share / shape.burst_requests for share in shape.shares), 1 - sum(shape.shares)]
+    begins = [*(share / shape.burst_requests for share in shape.shares), 1 - plain_sum(shape.shares)]
     weights = list(accumulate(begins))
 
     def burst_or_cold(_number: int, start: EngineSeconds) -> Iterator[WorkloadRequest]:
