@@ -77,6 +77,13 @@ FIXED = (
 FIXED_REASON = "the chart's own; to change it use Kustomize or a post-renderer"
 # Variables of others, such as OTEL_EXPORTER_OTLP_ENDPOINT: not POI... Helm's expressions cannot say "but for".
 OTHERS = "^([A-OQ-Z]|P([A-NP-Z]|O[A-HJ-Z]))[A-Z0-9_]*$"
+# What reads the settings starts again when they change: require_keys would not hold otherwise.
+POD = re.compile(r"^  template:\n    metadata:$", re.MULTILINE)
+WITH_SETTINGS = r"""\g<0>
+{{- with .Values.settings }}
+      annotations:
+        pointsman.io/settings: '{{ toJson . | sha256sum }}'
+{{- end }}"""
 REPLICAS = re.compile(r"^  replicas: .*$", re.MULTILINE)
 # The component keda removes them from an object of the component vllm: the chart has both as values.
 UNLESS_KEDA = r"""{{- if not .Values.keda }}
@@ -116,6 +123,8 @@ def written(kubectl: Path) -> dict[Path, str]:
             text = SETTING.sub(UNLESS_SET, text)
         elif "name: pointsman-settings" in text:
             text = VARIABLE.sub(lambda one: one[0] if one["name"] in FIXED else one.expand(UNLESS_SET), text)
+            if key[0] != "Job":  # that one cannot be changed
+                text = POD.sub(WITH_SETTINGS, text)
         if key == ("ConfigMap", "pointsman-settings"):
             text = text.replace("data:\n", f"data:\n{SETTINGS}", 1)
         if key == ("Deployment", "pointsman-vllm"):

@@ -79,6 +79,8 @@ async def test_a_version_too_old_is_gone(any_cluster: ClusterAdmin) -> None:
     async with aclosing(watch(any_cluster, "1", 2)) as events:
         event = await anext(events)
 
+    if any_cluster.ours is None and event["type"] == "ADDED":
+        pytest.skip("this server still has its first version")  # 1.36 from its start on; 1.20 never
     assert event["type"] == "ERROR"
     assert {key: event["object"][key] for key in ("kind", "status", "reason", "code")} == {
         "kind": "Status", "status": "Failure", "reason": "Expired", "code": 410,

@@ -66,6 +66,23 @@ def test_settings_may_be_any_of_a_process_a_file_of_a_secret_or_of_others() -> N
     assert settings.keys() <= rendered_settings.keys()
 
 
+def test_other_settings_restart_what_reads_them_and_nothing_else() -> None:
+    """`helm upgrade` with POINTSMAN_REQUIRE_KEYS changed a ConfigMap alone: the ingresses went on without keys."""
+    told = [{"POINTSMAN_REQUIRE_KEYS": False}, {"POINTSMAN_REQUIRE_KEYS": True}]
+    first, second = (keyed(chart({"console": True, "settings": settings})) for settings in told)
+    templates = {
+        key: (found["spec"]["template"], second[key]["spec"]["template"])
+        for key, found in first.items()
+        if "template" in found.get("spec", {})
+    }
+
+    reading = {key for key, (template, _) in templates.items() if "'pointsman-settings'" in str(template)}
+    assert {key[1] for key in reading} > {"pointsman-ingress", "pointsman-scheduler", "pointsman-worker"}
+    assert {key for key, (before, after) in templates.items() if before != after} == reading - {
+        ("Job", "pointsman-credentials")
+    }
+
+
 def test_a_parent_chart_may_give_global_values() -> None:
     assert keyed(chart({"global": {"imageRegistry": "r"}})) == keyed(chart({}))
 

@@ -136,8 +136,16 @@ class Instance:
 
     @property
     def status(self) -> Status:
-        if self.suspected:
-            return Status.SUSPECTED
+        return Status.SUSPECTED if self.suspected else self._standing
+
+    @property
+    def unheard(self) -> bool:
+        """It took requests when its worker fell silent."""
+        return self.suspected and self._standing is Status.READY
+
+    @property
+    def _standing(self) -> Status:
+        """Without suspicion."""
         if not self.serving:
             return Status.DOWN
         if self.unschedulable:
@@ -205,9 +213,10 @@ class _Roster(NamedTuple):
 class Fleet:
     DERIVED: ClassVar[Derived] = {"_roster": lambda: None}
 
-    def __init__(self, *, checks_model: bool = True) -> None:
+    def __init__(self, *, checks_model: bool = True, unheard_serve: bool = True) -> None:
         self.model = ""
         self._checks_model = checks_model
+        self._unheard_serve = unheard_serve
         self._instances: dict[InstanceId, Instance] = {}
         self._roster: _Roster | None = None
         """None: made when it is asked for. The same object until something changes."""
@@ -233,12 +242,13 @@ class Fleet:
 
     @property
     def ready(self) -> tuple[InstanceId, ...]:
-        """Instances that take prompts, sorted by name. If all are ejected, those (Envoy's panic mode)."""
+        """Instances that take prompts, sorted by name. If there are none, those that are ejected (Envoy's panic mode); if there
+        are none either, those whose worker is silent."""
         return (self._roster or self._made_roster()).ready
 
     @property
     def decoders(self) -> tuple[InstanceId, ...]:
-        """Instances that decode, sorted by name. If all are ejected, those."""
+        """Instances that decode, sorted by name, chosen like `ready`."""
         return (self._roster or self._made_roster()).decoders
 
     @property
@@ -248,8 +258,8 @@ class Fleet:
 
     def _made_roster(self) -> _Roster:
         present = sorted(self._instances.values(), key=lambda instance: instance.id)
-        takers = _ready_or_ejected([instance for instance in present if instance.role != "decode"])
-        decoders = _ready_or_ejected([instance for instance in present if instance.role != "prefill"])
+        takers = self._first_able([instance for instance in present if instance.role != "decode"])
+        decoders = self._first_able([instance for instance in present if instance.role != "prefill"])
         lengths = (instance.max_model_len for instance in takers + decoders)
         made = self._roster = _Roster(
             ready=tuple(instance.id for instance in takers),
@@ -260,7 +270,7 @@ class Fleet:
         return made
 
     def ready_for(self, demand: Demand, excluded: Collection[InstanceId] = ()) -> tuple[InstanceId, ...]:
-        """Those of `ready` that can serve the request and are not excluded; if none, such ejected ones."""
+        """Those of `ready` that can serve the request and are not excluded; if none, others in the same order."""
         roster = self._roster or self._made_roster()
         ready = roster.ready
         anybody = not demand.adapter and not demand.alias and demand.context_tokens <= roster.shortest_context
@@ -270,7 +280,10 @@ class Fleet:
         def serves(instance: InstanceId) -> bool:
             return instance not in excluded and (anybody or self._instances[instance].can_serve(demand))
 
-        return tuple(filter(serves, ready)) or tuple(filter(serves, self._ejected))
+        if able := tuple(filter(serves, ready)):
+            return able
+        others = [i for i in self._instances.values() if i.role != "decode" and serves(i.id)]
+        return tuple(sorted(instance.id for instance in self._first_able(others)))
 
     @property
     def unserved(self) -> str:
@@ -281,9 +294,12 @@ class Fleet:
             return "no instance prefills"
         return "" if self.decoders else "no instance decodes"
 
-    @property
-    def _ejected(self) -> list[InstanceId]:
-        return sorted(i.id for i in self._instances.values() if i.status is Status.EJECTED and i.role != "decode")
+    def _first_able(self, instances: list[Instance]) -> list[Instance]:
+        """See `ready`."""
+        for status in (Status.READY, Status.EJECTED):
+            if able := [instance for instance in instances if instance.status is status]:
+                return able
+        return [instance for instance in instances if instance.unheard] if self._unheard_serve else []
 
     def join(self, event: InstanceJoined) -> Instance:
         known = self._instances.get(event.instance)
@@ -420,11 +436,6 @@ class Fleet:
         self.kv_capacity_tokens = sum(max(0, instance.kv_capacity_tokens) for instance in instances)
         self.fetches = sum(instance.fetches for instance in instances if not instance.unschedulable) > 1
         self.split = any(instance.role != "both" for instance in instances if not instance.unschedulable)
-
-
-def _ready_or_ejected(instances: list[Instance]) -> list[Instance]:
-    ready = [instance for instance in instances if instance.status is Status.READY]
-    return ready or [instance for instance in instances if instance.status is Status.EJECTED]
 
 
 def _on_trial(instances: list[Instance]) -> list[InstanceId]:

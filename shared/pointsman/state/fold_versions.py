@@ -95,5 +95,8 @@ LOST_DOUBTED = 14
 that fails wherever it goes counts against none."""
 TENANTS_BOUNDED = 15
 """Shares of at most 10,000 tenants are kept (`TenantShares`): a client without a key may name itself anew in each request."""
+UNHEARD_SERVE = 15
+"""Where no other instance takes requests, those with a silent worker do, and are not removed for ten times as long: the host
+of a worker says nothing about the engines of other hosts."""
 RESTS_FORGOTTEN = 15
 """A rest that is over is forgotten, and nothing is learned of a source that has left: names may never come back."""

@@ -93,7 +93,10 @@ class StateParts:
         self.output_lengths = OutputLengths()
         self.tenants = Tenants(self.output_lengths if version >= fold_versions.OUTPUT_LENGTHS else None)
         self.pending = PendingRequests()
-        self.fleet = Fleet(checks_model=version >= fold_versions.DELIVERIES_CHECKED)
+        self.fleet = Fleet(
+            checks_model=version >= fold_versions.DELIVERIES_CHECKED,
+            unheard_serve=version >= fold_versions.UNHEARD_SERVE,
+        )
         self.best_effort = BestEffort(self.fleet, repriced=version >= fold_versions.QUEUE_CLASS)
         self.use_trackers(trackers)
         self.epochs: dict[InstanceId, Epoch] = {}

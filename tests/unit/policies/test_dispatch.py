@@ -18,7 +18,7 @@ from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.policies.routing.least_loaded import LeastLoaded
 from pointsman.primitives import InstanceId, RequestId
-from pointsman.state.fold_versions import CLOCKS_DIFFER
+from pointsman.state.fold_versions import CLOCKS_DIFFER, UNHEARD_SERVE
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import InstanceQueue, Request
 from tests.support.events import BLOCK, finished, first_token, joined, reported, route
@@ -226,6 +226,65 @@ def test_who_is_silent_is_suspected_once_and_let_go_of_when_it_lasts() -> None:
     assert isinstance(left, InstanceLeft)
     assert left.instance == "a"
     assert look(40.0) == []
+
+
+SILENCE = LivenessTimeouts(heard_since=0.0, suspect_after=3.0, leave_after=30.0)
+
+
+def test_where_every_worker_is_silent_their_engines_serve_and_stay_ten_times_as_long() -> None:
+    """A worker's host is lost, and with it the worker of engines on other hosts."""
+    dispatcher = leader("a", "b")
+    silent = dispatcher.check_liveness(SILENCE, 3.5)
+
+    assert [type(event) for event in silent] == [InstanceSuspected] * 2
+    assert granted(arrives(dispatcher, "one", SMALL, 4.0)) == ["one"]
+    assert granted(arrives(dispatcher, "two", SMALL, 4.0)) == ["two"]
+    assert {dispatcher.state.workload.requests[RequestId(name)].instance for name in ("one", "two")} == {"a", "b"}
+    assert dispatcher.check_liveness(SILENCE, 299.0) == []
+    assert [type(event) for event in dispatcher.check_liveness(SILENCE, 301.0)] == [InstanceLeft] * 2
+
+
+def test_a_silent_worker_s_engine_gets_nothing_once_another_is_heard() -> None:
+    dispatcher = leader("a", "b")
+    dispatcher.check_liveness(SILENCE, 3.5)
+    dispatcher.state.apply(reported("b", 0, [], at=40.0))
+
+    assert [
+        event.instance for event in arrives(dispatcher, "one", SMALL, 40.0) if isinstance(event, RequestPlaced)
+    ] == ["b"]
+    (left,) = dispatcher.check_liveness(SILENCE, 40.5)
+    assert isinstance(left, InstanceLeft)
+    assert left.instance == "a"
+
+
+def test_what_waits_at_an_engine_when_all_workers_fall_silent_goes_on() -> None:
+    dispatcher = leader()
+    arrives(dispatcher, "first", MIDDLE)
+    arrives(dispatcher, "large", LARGE)
+    dispatcher.check_liveness(SILENCE, 3.5)
+    dispatcher.state.apply(first_token("first", "a", at=4.0))
+
+    assert granted(dispatcher.grant_waiting(InstanceId("a"), 4.0)) == ["large"]
+
+
+def test_engines_that_took_nothing_before_their_worker_fell_silent_take_nothing() -> None:
+    dispatcher = leader("down", "drained")
+    dispatcher.state.apply(reported("down", 0, [], at=0.0, serving=False))
+    dispatcher.drain(InstanceId("drained"), "maintenance", 0.0, leaving=False, by="me")
+    dispatcher.check_liveness(SILENCE, 3.5)
+
+    assert [type(event) for event in arrives(dispatcher, "one", SMALL, 4.0)] == [RequestArrived, RequestRejected]
+    assert [type(event) for event in dispatcher.check_liveness(SILENCE, 30.5)] == [InstanceLeft] * 2
+
+
+def test_earlier_versions_refuse_where_every_worker_is_silent() -> None:
+    dispatcher = leader_of(
+        ("a",), policy_set(routing="least_loaded"), settings=PoolSettings(fold_version=UNHEARD_SERVE - 1)
+    )
+    dispatcher.check_liveness(SILENCE, 3.5)
+
+    assert [type(event) for event in arrives(dispatcher, "one", SMALL, 4.0)] == [RequestArrived, RequestRejected]
+    assert [type(event) for event in dispatcher.check_liveness(SILENCE, 30.5)] == [InstanceLeft]
 
 
 def test_a_worker_that_dated_its_report_ahead_is_missed_as_any_other() -> None:

@@ -27,6 +27,9 @@ from pointsman.state.workload import EMPTY_QUEUE
 
 SWITCH_SECONDS_MAX: EngineSeconds = 10.0
 """How long an instance drains before it changes its role."""
+UNHEARD_STAYS = 10.0
+"""Times the time after which an instance is gone, where it takes requests because no other does. Kubernetes, which tells a
+lost node after 50 s, has started its worker elsewhere by then."""
 
 
 def check_liveness(turn: Turn, timeouts: LivenessTimeouts, heard: Mapping[InstanceId, EngineSeconds]) -> None:
@@ -42,7 +45,9 @@ def check_liveness(turn: Turn, timeouts: LivenessTimeouts, heard: Mapping[Instan
         if silent <= timeouts.suspect_after and silent <= timeouts.leave_after:
             continue
         evidence = msgspec.structs.replace(timeouts, heard_since=since)
-        if silent > timeouts.leave_after:
+        serves = instance.unheard and instance.id in (*turn.state.fleet.ready, *turn.state.fleet.decoders)
+        stays = UNHEARD_STAYS if serves else 1.0
+        if silent > stays * timeouts.leave_after:
             _remove(turn, instance, silent, evidence)
         elif by_leader or turn.now > instance.excused_until:
             _suspect(turn, instance, silent, evidence)

@@ -19,7 +19,7 @@ from pointsman.state.workload import NO_INSTANCE, UNGRANTED, InstanceQueue, Requ
 ENDED_BY_LEADER = frozenset({CancelCause.INGRESS_SILENT, CancelCause.ENGINE_IDLE, CancelCause.NEVER_ENDED})
 """Of which there may be thousands at once. Where each end granted the next request, that was often the next to be ended."""
 GRANTING = (Status.READY, Status.DRAINING, Status.EJECTED)
-"""An ejected instance keeps only requests that no other can serve."""
+"""An ejected instance keeps only requests that no other can serve. So does one whose worker is silent (`Instance.unheard`)."""
 
 
 def grant_waiting(turn: Turn, instance_id: InstanceId) -> None:
@@ -44,7 +44,9 @@ def grant_next(turn: Turn, instance_id: InstanceId) -> None:
     state = turn.state
     instance = state.fleet.get(instance_id)
     queue = state.workload.queues.get(instance_id)
-    if instance is None or queue is None or instance.status not in GRANTING:
+    if instance is None or queue is None:
+        return
+    if instance.status not in GRANTING and instance_id not in state.fleet.ready:
         return
     _assume_prefills(turn, instance_id, queue)
     while queue.pending and not (instance_id in state.fleet.on_trial and state.has_trial_request(instance_id)):

@@ -153,29 +153,33 @@ class PoolFigures:
     def ready(
         self, request: BookedRequest, excluded: tuple[InstanceId, ...] | list[InstanceId] = ()
     ) -> list[InstanceId]:
-        """Instances for its prompt that have not failed it: ready, or if none is, ejected."""
+        """Instances for its prompt that have not failed it: ready; if none is, ejected; if none is, ready but for their silent
+        worker."""
         able = {
             name: known
             for name, known in self.instances.items()
             if known.role != "decode" and known.serves(request) and name not in excluded
         }
-        return sorted(name for name, known in able.items() if known.status == self._taking(able))
+        return self._taking(able)
 
     def decoders(self) -> list[InstanceId]:
         decoders = {name: known for name, known in self.instances.items() if known.role != "prefill"}
-        return sorted(name for name, known in decoders.items() if known.status == self._taking(decoders))
+        return self._taking(decoders)
 
-    def _taking(self, instances: dict[InstanceId, ModelledInstance]) -> str:
-        return "ready" if any(known.status == "ready" for known in instances.values()) else "ejected"
+    def _taking(self, instances: dict[InstanceId, ModelledInstance]) -> list[InstanceId]:
+        ready = sorted(name for name, known in instances.items() if known.status == "ready")
+        ejected = sorted(name for name, known in instances.items() if known.status == "ejected")
+        silent = (name for name, known in instances.items() if known.suspected and known.standing == "ready")
+        return ready or ejected or sorted(silent)
 
     def on_trial(self, instance: InstanceId) -> bool:
         """Whether it takes one request at a time: half-open, and another instance has its role."""
         known = self.instances.get(instance)
-        if known is None or known.status != "ready" or not known.half_open:
+        if known is None or not known.half_open:
             return False
         for part in ("prefill", "decode"):
-            able = [k for k in self.instances.values() if k.role in (part, "both") and k.status == "ready"]
-            if known in able and not all(k.half_open for k in able):
+            able = self._taking({name: k for name, k in self.instances.items() if k.role in (part, "both")})
+            if instance in able and not all(self.instances[name].half_open for name in able):
                 return True
         return False
 

@@ -133,8 +133,11 @@ class ModelledInstance:
 
     @property
     def status(self) -> str:
-        if self.suspected:
-            return "suspected"
+        return "suspected" if self.suspected else self.standing
+
+    @property
+    def standing(self) -> str:
+        """Were its worker heard."""
         if not self.serving:
             return "down"
         if self.misfit:
