@@ -86,6 +86,27 @@ async def test_a_conversation_hits_its_own_prefix_and_the_events_tell_what_the_e
         assert last.events == [{"type": "AllBlocksCleared"}]
 
 
+async def test_a_message_of_claude_code_finds_the_one_before_whatever_its_first_line_says(
+    http: aiohttp.ClientSession,
+) -> None:
+    """vLLM drops `x-anthropic-billing-header`, and an ingress expects that."""
+    told = {"type": "text", "text": "You are an agent. " * 20}
+    turns = [{"role": "user", "content": "hello"}, {"role": "system", "content": [told]}]
+    async with running_engine() as engine:
+        usages = []
+        for version in ("a1", "b2"):
+            billing = {"type": "text", "text": f"x-anthropic-billing-header: cc_version={version};"}
+            body = {"messages": turns, "system": [billing, told], "max_tokens": 2}
+            usages.append((await post(http, f"{engine.url}/v1/messages", body))[1]["usage"])
+        plain = {"messages": turns, "system": told["text"], "max_tokens": 2}
+        _, counted = await post(http, f"{engine.url}/v1/messages/count_tokens", plain)
+
+    first, second = usages
+    assert first["input_tokens"] == counted["input_tokens"]
+    assert second["cache_read_input_tokens"] > 0
+    assert second["input_tokens"] + second["cache_read_input_tokens"] == counted["input_tokens"]
+
+
 async def test_an_engine_told_to_forget_computes_again_and_no_event_says_that_its_cache_is_empty(
     http: aiohttp.ClientSession,
 ) -> None:

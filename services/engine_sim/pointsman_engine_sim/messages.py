@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from pointsman.adapters.tokenizer.chat_template import SYSTEM_LINE_LEFT_OUT
 from pointsman.primitives import Tokens
 from pointsman_engine_sim.answers import TEXT_MARK, Heading, encode
 from pointsman_engine_sim.openai_bodies import ApiError, ChatBody, Generate, check_sampling, decoded, well_formed
@@ -27,10 +28,10 @@ def parse_messages(data: bytes) -> MessagesBody:
 def chat_of(body: MessagesBody) -> ChatBody:
     """Converts to a chat. Raises ApiError for blocks other than text and tools."""
     with well_formed("messages"):
-        system = body.system if isinstance(body.system, str) else "".join(block["text"] for block in body.system)
-        messages = [{"role": "system", "content": system}] if system else []
+        messages = _system(body.system)
         for message in body.messages:
-            messages += _messages(message["role"], message["content"])
+            role, content = message["role"], message["content"]
+            messages += _system(content) if role == "system" else _messages(role, content)
         functions = None if body.tools is None else [_function(tool) for tool in body.tools]
     return ChatBody(messages=messages, tools=functions, chat_template_kwargs=body.chat_template_kwargs)
 
@@ -89,6 +90,13 @@ def _message(
         "stop_sequence": None,
         "usage": numbers,
     }
+
+
+def _system(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the block that Claude Code puts first: it may change with every request, and vLLM drops it."""
+    if not isinstance(content, str):
+        content = "".join(block["text"] for block in content if not block["text"].startswith(SYSTEM_LINE_LEFT_OUT))
+    return [{"role": "system", "content": content}] if content else []
 
 
 def _messages(role: str, content: Any) -> list[dict[str, Any]]:
