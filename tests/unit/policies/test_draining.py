@@ -12,7 +12,7 @@ from pointsman.contracts.decisions import (
     ScaleDecided,
 )
 from pointsman.contracts.envelope import Event
-from pointsman.contracts.fleet import InstanceDraining, InstanceLeft, InstanceUndrained, LivenessTimeouts
+from pointsman.contracts.fleet import InstanceDraining, InstanceLeft, InstanceUndrained
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import PolicySet, policy_set
 from pointsman.primitives import Epoch, InstanceId, RequestId, Term
@@ -195,7 +195,7 @@ def test_without_holding_a_pool_without_instances_answers_at_once() -> None:
     assert of(RequestRejected, Candidacy().arrives("r1", 1.0))
 
 
-@pytest.mark.parametrize("why", ["down", "draining", "suspected", "gone"])
+@pytest.mark.parametrize("why", ["down", "draining", "gone"])
 def test_arrivals_wait_whatever_the_reason_why_nobody_is_ready_and_are_placed_when_somebody_is(why: str) -> None:
     leader = holding()
     leader.happens(joined("a", at=0.0))
@@ -204,12 +204,6 @@ def test_arrivals_wait_whatever_the_reason_why_nobody_is_ready_and_are_placed_wh
             leader.happens(reported("a", 0, [], at=1.0, serving=False))
         case "draining":
             leader.decides(leader.dispatcher.drain(A, "asked", 1.0, leaving=False))
-        case "suspected":
-            leader.decides(
-                leader.dispatcher.check_liveness(
-                    LivenessTimeouts(heard_since=0.0, suspect_after=3.0, leave_after=30.0), 10.0
-                )
-            )
         case _:
             leader.happens(InstanceLeft(at=1.0, instance=A, epoch=Epoch(1), reason="asked"))
     held = leader.arrives("r1", 10.0)

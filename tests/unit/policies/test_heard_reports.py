@@ -271,7 +271,7 @@ def test_who_is_to_be_back_is_not_removed_before_whatever_its_clock_says_and_the
 ) -> None:
     """A worker of 60 engines needs longer than --leave-seconds to restart. A successor counts from its election on."""
     heard, begins = HeardReports(), max(1.0, elected_at)
-    leader, twin = (leader_of(("a",), policy_set(routing="least_loaded")) for _ in range(2))
+    leader, twin = (leader_of(("a", "other"), policy_set(routing="least_loaded")) for _ in range(2))
     farewell = report(1.0 + clock, back_within=70.0)
     for each in (leader, twin):
         each.state.apply(reported("a", 0, [], at=0.5 + clock))
@@ -282,6 +282,8 @@ def test_who_is_to_be_back_is_not_removed_before_whatever_its_clock_says_and_the
     decided = []
     for after in (39.0, 68.0, 72.5, 73.5, 99.5, 100.5):
         now = begins + after
+        for each in (leader, twin):
+            each.state.apply(reported("other", 0, [], at=now))
         for event in leader.check_liveness(timeouts, now, heard.silent_since(leader.state, now, elected_at)):
             assert isinstance(event, InstanceSuspected | InstanceLeft)
             assert event.patience is not None
