@@ -352,7 +352,8 @@ class RecordedFleet:
         """An ingress that found no scheduler."""
         request = self._one(Stage.PENDING)
         if request is not None:
-            self._append(RequestGranted(at=self._now, request=request.id, instance=self._random.choice(self._engines)))
+            chosen = self._random.choice(self._engines)
+            self._append(RequestGranted(at=self._now, request=request.id, instance=chosen, tenant=request.tenant))
 
     def _join(self, engine: InstanceId) -> None:
         self._epochs[engine] = self._epochs.get(engine, 0) + 1
