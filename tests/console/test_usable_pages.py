@@ -51,7 +51,7 @@ REACHABLE = """() => [...document.querySelectorAll("a[href], button, input, sele
 
 @pytest.fixture(scope="module")
 def entries() -> list[LogEntry]:
-    fleet = RecordedFleet(policy_set(prefill_window_tokens=900), seed=11, failing=True, limited=True).live(900)
+    fleet = RecordedFleet(policy_set(prefill_window_tokens=900), seed=18, failing=True, limited=True).live(900)
     fleet.take_over()
     return fleet.live(900).write_all().entries
 
