@@ -267,6 +267,16 @@ def test_what_waits_at_an_engine_when_all_workers_fall_silent_goes_on() -> None:
     assert granted(dispatcher.grant_waiting(InstanceId("a"), 4.0)) == ["large"]
 
 
+def test_a_request_that_the_only_heard_engine_failed_goes_to_the_silent_one() -> None:
+    dispatcher = leader("a", "b")
+    dispatcher.check_liveness(SILENCE, 3.5)
+    dispatcher.state.apply(reported("b", 0, [], at=4.0))
+
+    events = arrives(dispatcher, "one", SMALL, 4.0, excluded=[InstanceId("b")])
+
+    assert [event.instance for event in events if isinstance(event, RequestPlaced | RequestGranted)] == ["a", "a"]
+
+
 def test_engines_that_took_nothing_before_their_worker_fell_silent_take_nothing() -> None:
     dispatcher = leader("down", "drained")
     dispatcher.state.apply(reported("down", 0, [], at=0.0, serving=False))

@@ -12,14 +12,14 @@ from pointsman.policies.prefix_copies import copy_at_grant
 from pointsman.policies.prefix_fetch import fetch_at_grant, shared_fetch
 from pointsman.primitives import NO_SECONDS, InstanceId, RequestId, Tokens
 from pointsman.state.fleet import Status
-from pointsman.state.fold_versions import SHORT_TURNS
+from pointsman.state.fold_versions import SHORT_TURNS, UNHEARD_SERVE
 from pointsman.state.priority_classes import LOWER_WINDOW_SHARE, RANK, next_class
 from pointsman.state.workload import NO_INSTANCE, UNGRANTED, InstanceQueue, Request
 
 ENDED_BY_LEADER = frozenset({CancelCause.INGRESS_SILENT, CancelCause.ENGINE_IDLE, CancelCause.NEVER_ENDED})
 """Of which there may be thousands at once. Where each end granted the next request, that was often the next to be ended."""
 GRANTING = (Status.READY, Status.DRAINING, Status.EJECTED)
-"""An ejected instance keeps only requests that no other can serve. So does one whose worker is silent (`Instance.unheard`)."""
+"""An ejected instance keeps only requests that no other can serve."""
 
 
 def grant_waiting(turn: Turn, instance_id: InstanceId) -> None:
@@ -40,18 +40,20 @@ def grant_everywhere(turn: Turn) -> None:
 
 
 def grant_next(turn: Turn, instance_id: InstanceId) -> None:
-    """As many of those pending there as may go now. A half-open instance gets one at a time."""
+    """As many of those pending there as may go now. A half-open instance gets one at a time; one whose worker is silent gets
+    those that no other can serve."""
     state = turn.state
     instance = state.fleet.get(instance_id)
     queue = state.workload.queues.get(instance_id)
     if instance is None or queue is None:
         return
-    if instance.status not in GRANTING and instance_id not in state.fleet.ready:
+    unheard = instance.unheard and state.settings.fold_version >= UNHEARD_SERVE
+    if instance.status not in GRANTING and not unheard:
         return
     _assume_prefills(turn, instance_id, queue)
     while queue.pending and not (instance_id in state.fleet.on_trial and state.has_trial_request(instance_id)):
         request = _next_to_grant(turn, queue)
-        if request is None:
+        if request is None or (unheard and instance_id not in state.fleet.ready_for(request, request.excluded)):
             return
         grant(turn, request)
         if request.id in queue.pending:  # a grant that does not apply would be made for ever
