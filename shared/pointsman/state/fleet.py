@@ -299,7 +299,11 @@ class Fleet:
         for status in (Status.READY, Status.EJECTED):
             if able := [instance for instance in instances if instance.status is status]:
                 return able
-        return [instance for instance in instances if instance.unheard] if self._unheard_serve else []
+        return list(filter(self.serves_unheard, instances))
+
+    def serves_unheard(self, instance: Instance) -> bool:
+        """Whether it takes what no other instance can serve, though its worker is silent."""
+        return self._unheard_serve and instance.unheard
 
     def join(self, event: InstanceJoined) -> Instance:
         known = self._instances.get(event.instance)

@@ -27,6 +27,7 @@ from tests.support.leading import leader_of
 WINDOW_TOKENS = 200
 SMALL, MIDDLE, LARGE = 1, 2, 3
 """Blocks of a prompt: 65, 129 and 193 tokens. The window holds one and a small one."""
+SILENCE = LivenessTimeouts(heard_since=0.0, suspect_after=3.0, leave_after=30.0)
 
 
 def leader(*instances: str, **bounds: Any) -> Dispatcher:
@@ -228,9 +229,6 @@ def test_who_is_silent_is_suspected_once_and_let_go_of_when_it_lasts() -> None:
     assert look(40.0) == []
 
 
-SILENCE = LivenessTimeouts(heard_since=0.0, suspect_after=3.0, leave_after=30.0)
-
-
 def test_where_every_worker_is_silent_their_engines_serve_and_stay_ten_times_as_long() -> None:
     """A worker's host is lost, and with it the worker of engines on other hosts."""
     dispatcher = leader("a", "b")
@@ -300,10 +298,8 @@ def test_earlier_versions_refuse_where_every_worker_is_silent() -> None:
 def test_a_worker_that_dated_its_report_ahead_is_missed_as_any_other() -> None:
     dispatcher = leader("a", "b")
     dispatcher.state.apply(reported("a", 0, [], at=3600.0))
-    timeouts = LivenessTimeouts(heard_since=0.0, suspect_after=3.0, leave_after=30.0)
-
-    assert dispatcher.check_liveness(timeouts, 9.0, {InstanceId("a"): 8.0, InstanceId("b"): 8.0}) == []
-    (left,) = dispatcher.check_liveness(timeouts, 39.0, {InstanceId("a"): 8.0, InstanceId("b"): 38.0})
+    assert dispatcher.check_liveness(SILENCE, 9.0, {InstanceId("a"): 8.0, InstanceId("b"): 8.0}) == []
+    (left,) = dispatcher.check_liveness(SILENCE, 39.0, {InstanceId("a"): 8.0, InstanceId("b"): 38.0})
     assert isinstance(left, InstanceLeft)
     assert left.instance == "a"
 
@@ -318,8 +314,7 @@ def test_earlier_versions_suspect_who_is_restarted_after_the_date_that_it_named(
         return dispatcher
 
     def look(now: float) -> list[type[LogEvent]]:
-        timeouts = LivenessTimeouts(heard_since=0.0, suspect_after=3.0, leave_after=30.0)
-        return [type(event) for event in dispatcher.check_liveness(timeouts, now)]
+        return [type(event) for event in dispatcher.check_liveness(SILENCE, now)]
 
     dispatcher = restarted(CLOCKS_DIFFER - 1)
     assert look(11.0) == []
@@ -335,7 +330,7 @@ def test_earlier_versions_suspect_who_is_restarted_after_the_date_that_it_named(
 def test_nothing_is_placed_where_the_worker_is_silent_until_it_reports_again() -> None:
     dispatcher = leader("a", "b")
     dispatcher.state.apply(reported("b", 0, [], at=10.0))
-    dispatcher.check_liveness(LivenessTimeouts(heard_since=0.0, suspect_after=3.0, leave_after=30.0), 10.0)
+    dispatcher.check_liveness(SILENCE, 10.0)
 
     def placed(name: str) -> str:
         return next(e.instance for e in arrives(dispatcher, name, SMALL, 10.0) if isinstance(e, RequestPlaced))

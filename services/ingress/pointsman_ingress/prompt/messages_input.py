@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from pointsman.adapters.tokenizer.chat_template import SYSTEM_LINE_LEFT_OUT
 from pointsman_ingress.http.errors import bad_request
 from pointsman_ingress.prompt.content_parts import ChatForm, Message, unsupported_part
 from pointsman_ingress.prompt.openai_requests import Body, decoded, lenient, parsed, positive, session_name, with_effort
@@ -13,8 +14,6 @@ from pointsman_ingress.prompt.parsed_request import Chat, ParsedRequest
 from pointsman_ingress.prompt.responses_input import Reasoning
 
 Block = dict[str, Any]
-
-BILLING_PREFIX = "x-anthropic-billing-header"  # dropped by vLLM: contains a changing number
 
 TOOL_CHANGES = ("tool_addition", "tool_removal")
 
@@ -177,13 +176,13 @@ def _tool(tool: Message) -> Message:
 
 def _system_text(content: Any) -> str:
     if isinstance(content, str):
-        return "" if content.startswith(BILLING_PREFIX) else content
+        return "" if content.startswith(SYSTEM_LINE_LEFT_OUT) else content
     return "".join(_system_texts(content))
 
 
 def _system_texts(content: Any) -> list[str]:
     texts = [block.get("text") for block in _blocks(content) if block.get("type") == "text"]
-    return [text for text in texts if isinstance(text, str) and text and not text.startswith(BILLING_PREFIX)]
+    return [text for text in texts if isinstance(text, str) and text and not text.startswith(SYSTEM_LINE_LEFT_OUT)]
 
 
 def _blocks(content: Any) -> list[Block]:

@@ -12,7 +12,7 @@ from pointsman.policies.prefix_copies import copy_at_grant
 from pointsman.policies.prefix_fetch import fetch_at_grant, shared_fetch
 from pointsman.primitives import NO_SECONDS, InstanceId, RequestId, Tokens
 from pointsman.state.fleet import Status
-from pointsman.state.fold_versions import SHORT_TURNS, UNHEARD_SERVE
+from pointsman.state.fold_versions import SHORT_TURNS
 from pointsman.state.priority_classes import LOWER_WINDOW_SHARE, RANK, next_class
 from pointsman.state.workload import NO_INSTANCE, UNGRANTED, InstanceQueue, Request
 
@@ -47,7 +47,7 @@ def grant_next(turn: Turn, instance_id: InstanceId) -> None:
     queue = state.workload.queues.get(instance_id)
     if instance is None or queue is None:
         return
-    unheard = instance.unheard and state.settings.fold_version >= UNHEARD_SERVE
+    unheard = state.fleet.serves_unheard(instance)
     if instance.status not in GRANTING and not unheard:
         return
     _assume_prefills(turn, instance_id, queue)
