@@ -140,16 +140,15 @@ def test_a_scaler_that_starts_processes_has_a_seed_for_each_as_systemd_hands_ove
         line.removeprefix("LoadCredential=").split(":") for line in drop_in if "workers" in line and "Load" in line
     ]
     (given,) = [line.rpartition("=")[2] for line in drop_in if "POINTSMAN_WORKER_CREDENTIALS" in line]
-    (expansion,) = re.findall(r"credentials --directory credentials .*\\\n *(\$\(for .*\))\n", HOSTS)
+    (of_bash,) = re.findall(r"--worker=default/scaled-\{.*\}", HOSTS)
     options = subprocess.run(
-        ["sh", "-c", f"echo {expansion}"], capture_output=True, text=True, check=True
+        ["bash", "-c", f"echo {of_bash}"], capture_output=True, text=True, check=True
     ).stdout.split()
-    pool, names = PoolName("default"), [option.removeprefix("default/") for option in options[1::2]]
+    pool, names = PoolName("default"), [option.removeprefix("--worker=default/") for option in options]
 
     Credentials(tmp_path).make(workers=[BusUser(BusRole.WORKER, InstanceId(name), pool) for name in names])
     handed_over = {f"%d/{identifier}_{seed.name}" for seed in (tmp_path / "workers/default").iterdir()}
 
-    assert set(options[::2]) == {"--worker"}
     assert names == [f"scaled-{number}" for number in range(1, 2 * ScalerSettings().max_instances + 1)]
     assert source == "/etc/pointsman/credentials/workers/default"
     assert handed_over == {given.replace("{instance}", name) for name in names}
