@@ -18,12 +18,15 @@ import click
 import pytest
 
 from pointsman.adapters.tcp_ports import free_ports
+from pointsman.contracts.permissions import BusRole, BusUser
+from pointsman.primitives import InstanceId, PoolName
 from pointsman.runtime.bus_users import Credentials
 from pointsman.runtime.embedded_nats import nats_server_binary
 from pointsman.runtime.settings import ENVIRONMENT_PREFIX, FILE_SUFFIX, PUBLIC_SECRET, FleetSettings, options
 from pointsman_cli.console.command import console_command
 from pointsman_cli.up.scripts import settings_type_of
 from pointsman_scaler.settings import ScalerSettings
+from pointsman_worker.settings import WorkerSettings
 from tests.support.certificates import Authority
 from tests.support.systemd import ROOT, UNITS, Unit, drop_ins, make_root, units
 
@@ -116,12 +119,46 @@ def test_the_drop_in_of_a_scaler_that_starts_processes_hands_it_what_they_need_a
     """docs/hosts.md, A scaler that starts engines: an instance outlives its scaler. By default systemd ends what a unit has started."""
     drop_in = scaler_drop_in("process.conf")
     worker = (UNITS / "pointsman-worker.service").read_text().splitlines()
-    seed = [line.replace("NATS_CRED", "WORKER_CRED") for line in worker if "worker.nk" in line]
-    state = ["StateDirectory=pointsman-scaler", "Environment=POINTSMAN_ENGINE_DIRECTORY=%S/pointsman-scaler"]
-    names = {f"{ENVIRONMENT_PREFIX}{field.name.upper()}" for field in fields(ScalerSettings)}
+    of_workers = [line for line in worker if "secret" in line or line.startswith("RestrictAddressFamilies=")]
+    variables = dict(line.removeprefix("Environment=").split("=", 1) for line in drop_in if "Environment=" in line)
+    names = {
+        f"{ENVIRONMENT_PREFIX}{field.name.upper()}" for field in (*fields(ScalerSettings), *fields(WorkerSettings))
+    }
 
-    assert drop_in == [*(line for line in worker if "secret" in line), *seed, *state, "KillMode=process"]
-    assert {line.split("=")[1] for line in drop_in if line.startswith("Environment=")} - NOT_CALLED_A_SETTING <= names
+    assert set(of_workers) < set(drop_in)
+    assert {"StateDirectory=pointsman-scaler", "KillMode=process"} < set(drop_in)
+    assert {variables["TMPDIR"], variables["POINTSMAN_ENGINE_DIRECTORY"]} == {"%S/pointsman-scaler"}
+    assert variables.keys() - NOT_CALLED_A_SETTING - {"TMPDIR"} <= names
+
+
+def test_a_scaler_that_starts_processes_has_a_seed_for_each_as_systemd_hands_over_a_directory_of_them(
+    tmp_path: Path,
+) -> None:
+    """A worker of one engine cannot use the seed of all: it has another inbox. Of a directory systemd names a file ID_FILE."""
+    drop_in = scaler_drop_in("process.conf")
+    ((identifier, source),) = [
+        line.removeprefix("LoadCredential=").split(":") for line in drop_in if "workers" in line and "Load" in line
+    ]
+    (given,) = [line.rpartition("=")[2] for line in drop_in if "POINTSMAN_WORKER_CREDENTIALS" in line]
+    (of_bash,) = re.findall(r"--worker=default/scaled-\{.*\}", HOSTS)
+    options = subprocess.run(
+        ["bash", "-c", f"echo {of_bash}"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    pool, names = PoolName("default"), [option.removeprefix("--worker=default/") for option in options]
+
+    Credentials(tmp_path).make(workers=[BusUser(BusRole.WORKER, InstanceId(name), pool) for name in names])
+    handed_over = {f"%d/{identifier}_{seed.name}" for seed in (tmp_path / "workers/default").iterdir()}
+
+    assert names == [f"scaled-{number}" for number in range(1, 2 * ScalerSettings().max_instances + 1)]
+    assert source == "/etc/pointsman/credentials/workers/default"
+    assert handed_over == {given.replace("{instance}", name) for name in names}
+
+
+def test_a_process_that_follows_engines_may_list_the_interfaces_of_its_host() -> None:
+    """libzmq does when an engine ends in the middle of a replay, and aborts the process where the system refuses it."""
+    allowed = {unit.name: " ".join(unit.settings["RestrictAddressFamilies"]).split() for unit in units()}
+
+    assert {name for name, families in allowed.items() if "AF_NETLINK" in families} == {"pointsman-worker"}
 
 
 def test_the_drop_in_for_engines_on_gpus_takes_back_what_keeps_them_from_starting() -> None:
@@ -129,7 +166,7 @@ def test_the_drop_in_for_engines_on_gpus_takes_back_what_keeps_them_from_startin
     pairs = [line.split("=", 1) for line in scaler_drop_in("process-gpu.conf")]
     lifted = {name: value for name, value in pairs if name != "Environment"}
 
-    assert {"PrivateDevices", "MemoryDenyWriteExecute", "RestrictAddressFamilies"} <= set(lifted) <= set(confined)
+    assert {"PrivateDevices", "MemoryDenyWriteExecute"} <= set(lifted) <= set(confined)
     assert {confined[name][-1] == value for name, value in lifted.items()} == {False}
 
 

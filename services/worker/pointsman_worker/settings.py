@@ -37,7 +37,7 @@ class WorkerSettings(FleetSettings, ProcessSettings):
         "", "Name of the instance, for one engine; by default engine-PORT, with several HOST-PORT, of the engine's URL."
     )
     engine_advertised_url: str = setting(
-        "", "Where the ingress reaches the engine, if that is another URL; {host} is the host of the engine's."
+        "", "Where the ingress reaches the engine, if that is another URL; {host} and {port} are those of the engine's."
     )
     engine_api_key: str = setting("", "Key that the engine asks for (its --api-key).", secret=True)
     engine_model: str = setting(

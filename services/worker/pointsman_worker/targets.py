@@ -1,4 +1,4 @@
-"""Targets completed by the worker's settings: what a source leaves open, `{host}` in endpoints, data-parallel ranks."""
+"""Targets completed by the worker's settings: what a source leaves open, `{host}` in addresses, data-parallel ranks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -62,7 +62,7 @@ def completed_targets(target: EngineTarget, settings: WorkerSettings) -> list[En
 
 def completed(target: EngineTarget, settings: WorkerSettings) -> EngineTarget:
     """Raises TargetError."""
-    host, _ = host_and_port(target.url)
+    host, port = host_and_port(target.url)
     rank = settings.dp_rank if target.dp_rank is None else target.dp_rank
 
     def own_or(endpoint: str, template: str) -> str:
@@ -71,7 +71,7 @@ def completed(target: EngineTarget, settings: WorkerSettings) -> EngineTarget:
     try:
         return replace(
             target,
-            advertised_url=target.advertised_url or with_host(settings.engine_advertised_url, host),
+            advertised_url=target.advertised_url or _advertised_url(settings, host, port),
             kv_endpoint=own_or(target.kv_endpoint, settings.kv_endpoint),
             kv_replay_endpoint=own_or(target.kv_replay_endpoint, settings.kv_replay_endpoint),
             dp_rank=rank,
@@ -81,6 +81,10 @@ def completed(target: EngineTarget, settings: WorkerSettings) -> EngineTarget:
     except ValueError as error:
         msg = f"{target.instance}: {error}"
         raise TargetError(msg) from error
+
+
+def _advertised_url(settings: WorkerSettings, host: str, port: int) -> str:
+    return with_host(settings.engine_advertised_url, host).replace("{port}", str(port))
 
 
 def _listed(url: str, settings: WorkerSettings, *, alone: bool) -> list[EngineTarget]:
@@ -122,4 +126,4 @@ def _check_addresses(settings: WorkerSettings) -> None:
     checked_endpoint(with_host(settings.kv_endpoint, "host"), "--kv-endpoint")
     checked_endpoint(with_host(settings.kv_replay_endpoint, "host"), "--kv-replay-endpoint")
     if settings.engine_advertised_url:
-        host_and_port(with_host(settings.engine_advertised_url, "host"))
+        host_and_port(_advertised_url(settings, "host", 80))

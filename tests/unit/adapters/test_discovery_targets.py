@@ -139,6 +139,15 @@ def test_the_workers_settings_fill_what_a_source_leaves_open() -> None:
     ]
 
 
+def test_the_advertised_url_may_take_its_port_from_the_engines() -> None:
+    """Of engines that a scaler starts on a host of a fleet: each has a port of its own, and listens for other hosts too."""
+    settings = WorkerSettings(engine_url=("http://127.0.0.1:23456",), engine_advertised_url="http://10.0.0.1:{port}")
+
+    (target,) = listed_targets(settings)
+
+    assert (target.url, target.advertised_url) == ("http://127.0.0.1:23456", "http://10.0.0.1:23456")
+
+
 @pytest.mark.parametrize(
     "settings",
     [
