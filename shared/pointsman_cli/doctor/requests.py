@@ -10,7 +10,7 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestEnd, RequestGranted, RequestRejected
 from pointsman.contracts.reasons import TENANT_LIMITS, CancelCause, RejectReason
 from pointsman.contracts.requests import RequestCancelled, RequestFailed, RequestFinished, is_given_up
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import EngineSeconds, RequestId
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request, Stage
 from pointsman_cli.discovery import fleet_as_given
@@ -60,16 +60,23 @@ class Requests(Examiner):
         self._second_end_examples: list[str] = []
         self._second_ends = 0
         self._alone = 0
+        self._refused_late: set[RequestId] = set()
+        """Rejected by a leader that read the command after the ingress had placed the request alone; these run."""
 
     @override
     def before(self, event: LogEvent, state: State) -> None:
-        if isinstance(event, RequestGranted):
-            self._alone += event.stamp is None
+        if isinstance(event, RequestGranted) and event.stamp is None:
+            self._alone += 1
+            if state.workload.end_of(event.request) == RequestRejected.__name__:
+                self._refused_late.add(event.request)
 
     @override
     def ended_again(self, event: RequestEnd, earlier: str) -> None:
         if is_given_up(event):
             return  # its leader had not read the end yet
+        if event.request in self._refused_late:
+            self._refused_late.remove(event.request)
+            return  # its ingress gave the client this one answer
         self._second_ends += 1
         if len(self._second_end_examples) < SHOWN_MAX:
             self._second_end_examples.append(f"{event.request}: {earlier}, then {type(event).__name__}")

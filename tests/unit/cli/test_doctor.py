@@ -249,6 +249,16 @@ def test_an_ingress_that_only_stood_still_makes_no_second_end(healthy: Entries, 
     assert any("had only hung" in e for f in findings for e in f["evidence"])
 
 
+def test_a_request_that_an_ingress_placed_before_its_leader_refused_it_ended_once() -> None:
+    """The leader reads the command late: it was frozen, or cut off from NATS."""
+    alone = RequestGranted(at=4.0, request=RequestId("r-1"), instance=ENGINE, attempt=1)
+    log: list[LogEvent] = [joined("engine-1"), asked(1, 10), no_instance("r-1", at=9.0), alone, answered(1)]
+    once, twice = ([f.what for f in examined(events, Requests).findings] for events in (log, [*log, answered(1)]))
+
+    assert not any("ended twice" in what for what in once)
+    assert "1 requests ended twice" in twice
+
+
 def _slow_and_forgetful() -> Entries:
     """Findings of every examiner that looks at what engines answered."""
     emptied = {"engine-1": 10.0, "engine-2": 30.0, "engine-3": 20.0}
