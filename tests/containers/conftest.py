@@ -2,13 +2,15 @@
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
-from tests.containers.fleet import IMAGE, clean_copy, docker_engine
+from tests.containers.fleet import IMAGE, ContainerFleet, clean_copy, docker_engine
 from tests.containers.judge import Row
+from tests.containers.trial import Observer, observing
 
 TABLE = pytest.StashKey[list[Row]]()
 
@@ -39,6 +41,14 @@ def image(copy: Path) -> str:
         ["docker", "build", "-q", "-f", "deploy/Dockerfile", "-t", IMAGE, "."], cwd=copy, check=True, timeout=600
     )
     return IMAGE
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def observer(fleet: ContainerFleet, table: list[Row]) -> AsyncIterator[Observer]:
+    """Of the module's `fleet`."""
+    async with observing(fleet) as observer:
+        yield observer
+        table += observer.rows
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

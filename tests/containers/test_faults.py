@@ -1,10 +1,9 @@
 """Each kind of container killed, frozen and cut off under load."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from pointsman_lab.faults.injector import Injection
 from tests.containers.faults import (
@@ -18,8 +17,7 @@ from tests.containers.faults import (
     streams_of_a_dead_engine,
 )
 from tests.containers.fleet import ContainerFleet, running_fleet
-from tests.containers.judge import Row
-from tests.containers.trial import DYING_CONNECTIONS, Observer, observing
+from tests.containers.trial import DYING_CONNECTIONS, Observer
 
 pytestmark = [
     pytest.mark.containers,
@@ -58,13 +56,6 @@ CUT = [
 def fleet(copy: Path, image: str) -> Iterator[ContainerFleet]:
     with running_fleet(copy, "containers") as fleet:
         yield fleet
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def observer(fleet: ContainerFleet, table: list[Row]) -> AsyncIterator[Observer]:
-    async with observing(fleet) as observer:
-        yield observer
-        table += observer.rows
 
 
 @pytest.mark.parametrize("fault", [*KILLED, *FROZEN, *CUT], ids=lambda fault: fault.name)

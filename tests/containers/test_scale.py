@@ -2,17 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from pointsman_lab.faults.injector import Injection
 from tests.containers.faults import DOWN_SECONDS, FROZEN_SECONDS, Fault, carry_out, nothing
 from tests.containers.fleet import ContainerFleet, running_fleet
-from tests.containers.judge import Row
-from tests.containers.trial import DYING_CONNECTIONS, Observer, observing
+from tests.containers.trial import DYING_CONNECTIONS, Observer
 
 pytestmark = [
     pytest.mark.containers,
@@ -29,13 +27,6 @@ STEP_SECONDS_MAX = 90.0
 def fleet(copy: Path, image: str) -> Iterator[ContainerFleet]:
     with running_fleet(copy, "containers-scale", "scale") as fleet:
         yield fleet
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def observer(fleet: ContainerFleet, table: list[Row]) -> AsyncIterator[Observer]:
-    async with observing(fleet) as observer:
-        yield observer
-        table += observer.rows
 
 
 @pytest.mark.parametrize("size", [4, 2])

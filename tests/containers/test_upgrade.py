@@ -2,17 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from pointsman_lab.faults.injector import Injection
 from tests.containers.faults import injected, nothing, what_all_engines_had_begun
 from tests.containers.fleet import ContainerFleet, relabelled, running_fleet
-from tests.containers.judge import Row
-from tests.containers.trial import DYING_CONNECTIONS, Observer, observing
+from tests.containers.trial import DYING_CONNECTIONS, Observer
 
 pytestmark = [
     pytest.mark.containers,
@@ -31,13 +29,6 @@ def fleet(copy: Path, image: str) -> Iterator[ContainerFleet]:
     relabelled(image, NEXT_IMAGE)
     with running_fleet(copy, "containers") as fleet:
         yield fleet
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def observer(fleet: ContainerFleet, table: list[Row]) -> AsyncIterator[Observer]:
-    async with observing(fleet) as observer:
-        yield observer
-        table += observer.rows
 
 
 @pytest.mark.parametrize("service", ORDER)

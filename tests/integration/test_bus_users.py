@@ -63,7 +63,7 @@ POOL = POOLS[0]
 SCHEDULER, INGRESS, SCALER, READER = (
     BusUser(role) for role in (BusRole.SCHEDULER, BusRole.INGRESS, BusRole.SCALER, BusRole.READER)
 )
-WORKER, NEIGHBOUR = WORKERS[:2]
+WORKER = WORKERS[0]
 ALICE = BusUser(BusRole.OPERATOR, "alice")
 IDS = [" ".join(filter(None, (user.role, user.pool, user.name))) for user in USERS]
 LOG = stream_name(POOL)

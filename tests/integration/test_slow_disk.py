@@ -25,7 +25,6 @@ from tests.support.waiting import eventually
 STRACE = shutil.which("strace")
 WRITE_MICROSECONDS = 300_000
 SLOW_SECONDS = 5.0
-ATTACH_SECONDS_MAX = 10.0
 GROWTH_BYTES_MAX = 64 * 1024**2
 """A full window, and what Python keeps."""
 LOAD = re.compile(r'^pointsman_log_write_load_ratio\{pool="default"\} (\S+)', re.MULTILINE)

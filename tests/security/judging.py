@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.security.hostile import BAITS, Attempt
+from tests.security.hostile import Attempt
 
 UNAVAILABLE = frozenset(
     {
@@ -139,7 +139,3 @@ def _error_of(answer: Answer) -> dict[str, Any] | None:
     ):
         return None
     return error if told.get("type") == "error" or "code" in error else None
-
-
-def baits_in(text: bytes) -> list[str]:
-    return [bait for bait in BAITS if bait.encode() in text]

@@ -23,7 +23,6 @@ from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 
 POLICIES = sorted(ROUTING_POLICIES)
 COST = PROFILES[DEFAULT_PROFILE].prefill_cost
-ROUNDING = 1e-6
 
 
 class WatchedAgenda(EventQueue):

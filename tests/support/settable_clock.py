@@ -1,4 +1,4 @@
-"""A clock that somebody sets."""
+"""Clocks that a test sets."""
 
 from typing_extensions import override
 
@@ -21,3 +21,17 @@ class SettableClock(ScaledClock):
     @override
     def wall(self) -> WallSeconds:
         return super().wall() + self.waited
+
+
+class StandingClock(ScaledClock):
+    """Both times stand where a test puts them."""
+
+    at = 1000.0
+
+    @override
+    def now(self) -> EngineSeconds:
+        return self.at * self.speed
+
+    @override
+    def wall(self) -> WallSeconds:
+        return WallSeconds(self.at)

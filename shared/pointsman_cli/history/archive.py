@@ -35,12 +35,11 @@ from pointsman.contracts.codec import PAYLOAD_BYTES_MAX, short_reason
 from pointsman.ports import LogEntry
 from pointsman.primitives import Sequence
 from pointsman_cli.formatting import plural
-from pointsman_cli.history.entries import Header, History, HistoryError
+from pointsman_cli.history.entries import SUBJECT_LENGTH_MAX, Header, History, HistoryError
 
 BATCH_ENTRIES = 2000
 BATCH_BYTES = 16 * 1024**2
 VALUE_BYTES_MAX = 2 * PAYLOAD_BYTES_MAX
-SUBJECT_LENGTH_MAX = 1024
 SEQUENCE_MAX = 2**62
 WORK_MIN = 10**6
 WORK_STEP = 10_000

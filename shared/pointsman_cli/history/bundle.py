@@ -25,7 +25,7 @@ from pointsman.simulation.replay import BaseState
 from pointsman.simulation.replay.folding import recorded_pool_settings
 from pointsman.state.state import PoolSettings
 from pointsman_cli.history.checkpoint import ExportedCheckpoint, proven
-from pointsman_cli.history.entries import Header, History, HistoryError
+from pointsman_cli.history.entries import SUBJECT_LENGTH_MAX, Header, History, HistoryError
 
 FORMAT = "pointsman-log"
 FORMAT_VERSION = 1
@@ -43,7 +43,6 @@ EXPANSION_MAX = 300
 """Unpacked over packed bytes. Logs have 7 to 10, and more than 50 where requests share long prompts; deflate ends at 1,032."""
 UNPACKED_BYTES_MIN = 2 * LINE_BYTES_MAX
 """Small files may unpack to this, whatever their expansion."""
-SUBJECT_LENGTH_MAX = 1024
 DRAFT_BYTES = 8
 
 

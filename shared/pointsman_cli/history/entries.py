@@ -16,6 +16,9 @@ from pointsman.simulation.replay.folding import FoundSettings, found_pool_settin
 from pointsman.state.state import PoolSettings
 from pointsman_cli.terminal import one_line
 
+SUBJECT_LENGTH_MAX = 1024
+"""Of an entry in a file."""
+
 
 class HistoryError(click.ClickException):
     """The log is missing or unreadable. Exit code 2, since 1 means that a difference was found."""

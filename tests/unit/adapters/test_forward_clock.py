@@ -3,20 +3,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typing_extensions import override
 
-from pointsman.adapters.clocks import BEHIND_WALL_SECONDS_MAX, ForwardClock, ScaledClock
-from pointsman.primitives import EngineSeconds
+from pointsman.adapters.clocks import BEHIND_WALL_SECONDS_MAX, ForwardClock
+from tests.support.settable_clock import StandingClock
 
 HOUR = float(BEHIND_WALL_SECONDS_MAX)
-
-
-class HandClock(ScaledClock):
-    shows = 10_000.0
-
-    @override
-    def now(self) -> EngineSeconds:
-        return self.shows * self.speed
 
 
 @given(
@@ -24,27 +15,27 @@ class HandClock(ScaledClock):
     steps=st.lists(st.one_of(st.floats(0.0, 30.0), st.floats(-HOUR / 50, 0.0)), min_size=1, max_size=40),
 )
 def test_they_never_go_back_nor_fall_behind_the_clock_and_pass_while_it_does(speed: float, steps: list[float]) -> None:
-    hand = HandClock(speed)
+    hand = StandingClock(speed)
     clock = ForwardClock(hand)
     for step in steps:
         before = clock.now()
-        hand.shows += step
+        hand.at += step
         shown = clock.now()
 
         assert shown >= hand.now()
         assert shown - before >= max(0.0, step) * speed * 0.9 - 1e-6
-    hand.shows += 11 * HOUR
+    hand.at += 11 * HOUR
     assert clock.now() == hand.now()
 
 
 def test_what_is_begun_behind_a_date_passes_a_tenth_slower_until_the_clock_has_caught_up() -> None:
-    hand = HandClock()
+    hand = StandingClock()
     clock = ForwardClock(hand)
     clock.begin(hand.now() + 180.0)
     began, shown = hand.now(), []
     for _ in range(4):
         shown.append(clock.now() - began)
-        hand.shows += 600.0
+        hand.at += 600.0
 
     assert shown == pytest.approx([180.0, 720.0, 1260.0, 1800.0])
     clock.begin(hand.now() - 180.0)
@@ -52,11 +43,11 @@ def test_what_is_begun_behind_a_date_passes_a_tenth_slower_until_the_clock_has_c
 
 
 def test_a_date_that_is_hours_ahead_is_of_a_wrong_clock_and_one_that_it_has_shown_before_binds_no_longer() -> None:
-    hand = HandClock()
+    hand = StandingClock()
     clock = ForwardClock(hand)
     clock.begin(hand.now() + HOUR + 1.0)
     assert clock.now() == hand.now()
-    hand.shows -= HOUR / 2
+    hand.at -= HOUR / 2
     assert clock.now() == hand.now() + HOUR / 2
     clock.begin(hand.now())
     assert clock.now() == hand.now()

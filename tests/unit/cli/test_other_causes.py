@@ -22,8 +22,6 @@ from pointsman_cli.explain.values import RequestTimeline
 from tests.support.events import stored
 from tests.support.request_story import RequestStory
 
-ANY = policy_set(routing="round_robin", admission="none")
-
 
 def about(story: RequestStory, request: str) -> RequestTimeline:
     return timeline_of(story.log, RequestId(request), pool_settings(story.log))

@@ -13,9 +13,7 @@ from typing import Any
 import jwt
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from typing_extensions import override
 
-from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tcp_ports import free_ports
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.health import HealthBoard
@@ -27,22 +25,11 @@ from pointsman_ingress.http.issuer_keys import ISSUER_PART, IssuerKeys
 from pointsman_ingress.http.oidc import TokenVerifier
 from pointsman_ingress.settings import is_trustworthy
 from tests.support.oidc_issuer import AUDIENCE, JWKS_PATH, Issuer, SigningKey, running_issuer
+from tests.support.settable_clock import SettableClock
 from tests.support.waiting import eventually
 
 RSA, EC, ED = SigningKey("rsa"), SigningKey("ec", "ES256"), SigningKey("ed", "EdDSA")
 STRANGER, WEAK = SigningKey("rsa"), SigningKey("weak", bits=1024)
-
-
-class SteppedClock(ScaledClock):
-    """Goes on as the clock does, and by as much as a test says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ahead = 0.0
-
-    @override
-    def wall(self) -> WallSeconds:
-        return super().wall() + WallSeconds(self.ahead)
 
 
 @dataclass
@@ -50,7 +37,7 @@ class World:
     issuer: Issuer
     keys: IssuerKeys
     verifier: TokenVerifier
-    clock: SteppedClock
+    clock: SettableClock
     board: HealthBoard
 
     def token(self, key: SigningKey = RSA, **claims: Any) -> bytes:
@@ -66,7 +53,7 @@ class World:
 async def opened(
     issuer: Issuer, *, is_read: bool = True, jwks_url: str = "", claim: str = "sub"
 ) -> AsyncIterator[World]:
-    clock, board = SteppedClock(), HealthBoard()
+    clock, board = SettableClock(), HealthBoard()
     keys = IssuerKeys(issuer.url, jwks_url, clock, board, serves_without=False)
     verifier = TokenVerifier(keys, clock, issuer=issuer.url, audience=AUDIENCE, tenant_claim=claim)
     following = asyncio.create_task(keys.follow())
@@ -234,14 +221,14 @@ async def test_a_new_key_of_the_issuer_is_found_when_a_token_names_it(world: Wor
     old, new = world.token(), SigningKey("new")
     await world.verifier.identity(old)
     world.issuer.keys = [new.jwk]
-    world.clock.ahead += 20
+    world.clock.waited += WallSeconds(20.0)
 
     assert (await world.verifier.identity(world.token(new))).tenant == "alice"
     assert (await world.refused(old)).status == 401  # also if it was verified before
 
 
 async def test_tokens_with_made_up_key_ids_cause_no_fetches(world: World) -> None:
-    world.clock.ahead += 20
+    world.clock.waited += WallSeconds(20.0)
     asked = world.issuer.asked
     for round_ in range(3):
         forged = [world.token(header={"kid": f"{round_}-{n}"}) for n in range(5)]
@@ -270,7 +257,7 @@ async def test_an_issuer_that_answers_nonsense_leaves_the_last_good_keys(
     world: World, says: bytes | None, status: int
 ) -> None:
     world.issuer.says, world.issuer.status, world.issuer.moved = says, status, [STRANGER.jwk]
-    world.clock.ahead += 20
+    world.clock.waited += WallSeconds(20.0)
     await world.refused(world.token(header={"kid": "other"}))
 
     assert ISSUER_PART in world.board.degraded_parts

@@ -3,9 +3,7 @@
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from typing_extensions import override
 
-from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import LeaderElected, RequestGranted
 from pointsman.contracts.envelope import Stamp
@@ -20,6 +18,7 @@ from pointsman_lab.faults.observations import Evidence
 from pointsman_lab.faults.schedule import DEFAULT_FAULTS, FaultError, checked, scheduled
 from pointsman_scheduler.log_liveness import LogLiveness
 from tests.support.events import finished
+from tests.support.settable_clock import StandingClock
 
 USAGE = b'data: {"choices":[],"usage":{"completion_tokens":2}}\n\n'
 DONE = b"data: [DONE]\n\n"
@@ -142,16 +141,6 @@ def test_an_entry_that_is_archived_otherwise_or_not_at_all_is_found() -> None:
     assert "not archived" in next(checks.the_archive_holds_the_log(short))
 
 
-class Wall(ScaledClock):
-    """A clock that stands where it is put."""
-
-    at = 100.0
-
-    @override
-    def wall(self) -> WallSeconds:
-        return WallSeconds(self.at)
-
-
 @pytest.mark.parametrize(
     ("instances", "wrote", "quiet", "silent"),
     [(1, 0, 60.0, False), (1, 1, 1.0, False), (1, 1, 2.0, True), (3, 0, 2.0, True), (3, 0, 60.0, False)],
@@ -166,7 +155,7 @@ class Wall(ScaledClock):
 def test_the_log_is_silent_when_our_own_decisions_or_several_instances_are(
     instances: int, wrote: int, quiet: float, silent: bool
 ) -> None:
-    clock = Wall(1.0)
+    clock = StandingClock(1.0)
     heartbeats = LogLiveness(clock, suspect_seconds=WallSeconds(3.0))
     if wrote:
         heartbeats.decision_written(wrote)
@@ -178,7 +167,7 @@ def test_the_log_is_silent_when_our_own_decisions_or_several_instances_are(
 
 
 def test_while_our_own_decisions_come_back_late_nobody_is_suspected_though_the_log_is_not_silent() -> None:
-    clock = Wall(1.0)
+    clock = StandingClock(1.0)
     heartbeats = LogLiveness(clock, suspect_seconds=WallSeconds(3.0))
     silent = []
     for number in range(1, 11):

@@ -41,9 +41,6 @@ from tests.support.leading import leader_of
 
 pytestmark = pytest.mark.usefixtures("plain_sums")
 
-TOKENS_A_SECOND = 1000
-"""Of `events.COST`: a prompt of 15 blocks takes 0.96 s."""
-
 
 class Pool:
     """A pool whose engines prefill as they are expected to, under a steady load."""

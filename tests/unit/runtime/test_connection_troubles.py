@@ -1,34 +1,25 @@
 """Repeated troubles of a connection are told every few seconds; what is remembered for that is bounded."""
 
 from prometheus_client import REGISTRY
-from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tcp_ports import free_ports
 from pointsman.contracts.permissions import BusRole, BusUser
-from pointsman.primitives import WallSeconds
 from pointsman.runtime import log_connection
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import TROUBLE_LOG_SECONDS, _TelemetryListener, open_link
 from pointsman.runtime.settings import FleetSettings
+from tests.support.settable_clock import StandingClock
 from tests.support.waiting import eventually
 from tests.unit.runtime.conftest import LinesOf
 
 LOST = "pointsman_log_events_lost_total"
 
 
-class SteppedClock(ScaledClock):
-    at = WallSeconds(1000.0)
-
-    @override
-    def wall(self) -> WallSeconds:
-        return self.at
-
-
 def test_any_number_of_refused_subjects_is_told_within_bounds_and_each_of_a_few(
     lines_of: LinesOf,
 ) -> None:
-    clock, board, lines = SteppedClock(), HealthBoard(pool="p"), lines_of(log_connection)
+    clock, board, lines = StandingClock(), HealthBoard(pool="p"), lines_of(log_connection)
     listener = _TelemetryListener(board, board.missing, clock, "p")
     for number in range(5000):
         listener.forbidden("publish", f"_inbox.{number}.x")
@@ -38,7 +29,7 @@ def test_any_number_of_refused_subjects_is_told_within_bounds_and_each_of_a_few(
     assert len(listener._troubles) < 500
 
     lines.clear()
-    clock.at += TROUBLE_LOG_SECONDS
+    clock.at += float(TROUBLE_LOG_SECONDS)
     for _ in range(3):
         for subject in ("pm.p.fleet.a", "pm.p.fleet.b"):
             listener.forbidden("publish", subject)
@@ -46,12 +37,12 @@ def test_any_number_of_refused_subjects_is_told_within_bounds_and_each_of_a_few(
 
 
 def test_every_lost_write_is_counted_however_many_are_told(lines_of: LinesOf) -> None:
-    clock, board, lines = SteppedClock(), HealthBoard(pool="p"), lines_of(log_connection)
+    clock, board, lines = StandingClock(), HealthBoard(pool="p"), lines_of(log_connection)
     listener = _TelemetryListener(board, board.missing, clock, "p")
     before = REGISTRY.get_sample_value(LOST, {"pool": "p"}) or 0.0
     for _ in range(3):
         listener.lost(2, "full")
-    clock.at += TROUBLE_LOG_SECONDS
+    clock.at += float(TROUBLE_LOG_SECONDS)
     listener.lost(1, "full")
 
     assert REGISTRY.get_sample_value(LOST, {"pool": "p"}) == before + 7

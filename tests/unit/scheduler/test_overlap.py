@@ -10,9 +10,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typing_extensions import override
 
-from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.contracts.codec import AnyCommand, decode_command
 from pointsman.contracts.fleet import InstanceProbed
@@ -47,6 +45,7 @@ from pointsman_scheduler.overlap import (
 from pointsman_scheduler.replica import Replica
 from tests.support.events import BLOCK, joined, removed, reported, stored
 from tests.support.leading import leader_of, place
+from tests.support.settable_clock import StandingClock
 
 POOL = PoolName("default")
 SECRET = "a secret"
@@ -54,15 +53,10 @@ NAMES = ("a", "b", "c")
 LENGTH = 6
 
 
-class Steps(ScaledClock):
+class Steps(StandingClock):
     """Wall time that stands still, and CPU time that passes, wall time with it, `step` seconds whenever it is looked at."""
 
     step = 0.0
-    at = 100.0
-
-    @override
-    def wall(self) -> WallSeconds:
-        return WallSeconds(self.at)
 
     def cpu(self) -> float:
         self.at += self.step

@@ -3,18 +3,17 @@
 from typing import cast
 
 import pytest
-from typing_extensions import override
 
-from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestsRefused
 from pointsman.contracts.reasons import RejectReason
 from pointsman.ports import EventLog
-from pointsman.primitives import EngineSeconds, RequestId, Term, WallSeconds
+from pointsman.primitives import RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.workload import Workload
 from pointsman_scheduler.overload import LOG_LOAD_PART, REQUESTS_PART, Overload
 from tests.support.events import route
+from tests.support.settable_clock import StandingClock
 
 TERM = Term(7)
 
@@ -23,23 +22,9 @@ class Log:
     write_load = 0.0
 
 
-class SteppedClock(ScaledClock):
-    """At a wall time that a test sets."""
-
-    at = 1000.0
-
-    @override
-    def wall(self) -> WallSeconds:
-        return WallSeconds(self.at)
-
-    @override
-    def now(self) -> EngineSeconds:
-        return self.at * self.speed
-
-
 class World:
     def __init__(self, speed: float = 1.0) -> None:
-        self.clock = SteppedClock(speed)
+        self.clock = StandingClock(speed)
         self.board = HealthBoard(pool="p")
         self.log = Log()
         self.load = Overload(cast(EventLog, self.log), self.clock, self.board, "scheduler-1")

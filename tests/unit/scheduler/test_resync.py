@@ -5,9 +5,7 @@ from itertools import pairwise
 from typing import cast
 
 import pytest
-from typing_extensions import override
 
-from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import AnyCommand, LogEvent
 from pointsman.contracts.commands import ResyncAnswered, ResyncCache
 from pointsman.contracts.fleet import InstanceReported
@@ -19,18 +17,9 @@ from pointsman_scheduler.leader import Candidacy
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.resync import AT_ONCE_MAX, PERIOD_WALL_SECONDS, RETRY_WALL_SECONDS_MAX, Resync
 from tests.support.events import joined, reported, stored
+from tests.support.settable_clock import StandingClock
 
 REFUSED = Epoch(99)
-
-
-class SteppedClock(ScaledClock):
-    """At a wall time that a test sets."""
-
-    at = WallSeconds(1000.0)
-
-    @override
-    def wall(self) -> WallSeconds:
-        return self.at
 
 
 class Workers:
@@ -65,7 +54,7 @@ class World:
         for name in in_doubt:
             self.apply(joined(name), stored(name, 1, [1]), stored(name, 3, [2]))
         self.workers = Workers()
-        self.clock = SteppedClock()
+        self.clock = StandingClock()
         self.resync = Resync(
             leader=cast(Candidacy, None),
             replica=cast(Replica, self),
@@ -111,8 +100,8 @@ async def test_who_does_not_answer_is_asked_ever_more_rarely_and_who_answers_eac
     for _ in range(120):
         asked = await world.round()
         assert "well" in asked
-        asked_at += [world.clock.at] * ("hung" in asked)
-        world.clock.at += PERIOD_WALL_SECONDS
+        asked_at += [world.clock.wall()] * ("hung" in asked)
+        world.clock.at += float(PERIOD_WALL_SECONDS)
 
     waits = [later - earlier for earlier, later in pairwise(asked_at)]
     assert waits[0] <= 2 * PERIOD_WALL_SECONDS

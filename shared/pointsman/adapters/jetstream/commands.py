@@ -4,13 +4,13 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
 from typing_extensions import override
 
-from pointsman.adapters.command_decoding import decoded_answer, decoding, encoded
+from pointsman.adapters.command_decoding import DecodingCommands
 from pointsman.adapters.jetstream.connection import (
     NO_RESPONDERS,
     Connection,
@@ -27,8 +27,6 @@ from pointsman.contracts.codec import EVENT_ROOM_BYTES, AnyCommand, encode
 from pointsman.contracts.permissions import INBOX, JETSTREAM_API, MAPPED_REPLY, SERVICE_API
 from pointsman.contracts.subjects import covers
 from pointsman.ports import (
-    CommandHandler,
-    Commands,
     CommandTimeoutError,
     CommandTooLargeError,
     ForbiddenError,
@@ -119,13 +117,13 @@ def _fail(answer: asyncio.Future[Message], reason: str) -> None:
         answer.set_exception(CommandTimeoutError(reason))
 
 
-class JetStreamCommands(Commands):
+class JetStreamCommands(DecodingCommands):
     """Handles the commands of a subject one at a time."""
 
     def __init__(self, connection: Connection, requests: Requests, listener: LogListener) -> None:
+        super().__init__(listener)
         self._connection = connection
         self._requests = requests
-        self._listener = listener
 
     @property
     @override
@@ -133,27 +131,12 @@ class JetStreamCommands(Commands):
         return self._connection.connected
 
     @override
-    async def request(self, subject: str, command: AnyCommand, *, timeout: WallSeconds) -> AnyCommand:
-        payload = encoded(command, self._listener)
-        answer = await self._requests.request(subject, payload, float(timeout), room=EVENT_ROOM_BYTES)
-        return decoded_answer(subject, answer, self._listener)
-
-    @override
     async def request_bytes(self, subject: str, payload: bytes, *, timeout: WallSeconds) -> bytes:
         return await self._requests.request(subject, payload, float(timeout), room=EVENT_ROOM_BYTES)
 
     @override
-    def serve(self, subject: str, handler: CommandHandler) -> AbstractAsyncContextManager[None]:
-        return self._serving(subject, decoding(handler, self._listener), "")
-
-    @override
-    def serve_payloads(
-        self, subject: str, handler: PayloadHandler, *, queue: str = ""
-    ) -> AbstractAsyncContextManager[None]:
-        return self._serving(subject, handler, queue)
-
     @asynccontextmanager
-    async def _serving(self, subject: str, handler: PayloadHandler, queue: str) -> AsyncIterator[None]:
+    async def serve_payloads(self, subject: str, handler: PayloadHandler, *, queue: str = "") -> AsyncIterator[None]:
         waiting = _WaitingCommands()
 
         def on_message(message: Message) -> None:

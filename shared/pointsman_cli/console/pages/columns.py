@@ -21,7 +21,7 @@ from pointsman_cli.console.pages.cells import (
     state,
     text,
 )
-from pointsman_cli.console.pages.health import PACE_WARNING
+from pointsman_cli.console.pages.health import GOODPUT_WARNING, PACE_WARNING
 from pointsman_cli.console.pages.tables import Column, Table
 from pointsman_cli.console.views import FleetEventView, InstanceView, MoveView, RequestView, ScaleView, TenantView
 
@@ -58,8 +58,8 @@ def _pace(engine: InstanceView) -> Markup:
     return bar(1.0, shown, "warning") if engine.pace >= PACE_WARNING else shown
 
 
-def _low(value: float | None, least: float) -> str:
-    return "warning" if value is not None and value < least else ""
+def _low(in_time: float | None) -> str:
+    return "warning" if in_time is not None and in_time < GOODPUT_WARNING else ""
 
 
 FLEET: Table[InstanceView] = Table(
@@ -83,7 +83,7 @@ FLEET: Table[InstanceView] = Table(
         Column("off", "Off by", lambda e: share(e.prediction_error), lambda e: e.prediction_error, "n",
                "Recent median error of predicted prefill times"),
         Column("hit", "Hit rate", lambda e: bar(e.hit_rate, share(e.hit_rate)), lambda e: e.hit_rate, "n", "Last minute, as delivered"),
-        Column("goodput", "In time", lambda e: bar(e.goodput, share(e.goodput), _low(e.goodput, 0.95)), lambda e: e.goodput, "n",
+        Column("goodput", "In time", lambda e: bar(e.goodput, share(e.goodput), _low(e.goodput)), lambda e: e.goodput, "n",
                "Share of the last minute's requests that were served in time"),
         Column("ttft", "TTFT, s", lambda e: seconds(e.ttft_p50), lambda e: e.ttft_p50, "n"),
         Column("ended", "Ended", lambda e: count(e.ended), lambda e: e.ended, "n"),
@@ -135,7 +135,7 @@ TENANTS: Table[TenantView] = Table(
     key="tenants",
     caption="Tenants, most prompt tokens first",
     identity=lambda t: key("t", t.tenant),
-    level=lambda t: _low(t.goodput, 0.95),
+    level=lambda t: _low(t.goodput),
     columns=(
         Column("tenant", "Tenant", lambda t: name_link("/requests?tenant={}", t.tenant) if t.tenant else Markup('<span class="muted">no name</span>'),
                lambda t: t.tenant, "wide"),
@@ -143,7 +143,7 @@ TENANTS: Table[TenantView] = Table(
         Column("weight", "Weight", lambda t: decimal(t.weight), lambda t: t.weight, "n"),
         Column("flight", "In flight", lambda t: count(t.in_flight), lambda t: t.in_flight, "n"),
         Column("arrived", "Arrived", lambda t: count(t.arrived), lambda t: t.arrived, "n"),
-        Column("goodput", "In time", lambda t: bar(t.goodput, share(t.goodput, 1), _low(t.goodput, 0.95)), lambda t: t.goodput, "n"),
+        Column("goodput", "In time", lambda t: bar(t.goodput, share(t.goodput, 1), _low(t.goodput)), lambda t: t.goodput, "n"),
         Column("late", "Late", lambda t: count(t.late), lambda t: t.late, "n"),
         Column("rejected", "Rejected", lambda t: count(t.rejected), lambda t: t.rejected, "n"),
         Column("failed", "Failed", lambda t: count(t.failed), lambda t: t.failed, "n"),

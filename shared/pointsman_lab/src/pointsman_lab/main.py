@@ -37,11 +37,6 @@ COMMANDS = {
         "mutation_command",
         "Plant small defects and report which of them unit tests and torture find.",
     ),
-    "elasticity": (
-        "pointsman_lab.elasticity.command",
-        "elasticity_command",
-        "Show how a fleet grows under load and shrinks after it.",
-    ),
     "tenants": (
         "pointsman_lab.tenants.command",
         "tenants_command",

@@ -2,16 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from typing_extensions import override
 
-from pointsman.adapters.command_decoding import decoded_answer, decoding, encoded
+from pointsman.adapters.command_decoding import DecodingCommands
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.codec import AnyCommand, encode
 from pointsman.contracts.subjects import any_actor
-from pointsman.ports import CommandHandler, Commands, CommandTimeoutError, NoResponderError, PayloadHandler
+from pointsman.ports import CommandTimeoutError, NoResponderError, PayloadHandler
 from pointsman.primitives import WallSeconds
 
 COMMANDS_WAITING_MAX = 4096
@@ -80,21 +80,15 @@ class _Answer:
             self._answer.set_result(answer if isinstance(answer, bytes) else encode(answer))
 
 
-class MemoryCommands(Commands):
+class MemoryCommands(DecodingCommands):
     def __init__(self, bus: CommandBus, listener: LogListener) -> None:
+        super().__init__(listener)
         self._bus = bus
-        self._listener = listener
 
     @property
     @override
     def connected(self) -> bool:
         return self._bus.available()
-
-    @override
-    async def request(self, subject: str, command: AnyCommand, *, timeout: WallSeconds) -> AnyCommand:
-        payload = encoded(command, self._listener)
-        answer = await self.request_bytes(subject, payload, timeout=timeout)
-        return decoded_answer(subject, answer, self._listener)
 
     @override
     async def request_bytes(self, subject: str, payload: bytes, *, timeout: WallSeconds) -> bytes:
@@ -108,17 +102,8 @@ class MemoryCommands(Commands):
             raise CommandTimeoutError(no_answer) from error
 
     @override
-    def serve(self, subject: str, handler: CommandHandler) -> AbstractAsyncContextManager[None]:
-        return self._serving(subject, decoding(handler, self._listener), "")
-
-    @override
-    def serve_payloads(
-        self, subject: str, handler: PayloadHandler, *, queue: str = ""
-    ) -> AbstractAsyncContextManager[None]:
-        return self._serving(subject, handler, queue)
-
     @asynccontextmanager
-    async def _serving(self, subject: str, handler: PayloadHandler, queue: str) -> AsyncIterator[None]:
+    async def serve_payloads(self, subject: str, handler: PayloadHandler, *, queue: str = "") -> AsyncIterator[None]:
         served = _Service(subject, handler, self._listener, queue)
         work = asyncio.create_task(served.work())
         self._bus.serve(subject, served)

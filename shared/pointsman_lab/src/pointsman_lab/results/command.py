@@ -1,7 +1,5 @@
 """`pointsman-lab results`: runs the studies, writes `results.md`, its picture and its numbers."""
 
-import csv
-import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -15,7 +13,7 @@ from rich.console import Console
 from pointsman_cli.options import COUNT
 from pointsman_cli.output_file import write_file
 from pointsman_cli.simulate.experiment import CellResult
-from pointsman_lab.results.numbers import METRICS, Numbers
+from pointsman_lab.results.numbers import Numbers
 from pointsman_lab.results.page import page
 from pointsman_lab.results.runs import Runs, run_studies
 from pointsman_lab.results.studies import measurements, studies
@@ -25,7 +23,7 @@ from pointsman_lab.results.tables import study_section
 
 DOCS = Path("docs")
 PICTURES = "results"
-NUMBERS, ROWS = "results.json", "results.csv"
+NUMBERS = "results.json"
 
 
 @click.command("results", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -167,19 +165,7 @@ def _write_page(directory: Path, traces: Path, numbers: Numbers, console: Consol
     except KeyError as error:
         message = f"{directory / PICTURES / NUMBERS} lacks {error}: run it with --only and --add"
         raise click.ClickException(message) from error
-    _write(directory / PICTURES / ROWS, csv_of(numbers), console)
     _write(directory / "results.md", text.encode(), console)
-
-
-def csv_of(numbers: Numbers) -> bytes:
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(["study", "row", "rate", "capacity", *METRICS])
-    for key, study in numbers.studies.items():
-        for point in study.points:
-            metrics = [point.metrics.get(name, "") for name in METRICS]
-            lines.writerow([key, point.row, f"{point.rate:g}", f"{point.mean:.4f}", *metrics])
-    return text.getvalue().encode()
 
 
 def _write(file: Path, content: bytes, console: Console) -> None:

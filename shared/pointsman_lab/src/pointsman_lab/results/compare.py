@@ -11,7 +11,6 @@ from pointsman_lab.results.verdict import NEAR_POINTS, Duel
 
 DEFAULT = " + ".join(LIVE_DEFAULT)
 ALONE = "fcfs + none"
-TRACES = ("conversation", "tools")
 NO_ADMISSION = ("placement-", "generated-")
 WITH_ADMISSION = ("admission-", "default-")
 

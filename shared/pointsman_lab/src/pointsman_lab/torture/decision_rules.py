@@ -24,7 +24,7 @@ from pointsman.contracts.fleet import (
     InstanceUndrained,
     InstanceUnejected,
 )
-from pointsman.contracts.reasons import MoveRefusal, RejectReason
+from pointsman.contracts.reasons import MoveRefusal
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled
 from pointsman.primitives import EngineSeconds, Sequence
 from pointsman_lab.torture.network import Stored
@@ -37,7 +37,6 @@ ROUND_MOVES_MAX = 64
 REBOUND_MAX = 8
 CLOCKS_APART_SECONDS: EngineSeconds = 5.0
 SWITCH_SECONDS: EngineSeconds = 10.0
-LATE = (RejectReason.SLO_TTFT, RejectReason.SLO_UNREACHABLE)
 
 
 class DecisionRules(PlacementRules):

@@ -13,11 +13,11 @@ from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance, Knowledge
 from pointsman.state.state import State
 from pointsman_lab.torture.network import Stored
+from pointsman_lab.torture.placement_rules import SAME
 from pointsman_lab.torture.pool_model import PoolModel
 from pointsman_lab.torture.pool_records import DECODING, HANDED_OVER, PENDING, PREFILL, ModelledInstance
 
 WHOLE_CHECK_EVERY = 64
-SAME = {"rel_tol": 1e-6, "abs_tol": 1e-6}
 
 
 class ReferenceModel:

@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from typing_extensions import override
 
-from pointsman.adapters.command_decoding import decoded_answer, decoding
+from pointsman.adapters.command_decoding import DecodingCommands
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.codec import AnyCommand, LogEvent, UndecodableError, encode
 from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestHandedOver
@@ -15,8 +15,6 @@ from pointsman.ports import (
     CheckpointLabel,
     Checkpoints,
     Clock,
-    CommandHandler,
-    Commands,
     EventLog,
     Fence,
     Lease,
@@ -129,8 +127,9 @@ class SimulatedLog(EventLog):
             yield found
 
 
-class SimulatedCommands(Commands):
+class SimulatedCommands(DecodingCommands):
     def __init__(self, link: Link) -> None:
+        super().__init__(LogListener())
         self._link = link
 
     @property
@@ -139,26 +138,13 @@ class SimulatedCommands(Commands):
         return self._link.connected
 
     @override
-    async def request(self, subject: str, command: AnyCommand, *, timeout: WallSeconds) -> AnyCommand:
-        return decoded_answer(subject, await self._link.ask(subject, encode(command), float(timeout)), LogListener())
-
-    @override
     async def request_bytes(self, subject: str, payload: bytes, *, timeout: WallSeconds) -> bytes:
         return await self._link.ask(subject, payload, float(timeout))
 
     @override
-    def serve(self, subject: str, handler: CommandHandler) -> AbstractAsyncContextManager[None]:
-        return self._serving(subject, decoding(handler, LogListener()))
-
-    @override
-    def serve_payloads(
-        self, subject: str, handler: PayloadHandler, *, queue: str = ""
-    ) -> AbstractAsyncContextManager[None]:
-        """Nobody asks here, so nobody is chosen."""
-        return self._serving(subject, handler)
-
     @asynccontextmanager
-    async def _serving(self, subject: str, handler: PayloadHandler) -> AsyncIterator[None]:
+    async def serve_payloads(self, subject: str, handler: PayloadHandler, *, queue: str = "") -> AsyncIterator[None]:
+        """Nobody asks here, so nobody is chosen."""
         served = _Served(self._link, subject, handler)
         work = asyncio.create_task(served.work())
         self._link.network.serve(subject, served)

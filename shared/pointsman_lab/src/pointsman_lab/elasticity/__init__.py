@@ -1,1 +1,0 @@
-"""`pointsman-lab elasticity`: how a fleet of real processes scales under a load that doubles and halves."""
