@@ -1,12 +1,15 @@
-"""The API as an ASGI application: a dictionary sends engine endpoints to `Gateway.serve`, FastAPI (slow) routes the
+"""The API as an ASGI application: a dictionary sends engine endpoints to `Gateway.serve`, Starlette (slow) routes the
 models. Health, metrics and the API's description are on the admin port."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request, Response
-from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from pointsman.runtime.health import AsgiApp, Receive, Scope, Send
 from pointsman_ingress.endpoints import BY_PATH
@@ -33,7 +36,7 @@ class IngressApps:
 
 
 def ingress_app(*, gateway: Gateway, pools: Pools, authentication: Authentication) -> AsgiApp:
-    rest = _fastapi(pools, authentication)
+    rest = _models(pools, authentication)
     endpoints, serve = {path.encode(): endpoint for path, endpoint in BY_PATH.items()}, gateway.serve
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,27 +55,22 @@ def ingress_app(*, gateway: Gateway, pools: Pools, authentication: Authenticatio
     return app
 
 
-def _fastapi(pools: Pools, authentication: Authentication) -> FastAPI:
-    app = FastAPI(
-        openapi_url=None,
-        redirect_slashes=False,
-        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},  # ours are the spans
-    )
-
-    @app.get("/v1/models")
-    async def list_models(request: Request) -> dict[str, Any]:
+def _models(pools: Pools, authentication: Authentication) -> Starlette:
+    async def list_models(request: Request) -> Response:
         """The models that the client may use, of all pools; LoRA adapters have their base model as `parent`."""
         identity = await authentication.identity(dict(request.scope["headers"]))
         shown = [found for found in pools.offered() if identity is None or identity.may_use(found[1].name)]
-        return {"object": "list", "data": [_card(pool, model) for pool, model in shown]}
+        return JSONResponse({"object": "list", "data": [_card(pool, model) for pool, model in shown]})
 
-    @app.get("/v1/models/{name:path}")
-    async def describe_model(name: str, request: Request) -> dict[str, Any]:
+    async def describe_model(request: Request) -> Response:
         identity = await authentication.identity(dict(request.scope["headers"]))
-        return _card(*pools.find(name, identity))
+        return JSONResponse(_card(*pools.find(request.path_params["name"], identity)))
 
-    app.add_exception_handler(ApiError, _api_error)
-    app.add_exception_handler(StarletteHTTPException, _http_error)
+    app = Starlette(
+        routes=[Route("/v1/models", list_models), Route("/v1/models/{name:path}", describe_model)],
+        exception_handlers={ApiError: _api_error, HTTPException: _http_error},
+    )
+    app.router.redirect_slashes = False
     return app
 
 
@@ -96,7 +94,7 @@ def _api_error(_request: Request, error: Exception) -> Response:
 
 
 def _http_error(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException | StarletteHTTPException)
+    assert isinstance(error, HTTPException)
     code, message = _MESSAGES.get(error.status_code, ("invalid_request", f"{error.detail}."))
     body = OPENAI_ERRORS.body(ApiError(error.status_code, code, message))
     return Response(body, error.status_code, error.headers, media_type="application/json")

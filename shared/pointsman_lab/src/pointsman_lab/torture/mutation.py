@@ -31,7 +31,7 @@ LIBRARIES = (
     "pytest",
     "hypothesis",
     "msgspec",
-    "fastapi",
+    "starlette",
     "aiohttp",
     "structlog",
     "prometheus_client",
