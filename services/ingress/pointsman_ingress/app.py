@@ -1,15 +1,12 @@
-"""The API as an ASGI application: a dictionary sends engine endpoints to `Gateway.serve`, Starlette (slow) routes the
+"""The API as an ASGI application: a dictionary sends engine endpoints to `Gateway.serve`, FastAPI (slow) routes the
 models. Health, metrics and the API's description are on the admin port."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from fastapi import FastAPI, HTTPException, Request, Response
+from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from pointsman.runtime.health import AsgiApp, Receive, Scope, Send
 from pointsman_ingress.endpoints import BY_PATH
@@ -36,7 +33,7 @@ class IngressApps:
 
 
 def ingress_app(*, gateway: Gateway, pools: Pools, authentication: Authentication) -> AsgiApp:
-    rest = _models(pools, authentication)
+    rest = _fastapi(pools, authentication)
     endpoints, serve = {path.encode(): endpoint for path, endpoint in BY_PATH.items()}, gateway.serve
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,22 +52,27 @@ def ingress_app(*, gateway: Gateway, pools: Pools, authentication: Authenticatio
     return app
 
 
-def _models(pools: Pools, authentication: Authentication) -> Starlette:
-    async def list_models(request: Request) -> Response:
+def _fastapi(pools: Pools, authentication: Authentication) -> FastAPI:
+    app = FastAPI(
+        openapi_url=None,
+        redirect_slashes=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},  # ours are the spans
+    )
+
+    @app.get("/v1/models")
+    async def list_models(request: Request) -> dict[str, Any]:
         """The models that the client may use, of all pools; LoRA adapters have their base model as `parent`."""
         identity = await authentication.identity(dict(request.scope["headers"]))
         shown = [found for found in pools.offered() if identity is None or identity.may_use(found[1].name)]
-        return JSONResponse({"object": "list", "data": [_card(pool, model) for pool, model in shown]})
+        return {"object": "list", "data": [_card(pool, model) for pool, model in shown]}
 
-    async def describe_model(request: Request) -> Response:
+    @app.get("/v1/models/{name:path}")
+    async def describe_model(name: str, request: Request) -> dict[str, Any]:
         identity = await authentication.identity(dict(request.scope["headers"]))
-        return JSONResponse(_card(*pools.find(request.path_params["name"], identity)))
+        return _card(*pools.find(name, identity))
 
-    app = Starlette(
-        routes=[Route("/v1/models", list_models), Route("/v1/models/{name:path}", describe_model)],
-        exception_handlers={ApiError: _api_error, HTTPException: _http_error},
-    )
-    app.router.redirect_slashes = False
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(StarletteHTTPException, _http_error)
     return app
 
 
@@ -94,7 +96,7 @@ def _api_error(_request: Request, error: Exception) -> Response:
 
 
 def _http_error(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+    assert isinstance(error, HTTPException | StarletteHTTPException)
     code, message = _MESSAGES.get(error.status_code, ("invalid_request", f"{error.detail}."))
     body = OPENAI_ERRORS.body(ApiError(error.status_code, code, message))
     return Response(body, error.status_code, error.headers, media_type="application/json")

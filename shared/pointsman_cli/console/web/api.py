@@ -7,9 +7,7 @@ from importlib.metadata import version
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from fastapi import APIRouter, Request, Response
 
 from pointsman_cli.console.jobs.views import DoctorView, RequestPageView, WhatIfChange, WhatIfRun, WhatIfView
 from pointsman_cli.console.page_views import NotThereError, PageViews, is_absent
@@ -75,7 +73,9 @@ CHANGES: dict[str, tuple[type[View] | None, type[View], str, bool]] = {
 """Body, answer, summary, and whether it acts on the fleet."""
 
 
-def api_routes(console: PageViews, guard: Guard) -> list[Route]:
+def api_router(console: PageViews, guard: Guard) -> APIRouter:
+    router = APIRouter()
+
     async def read(request: Request) -> Response:
         if not visit_of(request, guard).reads:
             raise RefusedError(READING_NEEDS_A_TOKEN)
@@ -117,6 +117,9 @@ def api_routes(console: PageViews, guard: Guard) -> list[Route]:
         visit_of(request, guard, changes=True, acts=True)
         return _acted(await console.actions.scale(str((await _body(request, Scale)).wanted)))
 
+    for path in READS:
+        router.add_api_route(route_of(path), read, methods=["GET"])
+    router.add_api_route("/api/openapi.json", document, methods=["GET"])
     handlers: dict[str, Callable[[Request], Any]] = {
         "/api/doctor": examine,
         "/api/what-if": start,
@@ -125,11 +128,9 @@ def api_routes(console: PageViews, guard: Guard) -> list[Route]:
         "/api/instances/{id}/undrain": drain,
         "/api/scale": scale,
     }
-    return [
-        *(Route(route_of(path), read) for path in READS),
-        Route("/api/openapi.json", document),
-        *(Route(path, handler, methods=["POST"]) for path, handler in handlers.items()),
-    ]
+    for path, handler in handlers.items():
+        router.add_api_route(path, handler, methods=["POST"])
+    return router
 
 
 def _acted(result: ActionView) -> Response:

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
 import msgspec
+from fastapi import Request, Response
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
-from starlette.responses import Response
 
 from pointsman.runtime.health import AsgiApp, Receive, Scope, Send
 from pointsman_cli.console.views import ProblemView, Session, View

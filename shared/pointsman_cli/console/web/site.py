@@ -7,18 +7,16 @@ from importlib.resources import files
 from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from fastapi import APIRouter, FastAPI, Request, Response
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.responses import StreamingResponse
 
 from pointsman.runtime.health import AsgiApp, HealthBoard, Receive, Scope, Send
 from pointsman_cli.console.page_views import BadQueryError, NotThereError, PageViews, is_absent
 from pointsman_cli.console.pages.live import Parts
 from pointsman_cli.console.pages.rendering import Pages
 from pointsman_cli.console.views import ActionView, ProblemView, Session
-from pointsman_cli.console.web.api import api_routes, openapi_document
+from pointsman_cli.console.web.api import api_router, openapi_document
 from pointsman_cli.console.web.exchange import (
     RefusedError,
     Visit,
@@ -74,34 +72,37 @@ class Site:
         self._static = _static_files()
 
     def app(self) -> AsgiApp:
-        changes = {
-            "/actions/drain": self._drain,
-            "/actions/undrain": self._undrain,
-            "/actions/scale": self._scale,
-            "/doctor": self._examine,
-            "/what-if": self._start_what_if,
-            "/what-if/{id}/cancel": self._cancel_what_if,
-            "/sign-in": self._sign_in,
-            "/sign-out": self._sign_out,
-        }
-        app = Starlette(
-            routes=[
-                *api_routes(self._console, self._guard),
-                *(Route(route_of(path), self._page) for path in PAGES),
-                Route("/api", self._api_page),
-                Route("/sign-in", self._sign_in_page),
-                Route("/live", self._live),
-                Route("/static/{path:path}", self._static_file),
-                *(Route(path, handler, methods=["POST"]) for path, handler in changes.items()),
-            ],
-            exception_handlers={
-                RefusedError: self._refused,
-                NotThereError: self._not_there,
-                BadQueryError: self._bad_query,
-                HTTPException: self._http_error,
-            },
+        app = FastAPI(
+            openapi_url=None,
+            docs_url=None,
+            redoc_url=None,
+            redirect_slashes=False,
+            telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         )
-        app.router.redirect_slashes = False
+        app.include_router(api_router(self._console, self._guard))
+        router = APIRouter(include_in_schema=False)
+        for path in PAGES:
+            router.add_api_route(route_of(path), self._page, methods=["GET"])
+        router.add_api_route("/api", self._api_page, methods=["GET"])
+        router.add_api_route("/sign-in", self._sign_in_page, methods=["GET"])
+        router.add_api_route("/live", self._live, methods=["GET"])
+        router.add_api_route("/static/{path:path}", self._static_file, methods=["GET"])
+        for path, handler in (
+            ("/actions/drain", self._drain),
+            ("/actions/undrain", self._undrain),
+            ("/actions/scale", self._scale),
+            ("/doctor", self._examine),
+            ("/what-if", self._start_what_if),
+            ("/what-if/{id}/cancel", self._cancel_what_if),
+            ("/sign-in", self._sign_in),
+            ("/sign-out", self._sign_out),
+        ):
+            router.add_api_route(path, handler, methods=["POST"])
+        app.include_router(router)
+        app.add_exception_handler(RefusedError, self._refused)
+        app.add_exception_handler(NotThereError, self._not_there)
+        app.add_exception_handler(BadQueryError, self._bad_query)
+        app.add_exception_handler(StarletteHTTPException, self._http_error)
         return guarded(self._with_probes(app), self._guard)
 
     def _with_probes(self, app: AsgiApp) -> AsgiApp:
@@ -233,7 +234,7 @@ class Site:
     async def _static_file(self, request: Request) -> Response:
         found = self._static.get(request.path_params["path"])
         if found is None:
-            raise HTTPException(404)
+            raise StarletteHTTPException(404)
         headers = {
             "cache-control": "no-cache",
             "etag": found.tag,
@@ -253,7 +254,7 @@ class Site:
         return self._problem(request, Refusal(400, "invalid_query", str(error)))
 
     async def _http_error(self, request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
+        assert isinstance(error, StarletteHTTPException)
         return self._problem(request, Refusal(error.status_code, "http_error", str(error.detail)))
 
     def _problem(self, request: Request, refusal: Refusal) -> Response:

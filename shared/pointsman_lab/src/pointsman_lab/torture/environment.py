@@ -56,7 +56,7 @@ class Environment:
         self.note(f"VIOLATION {what}")
 
     def forget(self) -> None:
-        """Breaks reference cycles."""
+        """Breaks reference cycles: FastAPI's caches keep a part of every ingress alive."""
         self._directory.cleanup()
         for part in (*self.network.links, *self.runs, self.network, self):
             vars(part).clear()

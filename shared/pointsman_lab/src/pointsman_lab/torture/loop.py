@@ -119,7 +119,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     @override
     def close(self) -> None:
-        """Also releases the tasks."""
+        """Also releases the tasks: FastAPI's caches keep this loop alive."""
         super().close()
         self._tasks.clear()
 

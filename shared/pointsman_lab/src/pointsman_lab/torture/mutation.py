@@ -31,7 +31,7 @@ LIBRARIES = (
     "pytest",
     "hypothesis",
     "msgspec",
-    "starlette",
+    "fastapi",
     "aiohttp",
     "structlog",
     "prometheus_client",
