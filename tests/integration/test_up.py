@@ -41,7 +41,7 @@ from pointsman_cli.up.runner import STOP_SECONDS_MAX, STOP_STAGES, Condition, Fl
 from pointsman_cli.up.scripts import console_script, settings_type_of
 from pointsman_cli.up.settings import UpSettings, checked
 from pointsman_cli.vllm_cpu.home import EngineHome
-from pointsman_engine_sim.kv_transfer import parse_kv_transfer_config
+from pointsman_engine_sim.kv_connector import parse_kv_transfer_config
 from tests.support.events import fleet_described
 from tests.support.nats import running_nats
 from tests.support.up import POINTSMAN, START_SECONDS_MAX, RunningUp, plan_of, pointsman_up

@@ -12,7 +12,7 @@ from pointsman.runtime.health import Receive, Scope, Send, send_whole
 from pointsman_engine_sim import answers, embeddings, messages, openai_bodies, responses, scores
 from pointsman_engine_sim.engine import RequestAbortedError, prompt_hash
 from pointsman_engine_sim.generation import JSON, Answer, Generator
-from pointsman_engine_sim.kv_transfer import TRANSFER_PATH
+from pointsman_engine_sim.kv_connector import TRANSFER_PATH
 from pointsman_engine_sim.openai_bodies import AdapterBody, ApiError, ChatBody, DetokenizeBody, FetchBody, decoded
 
 log = structlog.get_logger()

@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -14,9 +15,11 @@ from pointsman.runtime.health import Receive, Scope, Send, send_whole
 from pointsman.simulation.block_cache import PromptIdentity
 from pointsman_engine_sim import answers, openai_bodies
 from pointsman_engine_sim.engine import EngineStoppedError, Generation, LiveEngine
-from pointsman_engine_sim.kv_transfer import KvTransfer
 from pointsman_engine_sim.metrics import EngineMetrics
 from pointsman_engine_sim.openai_bodies import ApiError, ChatBody, CompletionBody, TokenizeBody
+
+if TYPE_CHECKING:
+    from pointsman_engine_sim.kv_transfer import KvTransfer
 
 log = structlog.get_logger()
 
@@ -60,7 +63,7 @@ class Generator:
         tokenizer: Tokenizer,
         metrics: EngineMetrics,
         served: ServedModel,
-        transfer: KvTransfer | None = None,
+        transfer: "KvTransfer | None" = None,
     ) -> None:
         """`transfer`: the engine's connector; without one `kv_transfer_params` are ignored, as in vLLM."""
         self._engine = engine

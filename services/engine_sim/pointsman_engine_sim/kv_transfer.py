@@ -5,7 +5,7 @@ prefill only; the answer locates the blocks, held for `kv_hold_seconds`. {"do_re
 import asyncio
 import secrets
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -14,28 +14,12 @@ import structlog
 
 from pointsman.ports import Clock
 from pointsman.primitives import EngineSeconds, RequestId, Tokens
+from pointsman_engine_sim.kv_connector import TRANSFER_PATH
 from pointsman_engine_sim.openai_bodies import ApiError, FetchAnswer, FetchBody, TransferParams
 
 log = structlog.get_logger()
 
-TRANSFER_PATH = "/kv_transfer"
 ANSWER_WALL_SECONDS_MAX = 5.0
-
-
-class KvTransferConfig(msgspec.Struct, frozen=True):
-    kv_connector: str
-    kv_role: Literal["kv_both", "kv_producer", "kv_consumer"] = "kv_both"
-
-
-def parse_kv_transfer_config(text: str) -> KvTransferConfig | None:
-    """Empty: no connector. Raises ValueError."""
-    if not text:
-        return None
-    try:
-        return msgspec.json.decode(text, type=KvTransferConfig)
-    except msgspec.DecodeError as error:
-        msg = f"--kv-transfer-config: {error}"
-        raise ValueError(msg) from error
 
 
 class KvTransfer:

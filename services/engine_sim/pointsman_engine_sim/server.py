@@ -5,6 +5,7 @@ import contextlib
 import functools
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -20,12 +21,15 @@ from pointsman.state.engine_profiles import PROFILES
 from pointsman_engine_sim.app import EngineApp
 from pointsman_engine_sim.engine import LiveEngine
 from pointsman_engine_sim.generation import ServedModel
+from pointsman_engine_sim.kv_connector import parse_kv_transfer_config
 from pointsman_engine_sim.kv_events import EventFaults, KvEventPublisher, parse_kv_events_config
-from pointsman_engine_sim.kv_transfer import KvTransfer, parse_kv_transfer_config
 from pointsman_engine_sim.metrics import EngineMetrics
 from pointsman_engine_sim.misbehaviour import MisbehavingApp
 from pointsman_engine_sim.settings import EngineSimSettings
 from pointsman_engine_sim.wording import Wording
+
+if TYPE_CHECKING:
+    from pointsman_engine_sim.kv_transfer import KvTransfer
 
 log = structlog.get_logger()
 
@@ -141,9 +145,11 @@ def _publisher(settings: EngineSimSettings) -> KvEventPublisher | None:
     return KvEventPublisher(config, block_size=settings.block_size, faults=faults)
 
 
-def _transfer(settings: EngineSimSettings, clock: Clock, engine: LiveEngine) -> KvTransfer | None:
+def _transfer(settings: EngineSimSettings, clock: Clock, engine: LiveEngine) -> "KvTransfer | None":
     if parse_kv_transfer_config(settings.kv_transfer_config) is None:
         return None
+    from pointsman_engine_sim.kv_transfer import KvTransfer
+
     bytes_per_token = PROFILES[settings.engine_model].kv_bytes_per_token
     return KvTransfer(
         clock=clock,

@@ -1,1 +1,3 @@
 """The ingress service."""
+
+import pointsman  # noqa: F401 - before structlog

@@ -32,8 +32,6 @@ from pointsman_ingress.http.api_keys import ApiKeys
 from pointsman_ingress.http.authentication import Authentication
 from pointsman_ingress.http.call import BodyBudget, RequestIds
 from pointsman_ingress.http.cross_origin import served_to
-from pointsman_ingress.http.issuer_keys import IssuerKeys
-from pointsman_ingress.http.oidc import TokenVerifier
 from pointsman_ingress.key_probe import KeyProber
 from pointsman_ingress.metrics import forget_departed
 from pointsman_ingress.overlap import PATH as OVERLAP_PATH
@@ -173,6 +171,9 @@ def _authentication(
         keys = ApiKeys(settings.secret, clock, board)
         supervisor.start(keys.follow(access), name="api-keys")
     if settings.oidc_issuer:
+        from pointsman_ingress.http.issuer_keys import IssuerKeys  # they import cryptography, and few need them
+        from pointsman_ingress.http.oidc import TokenVerifier
+
         issuer_keys = IssuerKeys(
             settings.oidc_issuer, settings.oidc_jwks_url, clock, board, serves_without=settings.require_keys
         )

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import click
 
-from pointsman.adapters.providers.docker import ContainerTemplate, DockerProvider
-from pointsman.adapters.providers.kubernetes import KubernetesProvider
 from pointsman.adapters.providers.process import InstanceTemplate, ProcessProvider
 from pointsman.adapters.providers.static import StaticProvider
 from pointsman.ports import InstanceProvider, ProviderError, ProviderUnreachableError
@@ -27,6 +25,7 @@ def chosen_provider(settings: ScalerSettings) -> InstanceProvider:
 
 
 def _made(settings: ScalerSettings) -> InstanceProvider:
+    """A provider is imported where it is chosen."""
     match settings.provider:
         case "process":
             guard = Path(settings.engine_guard) if settings.engine_guard else None
@@ -38,6 +37,8 @@ def _made(settings: ScalerSettings) -> InstanceProvider:
             )
             return ProcessProvider(Path(settings.engine_directory).resolve(), template, PoolName(settings.pool))
         case "docker":
+            from pointsman.adapters.providers.docker import ContainerTemplate, DockerProvider
+
             containers = ContainerTemplate(
                 image=settings.docker_engine_image,
                 command=settings.docker_engine_command,
@@ -46,6 +47,8 @@ def _made(settings: ScalerSettings) -> InstanceProvider:
             )
             return DockerProvider(PoolName(settings.pool), containers)
         case "kubernetes":
+            from pointsman.adapters.providers.kubernetes import KubernetesProvider
+
             kind, _, name = settings.kubernetes_workload.partition("/")
             if kind not in ("deployment", "statefulset") or not name:
                 unknown = f"'{settings.kubernetes_workload}' is neither deployment/NAME nor statefulset/NAME"

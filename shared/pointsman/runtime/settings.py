@@ -27,7 +27,7 @@ CONFIG = "config"
 PUBLIC_SECRET = "pointsman-development"
 """The default; see `runtime.public_secret`."""
 FILE_SUFFIX = "_FILE"
-NATS_SCHEMES = ("nats", "tls", "ws", "wss")
+NATS_SCHEMES = ("nats", "tls")
 NATS_URL = "nats://127.0.0.1:4222"
 
 

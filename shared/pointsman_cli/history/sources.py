@@ -13,7 +13,6 @@ from pointsman.contracts.codec import short_reason
 from pointsman.runtime.settings import NATS_SCHEMES
 from pointsman.runtime.structured_logs import configure_logging
 from pointsman_cli.discovery import NoFleetError, fleet_settings, is_running
-from pointsman_cli.history.archive import ArchiveHistory
 from pointsman_cli.history.bundle import BundleHistory
 from pointsman_cli.history.entries import Header, History, HistoryError
 from pointsman_cli.history.live import LiveHistory
@@ -63,16 +62,22 @@ def _opened(place: str | None, pool: str | None) -> History:
     if place is None or is_live(place):
         return _live(place, pool)
     if "://" in place:
-        return ArchiveHistory(place, log=pool)
+        return _archive(place, pool)
     path = Path(place)
     if path.is_dir():
-        return ArchiveHistory(f"sqlite:///{path / ARCHIVE_FILE}", log=pool)
+        return _archive(f"sqlite:///{path / ARCHIVE_FILE}", pool)
     if not path.is_file():
         msg = f"there is no file {place}; name an archive, an exported bundle, a data directory or a URL"
         raise HistoryError(msg)
     if _begins_with(path, SQLITE_MAGIC):
-        return ArchiveHistory(f"sqlite:///{path}", log=pool)
+        return _archive(f"sqlite:///{path}", pool)
     return BundleHistory(path)
+
+
+def _archive(url: str, log: str | None) -> History:
+    from pointsman_cli.history.archive import ArchiveHistory  # SQLAlchemy, which no other source needs
+
+    return ArchiveHistory(url, log=log)
 
 
 def _live(place: str | None, pool: str | None) -> History:

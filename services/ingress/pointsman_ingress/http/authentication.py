@@ -3,21 +3,24 @@ Whatever is wrong with a credential, the answer is the same. Without credentials
 operator names their origin: a browser would send their requests from inside."""
 
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from pointsman.runtime.browser_requests import is_of_foreign_page
 from pointsman_ingress.http.api_keys import ApiKeys
 from pointsman_ingress.http.cross_origin import is_allowed
 from pointsman_ingress.http.errors import foreign_page, invalid_credential
 from pointsman_ingress.http.identity import Identity
-from pointsman_ingress.http.oidc import TokenVerifier
 from pointsman_ingress.http.request_headers import Headers
+
+if TYPE_CHECKING:
+    from pointsman_ingress.http.oidc import TokenVerifier
 
 
 class Authentication:
     """Without keys and tokens every request is admitted and names its own tenant."""
 
     def __init__(
-        self, keys: ApiKeys | None = None, tokens: TokenVerifier | None = None, *, origins: Collection[str] = ()
+        self, keys: ApiKeys | None = None, tokens: "TokenVerifier | None" = None, *, origins: Collection[str] = ()
     ) -> None:
         """`origins`: of pages that are served."""
         self._keys = keys

@@ -11,9 +11,6 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from nats.aio.client import Client, Srv
-from nats.aio.subscription import Subscription as ClientSubscription
-from nats.errors import Error as ClientError
 from typing_extensions import override
 
 from pointsman.adapters.jetstream.connection import (
@@ -29,6 +26,12 @@ from pointsman.adapters.jetstream.identity import Identity, IdentityError, is_re
 from pointsman.adapters.jetstream.wire import MessageSplitter, WireMessage, publication
 from pointsman.adapters.log_listener import LogListener
 from pointsman.adapters.tcp_ports import is_loopback
+from pointsman.optional_imports import without
+
+with without("aiohttp"):  # for WebSockets, which `_TolerantClient` cannot read
+    from nats.aio.client import Client, Srv
+    from nats.aio.subscription import Subscription as ClientSubscription
+    from nats.errors import Error as ClientError
 
 CONNECT_SECONDS_MAX = 2
 RECONNECT_SECONDS = 0.2
