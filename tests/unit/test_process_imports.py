@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-NOWHERE = {"pygments", "rich", "cryptography", "numpy", "kubernetes_asyncio", "docker"}
+NOWHERE = {"cryptography", "numpy", "kubernetes_asyncio", "docker"}
 
 
 @pytest.mark.parametrize(

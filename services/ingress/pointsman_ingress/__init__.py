@@ -1,3 +1,1 @@
 """The ingress service."""
-
-import pointsman  # noqa: F401 - before structlog

@@ -23,10 +23,10 @@ from pointsman.adapters.jetstream.connection import (
     UnsendableError,
 )
 from pointsman.adapters.jetstream.identity import Identity, IdentityError, is_refusal, refusal
+from pointsman.adapters.jetstream.optional_imports import without
 from pointsman.adapters.jetstream.wire import MessageSplitter, WireMessage, publication
 from pointsman.adapters.log_listener import LogListener
 from pointsman.adapters.tcp_ports import is_loopback
-from pointsman.optional_imports import without
 
 with without("aiohttp"):  # for WebSockets, which `_TolerantClient` cannot read
     from nats.aio.client import Client, Srv
