@@ -93,7 +93,7 @@ def test_set_gives_a_service_its_option_and_a_policy_setting_goes_to_the_service
 
 
 def test_the_engines_key_reaches_those_who_ask_engines_and_those_who_start_workers_and_nobody_else() -> None:
-    planned = [p for p in processes(plan_of(UpSettings(instances="1..2", engine_api_key="sk-1")))]
+    planned = list(processes(plan_of(UpSettings(instances="1..2", engine_api_key="sk-1"))))
     planned += processes(plan_of(UpSettings(instances="1", engine_api_key="sk-1")))
 
     knowing = {process.role for process in planned if process.environment.get("POINTSMAN_ENGINE_API_KEY") == "sk-1"}
