@@ -59,7 +59,7 @@ async def connected_link(
     *,
     name: str,
     error: type[click.ClickException] = NoAnswerError,
-    advice: str = "name the fleet with --from",
+    advice: str = "check it, or name another fleet with --from",
 ) -> AsyncIterator[Link]:
     """A link to the fleet's nats-server that writes nothing into the log. Raises `error`."""
     configure_logging("error", "text")

@@ -140,17 +140,14 @@ async def test_what_was_read_is_flushed_at_the_end(file: Path) -> None:
 async def test_requests_shows_one_row_for_each_request(file: Path) -> None:
     log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
     request, instance = RequestId("r1"), InstanceId("engine-2")
-    await log.append(
-        RequestArrived(at=10.5, request=request, arrived_at=10.25, ingress="i", tenant=Tenant("acme"), keys=b"",
-            prompt_tokens=640, max_output_tokens=5, slo_ttft=2.0, slo_tpot=0.1)
-    )  # fmt: skip
+    await log.append(_arrived(request, prompt_tokens=640))
     await log.append(
         RequestPlaced(at=10.5, request=request, instance=instance, hit_blocks=1, uncached_tokens=1, queue_seconds=0.0,
             prefill_seconds=0.2, predicted_ttft=0.45, policy="dualmap", settings={}, reason="hit", candidates=[])
     )  # fmt: skip
     await log.append(RequestGranted(at=10.6, request=request, instance=instance))
     await log.append(first_token("r1", "engine-2", at=11.0))
-    await log.append(replace(finished("r1", "engine-2", at=12.0), ttft=11.0))
+    await log.append(replace(finished("r1", "engine-2", at=12.0), ttft=11.0, prompt_tokens=640))
     await log.append(joined("engine-2"))
 
     async with recording(log, file):
@@ -162,13 +159,23 @@ async def test_requests_shows_one_row_for_each_request(file: Path) -> None:
     ]
 
 
+def _arrived(request: str, *, prompt_tokens: int) -> RequestArrived:
+    return RequestArrived(
+        at=10.5, request=RequestId(request), arrived_at=10.25, ingress="i", tenant=Tenant("acme"), keys=b"",
+        prompt_tokens=prompt_tokens, max_output_tokens=5, slo_ttft=2.0, slo_tpot=0.1,
+    )  # fmt: skip
+
+
 async def test_requests_shows_what_was_measured_and_not_what_a_leader_assumed(url: str) -> None:
-    """Of an answer that is not streamed a leader assumes when its first token came; -1 is no number of tokens."""
+    """Of an answer that is not streamed a leader assumes when its first token came, and its ingress may guess how long its
+    prompt is; -1 is no number of tokens."""
     log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
     stamp = Stamp(term=Term(1), number=1, as_of=0)
     told: list[LogEvent] = [
         replace(first_token("r1", "engine-2", at=11.0), stamp=stamp),
-        replace(finished("r1", "engine-2", at=10.0), cached_tokens=-1),
+        _arrived("r1", prompt_tokens=640),
+        replace(finished("r1", "engine-2", at=10.0), prompt_tokens=700, cached_tokens=-1),
+        _arrived("r2", prompt_tokens=320),
         first_token("r2", "engine-2", at=5.0),
     ]
 
@@ -178,10 +185,10 @@ async def test_requests_shows_what_was_measured_and_not_what_a_leader_assumed(ur
                 await log.append(event)
             await eventually(lambda: recorder.archived_sequence == len(told))
 
-        columns = "request, first_token_at, ttft, cached_tokens"
+        columns = "request, first_token_at, ttft, prompt_tokens, cached_tokens"
         assert await ask(archive, f"SELECT {columns} FROM requests ORDER BY request") == [
-            ("r1", None, 10.0, None),
-            ("r2", 5.0, 5.0, None),
+            ("r1", None, 10.0, 700, None),
+            ("r2", 5.0, 5.0, 320, None),
         ]
 
 

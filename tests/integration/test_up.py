@@ -92,6 +92,18 @@ def test_set_gives_a_service_its_option_and_a_policy_setting_goes_to_the_service
     assert not any("--rebind" in arguments for arguments in unasked.values())
 
 
+def test_the_engines_key_reaches_those_who_ask_engines_and_those_who_start_workers_and_nobody_else() -> None:
+    planned = list(processes(plan_of(UpSettings(instances="1..2", engine_api_key="sk-1"))))
+    planned += processes(plan_of(UpSettings(instances="1", engine_api_key="sk-1")))
+
+    knowing = {process.role for process in planned if process.environment.get("POINTSMAN_ENGINE_API_KEY") == "sk-1"}
+    assert knowing == {"ingress", "worker", "scaler"}
+    unset = processes(plan_of(UpSettings(instances="1")))
+    assert not any("POINTSMAN_ENGINE_API_KEY" in process.environment for process in unset), (
+        "its table would be overruled"
+    )
+
+
 def test_each_ingress_has_a_port_of_its_own() -> None:
     plan = replace(plan_of(UpSettings(ingresses=3, schedulers=2, port=9000)), ingress_ports=(9000, 9001, 9002))
     planned = {process.name: process for process in processes(plan)}

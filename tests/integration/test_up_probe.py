@@ -5,9 +5,10 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import click
 import pytest
 
-from pointsman_cli.up.probe import NoAnswerError, http_get
+from pointsman_cli.up.probe import NoAnswerError, http_get, model_of
 
 
 @asynccontextmanager
@@ -62,3 +63,25 @@ async def test_nobody_there_is_told() -> None:
 
     with pytest.raises(NoAnswerError, match="refused"):
         await http_get(url, timeout=5.0)
+
+
+async def test_an_engine_with_a_key_is_asked_with_it_and_without_says_how_to_give_it() -> None:
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        known = b"bearer sk-1\r\n" in asked[-1].lower()
+        body = b'{"data": [{"id": "m"}]}' if known else b""
+        status = b"200 OK" if known else b"401 Unauthorized"
+        writer.write(b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (status, len(body), body))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        assert await model_of(url, api_key="sk-1") == "m"
+        with pytest.raises(click.ClickException, match="401; give its key with POINTSMAN_ENGINE_API_KEY"):
+            await model_of(url, api_key="")
+
+    assert b"authorization" not in asked[-1].lower()

@@ -123,6 +123,7 @@ class FakeHttpEngine:
     away: bool = False
     completes: bool = True
     load_now: EngineLoad = field(default_factory=EngineLoad)
+    asked: int = 0
 
     async def describe(self) -> EngineFacts:
         await self.load()
@@ -137,6 +138,7 @@ class FakeHttpEngine:
         )
 
     async def load(self) -> EngineLoad:
+        self.asked += 1
         if self.away:
             raise EngineUnreachableError("refused", refused=True)
         return self.load_now
@@ -1133,7 +1135,11 @@ class ScriptedSource:
 
 
 def soon_expiring(
-    source: ScriptedSource, broker: MemoryBroker, *, report_seconds: WallSeconds = WallSeconds(0.05)
+    source: ScriptedSource,
+    broker: MemoryBroker,
+    *,
+    engine: FakeHttpEngine | None = None,
+    report_seconds: WallSeconds = WallSeconds(0.05),
 ) -> WorkerService:
     """A worker that gives blocks up after a tenth of a second."""
     clock = ScaledClock()
@@ -1145,7 +1151,7 @@ def soon_expiring(
         board=HealthBoard(),
         settings=WorkerSettings(block_tokens=2 * BLOCK, flush_ms=2.0, report_seconds=report_seconds),
         target=TARGET,
-        engine=FakeHttpEngine(),
+        engine=engine or FakeHttpEngine(),
         events=source,
         unconfirmed_wall_seconds=WallSeconds(0.1),
     )
@@ -1171,6 +1177,29 @@ async def test_what_is_in_doubt_is_given_up_although_the_log_is_away() -> None:
     await asyncio.gather(working, return_exceptions=True)
 
     assert given_up > 0
+
+
+async def test_an_engine_that_does_not_answer_is_not_offered_again_by_a_new_epoch() -> None:
+    """As it would be by blocks that nothing confirms meanwhile. They are given up once it answers."""
+    broker, engine, cache = MemoryBroker(PoolName("default")), FakeHttpEngine(), ScriptedCache()
+    source = ScriptedSource(replays=True, certain=True)
+    view, service = LogView(broker), soon_expiring(source, broker, engine=engine)
+    working = asyncio.create_task(service.run())
+    source.said.put_nowait(EngineAttached(exact=True))
+    payload = msgspec.msgpack.encode([0.0, [cache.store(tokens(1, blocks=2))], 0])
+    source.said.put_nowait(decode_batch(0, payload))
+    await until(view.held)
+    held, before, source.certain, engine.away, asked = view.held(), expired(), False, True, engine.asked
+    await until(lambda: engine.asked >= asked + 10)
+    away = len(view.of(InstanceJoined)), expired() - before
+    engine.away = False
+    await until(lambda: len(view.of(InstanceJoined)) == 2)
+    await service.leave("test over")
+    await asyncio.gather(working, return_exceptions=True)
+
+    assert held
+    assert away == (1, 0.0)
+    assert [joined.cache for joined in view.of(InstanceJoined)] == ["empty", "unknown"]
 
 
 def expired() -> float:

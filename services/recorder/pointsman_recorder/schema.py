@@ -76,6 +76,10 @@ def _requests(dialect: sa.Dialect) -> sa.Select[Any]:
     def number(kind: str, name: str) -> sa.ColumnElement[Any]:
         return sa.func.max(sa.case((events.c.type == kind, _number(dialect, name))))
 
+    def tokens(name: str) -> sa.ColumnElement[Any]:
+        """As the engine counted."""
+        return sa.func.nullif(number("RequestFinished", name), UNKNOWN_TOKENS)
+
     def at(*kinds: str) -> sa.ColumnElement[Any]:
         return sa.func.max(sa.case((events.c.type.in_(kinds), events.c.at)))
 
@@ -92,7 +96,7 @@ def _requests(dialect: sa.Dialect) -> sa.Select[Any]:
             word("RequestArrived", "tenant").label("tenant"),
             number("RequestArrived", "arrived_at").label("arrived_at"),
             number("RequestArrived", "slo_ttft").label("slo_ttft"),
-            number("RequestArrived", "prompt_tokens").label("prompt_tokens"),
+            sa.func.coalesce(tokens("prompt_tokens"), number("RequestArrived", "prompt_tokens")).label("prompt_tokens"),
             word("RequestPlaced", "policy").label("policy"),
             at("RequestPlaced").label("placed_at"),
             number("RequestPlaced", "predicted_ttft").label("predicted_ttft"),
@@ -103,8 +107,8 @@ def _requests(dialect: sa.Dialect) -> sa.Select[Any]:
             sa.func.coalesce(number("RequestFinished", "ttft"), first_token_after).label("ttft"),
             number("RequestFinished", "tpot").label("tpot"),
             number("RequestFinished", "e2e").label("e2e"),
-            sa.func.nullif(number("RequestFinished", "cached_tokens"), UNKNOWN_TOKENS).label("cached_tokens"),
-            sa.func.nullif(number("RequestFinished", "completion_tokens"), UNKNOWN_TOKENS).label("completion_tokens"),
+            tokens("cached_tokens").label("cached_tokens"),
+            tokens("completion_tokens").label("completion_tokens"),
             sa.func.max(sa.case((events.c.type.in_(ENDS), events.c.type))).label("end_type"),
             at(*ENDS).label("ended_at"),
             count("RequestPlaced").label("placements"),

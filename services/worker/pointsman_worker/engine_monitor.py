@@ -168,6 +168,7 @@ class EngineMonitor:
     def _on_unreachable(self, reason: str) -> None:
         self._board.missing(ENGINE_PART, reason)
         self.load = EngineLoad()
+        self._state.unreachable = True
         if self.serving:
             self.serving = False
             self._state.report_now()
@@ -177,4 +178,5 @@ class EngineMonitor:
         self._refused = False
         if not self._unfollowable:
             self.serving = True
+            self._state.unreachable = False
             self._board.restored(ENGINE_PART)

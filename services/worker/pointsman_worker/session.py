@@ -96,6 +96,8 @@ class SessionState:
     last_epoch: Epoch = field(default=Epoch(0))
     joined_epoch: Epoch = field(default=Epoch(0))
     withheld: str = ""
+    unreachable: bool = False
+    """The engine does not answer, or cannot be followed."""
     position: LogPosition = field(default_factory=LogPosition)
     undecodable: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -200,9 +202,10 @@ class SessionState:
         session.snapshot_due = True
 
     def expire(self) -> None:
-        """Also called per batch, because the writer blocks while the log is unavailable."""
+        """Also called per batch, because the writer blocks while the log is unavailable. Not while the engine does not
+        answer: an epoch that begins then would offer it to the leader, which grants all that waits before the next report."""
         session, now = self.session, float(self.clock.wall())
-        if session is None or session.translator is None:
+        if session is None or session.translator is None or self.unreachable:
             return
         translator = session.translator
         if not self.catching_up:
@@ -246,8 +249,8 @@ class SessionState:
             )
         except ValueError as error:
             msg = (
-                f"--block-tokens does not fit this engine: {error}; under pointsman up give a pool a number of its own with "
-                "#block_tokens=N in --also"
+                f"--block-tokens does not fit this engine: {error}; give a common multiple of the engines' block sizes, to a "
+                "further pool of pointsman up with #block_tokens=N in --also"
             )
             raise SettingsError(msg) from error
         if self.session is not None and self.session.translator is not None:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from typing_extensions import override
 
@@ -149,12 +149,13 @@ class EngineFailures(Examiner):
         share = failed / max(1, self._granted)
         parts = [f"failed {plural(failed, 'request')}, {share:.1%} of all that were sent to engines"] * bool(failed)
         parts += [f"was ejected {times(engine.ejected.total())}"] * bool(engine.ejected)
-        return self.finding(
+        found = self.finding(
             Severity.SERIOUS if out or share > TOUCHED_SHARE_MAX else Severity.WARNING,
             f"{name} {' and '.join(parts)}{self._end_of(instance)}",
             [*self._failures_of(engine, failed), *self._ejections_of(engine)],
             self._advice_on(name, engine),
         )
+        return replace(found, ongoing=out)
 
     def _advice_on(self, name: InstanceId, engine: _Engine) -> str:
         if engine.went_down:

@@ -122,7 +122,7 @@ async def run_fleet(settings: UpSettings, data: Path, config: Path | None, conso
             further=tuple(further),
         )
         _say_ignored(console, check_processes(plan, processes(plan)))
-        await _check_models(further)
+        await _check_models(further, settings.engine_api_key)
         await _check_nats(settings)
         if plan.console_port:
             _make_token(plan.console_token)
@@ -233,7 +233,7 @@ async def _leader_of(commands: Commands, pool: PoolName) -> str:
 
 async def _model(settings: UpSettings, engines: list[EngineAddress]) -> str:
     """The model by --model or the engines, which must all answer; empty if a command starts them."""
-    served = [await model_of(engine.url) for engine in engines]
+    served = [await model_of(engine.url, api_key=settings.engine_api_key) for engine in engines]
     if settings.model or not served:
         unasked = {SIMULATED_ENGINES: SIMULATED_MODEL, CPU_ENGINES: SERVED_MODEL}
         return settings.model or unasked.get(settings.kind, "")
@@ -243,10 +243,10 @@ async def _model(settings: UpSettings, engines: list[EngineAddress]) -> str:
     return served[0]
 
 
-async def _check_models(further: list[FurtherPool]) -> None:
+async def _check_models(further: list[FurtherPool], api_key: str) -> None:
     for pool in further:
         for engine in pool.addresses:
-            if (served := await model_of(engine.url)) != pool.model:
+            if (served := await model_of(engine.url, api_key=api_key)) != pool.model:
                 message = f"the engine {engine.url} serves {served}, not {pool.model}: see --also"
                 raise click.ClickException(message)
 

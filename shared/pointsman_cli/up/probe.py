@@ -16,15 +16,16 @@ class NoAnswerError(Exception):
     """No answer in time, or not HTTP."""
 
 
-async def http_get(url: str, *, timeout: float) -> tuple[int, bytes]:
+async def http_get(url: str, *, timeout: float, api_key: str = "") -> tuple[int, bytes]:
     """Status and body (at most 1 MiB) of a GET. Raises NoAnswerError. Uses no threads, since this process forks;
     imports aiohttp late (0.25 s)."""
     import aiohttp
 
+    headers = {"connection": "close"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as session,
-            session.get(url, allow_redirects=False, headers={"connection": "close"}) as answer,
+            session.get(url, allow_redirects=False, headers=headers) as answer,
         ):
             body = b""
             while len(body) < ANSWER_BYTES_MAX and (chunk := await answer.content.read(ANSWER_BYTES_MAX - len(body))):
@@ -54,13 +55,15 @@ async def accepts_connections(url: str, *, timeout: float) -> bool:
     return True
 
 
-async def model_of(url: str) -> str:
+async def model_of(url: str, *, api_key: str) -> str:
     """The first model that an engine serves. Raises click.ClickException."""
     try:
-        status, body = await http_get(f"{url}/v1/models", timeout=ENGINE_ANSWER_SECONDS)
+        status, body = await http_get(f"{url}/v1/models", timeout=ENGINE_ANSWER_SECONDS, api_key=api_key)
         if status == HTTPStatus.OK:
             return str(json.loads(body)["data"][0]["id"])
         problem = f"/v1/models answers {status}"
+        if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+            problem += "; give its key with POINTSMAN_ENGINE_API_KEY"
     except NoAnswerError as error:
         problem = str(error)
     except (ValueError, LookupError, TypeError):

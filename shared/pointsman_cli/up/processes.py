@@ -38,6 +38,8 @@ from pointsman_cli.up.settings import (
 
 SOCKET_PATH_MAX = 103  # of macOS; Linux takes 107
 REQUEST_PATH = frozenset({"scheduler", "ingress"})
+OF_ENGINES = frozenset({"ingress", "worker", "scaler"})
+"""They know the engines' key; a scaler gives it to the workers that it starts."""
 BEHIND_THE_REQUESTS = 10
 """Niceness of services that only follow the log; not of a scaler, since its engines would inherit it."""
 KV_TRANSFER_GB_PER_S = 12.5
@@ -277,6 +279,7 @@ def _common(plan: FleetPlan, role: str, host: str, port: int, instance: str = ""
             "speed": settings.speed,
             "block_tokens": plan.block_tokens if role != "ingress" else None,
             "secret": plan.secret,
+            "engine_api_key": (settings.engine_api_key or None) if role in OF_ENGINES else None,
             "host": host,
             "port": port,
             "config": plan.config,

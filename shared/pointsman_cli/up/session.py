@@ -132,7 +132,7 @@ class FleetSession:
 
     async def _model_of_ours(self) -> str:
         urls = [child.url for child in self._runner.children if child.role == "engine"]
-        return await model_of(urls[0]) if urls else ""
+        return await model_of(urls[0], api_key=self._plan.settings.engine_api_key) if urls else ""
 
     async def _tick(self, live: Live | None) -> None:
         while live is not None:

@@ -84,6 +84,7 @@ class UpSettings:
         None, "Command line of an engine, with placeholders {port}, {kv_events}, {index}, ... (docs/engines.md)."
     )
     engine_args: str = setting("", "More arguments of each engine started here.")
+    engine_api_key: str = setting("", "Key that the engines ask for (their --api-key).", secret=True)
     tokenizer: str | None = setting(
         None,
         "Directory with the model's tokenizer.json and chat template, or 'builtin'. Default: that of engines started "

@@ -689,6 +689,7 @@ def test_an_engine_that_fails_requests_is_named_with_the_evidence_whether_it_was
         failed = 5 if share else 14
         assert code == 1
         assert finding["severity"] == "serious"
+        assert finding["ongoing"] == bool(share)
         assert finding["what"].startswith(f"a failed {failed} requests, ")
         assert finding["what"].endswith(told)
         assert finding["evidence"][0].startswith(f"{failed} http_5xx 500; {failed} of {failed} requests sent there, ")
