@@ -376,10 +376,12 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class ProvidedInstance:
-    """A running instance, whether or not its engine answers. `age`: wall seconds since its start."""
+    """A running instance, whether or not its engine answers. `age`: wall seconds since its start. `problem`: what keeps it
+    from starting, as far as the provider knows."""
 
     instance: InstanceId
     age: Seconds
+    problem: str = ""
 
 
 class InstanceProvider(Protocol):

@@ -29,6 +29,11 @@ def rules(kind: Kind) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def waiting(reason: str, message: str | None) -> dict[str, Any]:
+    state = {"waiting": {"reason": reason} | ({"message": message} if message else {})}
+    return {"name": "engine", "image": "engine", "imageID": "", "ready": False, "restartCount": 0, "state": state}
+
+
 def annotations_of(pod: dict[str, Any]) -> dict[str, str]:
     return pod["metadata"].get("annotations") or {}
 
@@ -186,6 +191,26 @@ async def test_a_pod_that_is_not_ready_can_be_stopped(
     left = await names(provider)
 
     assert left == ["engine-0"]
+
+
+@pytest.mark.parametrize(
+    ("status", "problem"),
+    [
+        ({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU"}]}, "Unschedulable: no GPU"),
+        ({"containerStatuses": [waiting("ImagePullBackOff", "no such image")]}, "ImagePullBackOff: no such image"),
+        ({"initContainerStatuses": [waiting("CrashLoopBackOff", "back-off 10s")]}, "CrashLoopBackOff: back-off 10s"),
+        ({"containerStatuses": [waiting("ContainerCreating", None)]}, ""),
+        ({"conditions": [{"type": "PodScheduled", "status": "True"}]}, ""),
+    ],
+)  # fmt: skip
+async def test_what_keeps_a_pod_from_starting_is_told(
+    any_cluster: ClusterAdmin, monkeypatch: pytest.MonkeyPatch, status: dict[str, Any], problem: str
+) -> None:
+    engine, provider = await workload(any_cluster, "stateful_set", 2, monkeypatch)
+    await engine.admin.patch_status(f"{PODS}/engine-1", {"phase": "Pending", **status})
+    told = {provided.instance: provided.problem for provided in await provider.running()}
+
+    assert told == {"engine-0": "", "engine-1": problem}
 
 
 async def test_a_scale_that_another_changed_meanwhile_is_trouble_and_not_overwritten(

@@ -57,6 +57,7 @@ class EnginesInTheLog(InstanceProvider):
         self.kept: dict[InstanceId, int] = {}
         self.answering = True
         self.broken = ""
+        self.problems: dict[str, str] = {}
         self.down: set[InstanceId] = set()
         self.busy: set[InstanceId] = set()
         """With a request that an ingress placed alone."""
@@ -68,7 +69,7 @@ class EnginesInTheLog(InstanceProvider):
     async def running(self) -> list[ProvidedInstance]:
         if self.broken:
             raise ProviderError(self.broken)
-        return [ProvidedInstance(name, self.age) for name in self.kept]
+        return [ProvidedInstance(name, self.age, self.problems.get(name, "")) for name in self.kept]
 
     @override
     async def grow(self, total: int) -> None:
@@ -368,6 +369,23 @@ async def test_a_provider_in_trouble_is_told_of_and_the_pool_goes_on() -> None:
 
     assert answer.trouble == "no room on this machine"
     assert isinstance(granted, RouteGranted)
+
+
+@in_virtual_time
+async def test_what_keeps_an_engine_from_starting_is_told_until_it_starts() -> None:
+    async with pool() as (world, provider), running(scaler_of(world, provider, "s1")):
+        await settled(world, 1)
+        provider.answering = False
+        provider.problems = dict.fromkeys(["e2", "e3"], "no GPU is free\n" * 1000)
+        await scale(world, 3)
+        await asyncio.sleep(2.0)
+        during = await scale(world, None)
+        provider.problems = {}
+        await asyncio.sleep(2.0)
+        after = await scale(world, None)
+
+    assert during.trouble.startswith("2 of 3 engines do not start; e2: no GPU is free")
+    assert (during.coming, after.trouble) == (2, "")
 
 
 @in_virtual_time

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import structlog
 
 from pointsman.adapters.backoff import Backoff
+from pointsman.contracts.codec import short_reason
 from pointsman.contracts.commands import DrainAnswered, DrainInstance, UndrainInstance
 from pointsman.contracts.subjects import SCALER_ACTOR, admin_subject
 from pointsman.policies.scaling.decider import in_service
@@ -110,6 +111,11 @@ class StepRunner:
                 f"'{self.provider.name}' cannot size such a pool; run the scaler with --provider static"
             )
             raise ProviderError(refused)
+        if troubled := [p for p in provided if p.problem]:
+            first, count = troubled[0], len(troubled)
+            self.trouble.note(
+                short_reason(f"{count} of {len(provided)} engines do not start; {first.instance}: {first.problem}")
+            )
         status = self.status = self._pool_status(state, provided)
         steps = next_steps(
             state,

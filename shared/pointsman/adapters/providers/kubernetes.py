@@ -21,6 +21,7 @@ CALL_WALL_SECONDS = 10
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 LOWEST_COST = "-2147483648"
 ALIVE = ("Pending", "Running")
+STARTING = ("ContainerCreating", "PodInitializing")
 
 Kind = Literal["deployment", "stateful_set"]
 
@@ -42,7 +43,7 @@ class KubernetesProvider(InstanceProvider):
     async def running(self) -> list[ProvidedInstance]:
         async with self._connected() as api:
             pods = await self._pods(api, await self._scale(api))
-            return [ProvidedInstance(instance, _age(pod)) for instance, pod in pods.items()]
+            return [ProvidedInstance(instance, _age(pod), _problem(pod)) for instance, pod in pods.items()]
 
     @override
     async def grow(self, total: int) -> None:
@@ -145,3 +146,15 @@ def _stage(pod: Any) -> tuple[bool, bool, bool]:
 def _age(pod: Any) -> Seconds:
     created = pod.metadata.creation_timestamp
     return max(0.0, (datetime.now(UTC) - created).total_seconds()) if created else 0.0
+
+
+def _problem(pod: Any) -> str:
+    """No node takes it, or a container waits for more than its turn."""
+    for condition in pod.status.conditions or []:
+        if condition.type == "PodScheduled" and condition.status == "False":
+            return f"{condition.reason}: {condition.message}"
+    for container in [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]:
+        waiting = container.state and container.state.waiting
+        if waiting and waiting.reason not in STARTING:
+            return f"{waiting.reason}: {waiting.message}"
+    return ""
