@@ -732,6 +732,7 @@ CONTROL = Board(
                     "All should be 0.",
                     [
                         (f"sum (pointsman_log_writes_stalled{{{POOL}}})", "processes whose writes stall"),
+                        (highest("pointsman_log_copies_behind", "pool"), "copies of the log behind: {{pool}}"),
                         (events("pointsman_log_events_lost_total", "5m"), "events lost in 5 min"),
                         (
                             events("pointsman_scheduler_requests_refused_total", "5m", "reason"),

@@ -102,13 +102,15 @@ class LogReset:
 @dataclass(frozen=True, slots=True)
 class LogExtent:
     """`identity` changes when the stream is recreated; `last` is 0 for a log that was always empty, and the last entry that
-    there was, before `first`, for one whose entries have all expired. `bytes_max` is 0 if there is no limit."""
+    there was, before `first`, for one whose entries have all expired. `bytes_max` is 0 if there is no limit. `copies_behind`: servers whose
+    copy lacks the newest entries, or that are away."""
 
     identity: str
     first: Sequence
     last: Sequence
     bytes: int = 0
     bytes_max: int = 0
+    copies_behind: int = 0
 
     @property
     def end(self) -> Sequence:

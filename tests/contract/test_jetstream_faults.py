@@ -466,6 +466,19 @@ async def test_how_far_the_log_goes_is_believed_only_of_a_server_that_hears_a_ma
             await stream.extent()
 
 
+async def test_copies_of_the_log_that_lack_entries_are_counted() -> None:
+    """As a server without room on its disk answered, and one that had ended (measured)."""
+    full = {"name": "n1", "current": False, "active": 10_000_000, "lag": 2967}
+    ended = {"name": "n2", "current": False, "active": 0, "lag": 8}
+    well = {"name": "n3", "current": True, "active": 400_000}
+    for replicas, behind in (([], 0), ([well, well], 0), ([full, well], 1), ([ended, well], 1)):
+        cluster = {"cluster": {"leader": "n4", "replicas": replicas}}
+        answer = json.dumps({"created": "log", "config": {}, "state": {"first_seq": 1, "last_seq": 7}} | cluster)
+        stream = Stream(Answered(answer.encode()), POOL, StreamSettings())  # type: ignore[arg-type]
+
+        assert (await stream.extent()).copies_behind == behind
+
+
 async def test_an_answer_that_is_none_is_as_good_as_no_answer(quick: WindowSettings) -> None:
     """On a bus without users anybody may answer before the server does. The task that keeps the stream ended at that, unseen."""
     nonsense: Any = Answered(b"nonsense")

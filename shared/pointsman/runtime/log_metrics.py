@@ -23,5 +23,6 @@ async def measure_log(event_log: EventLog, clock: Clock, pool: PoolName, positio
             telemetry.LOG_LAST_SEQUENCE.labels(pool).set(extent.last)
             telemetry.LOG_BYTES.labels(pool).set(extent.bytes)
             telemetry.LOG_BYTES_LIMIT.labels(pool).set(extent.bytes_max)
+            telemetry.LOG_COPIES_BEHIND.labels(pool).set(extent.copies_behind)
             telemetry.LOG_LAG.labels(pool).set(max(0, extent.end - position()))
         await clock.sleep_wall(PERIOD_WALL_SECONDS)

@@ -484,6 +484,11 @@ LOG_BYTES = Gauge("pointsman_log_bytes", "Bytes that the log's stream holds.", [
 LOG_BYTES_LIMIT = Gauge(
     "pointsman_log_bytes_limit", "Bytes at which the log's stream drops its oldest entries; 0: no limit.", ["pool"]
 )
+LOG_COPIES_BEHIND = Gauge(
+    "pointsman_log_copies_behind",
+    "nats-servers whose copy of the log lacks the newest entries, or that are away.",
+    ["pool"],
+)
 LOG_RESETS = Counter(
     "pointsman_log_resets_total",
     "Times that reading started again because the log was recreated, cut, or dropped unread entries.",

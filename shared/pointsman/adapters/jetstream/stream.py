@@ -53,6 +53,7 @@ class _StreamState(msgspec.Struct):
 class _Peer(msgspec.Struct):
     active: int = 0
     """Nanoseconds since it was heard."""
+    current: bool = True
 
 
 class _Cluster(msgspec.Struct):
@@ -64,6 +65,10 @@ class _Cluster(msgspec.Struct):
         """False: the answer is of a leader that was cut off, and may be old; another may have been elected (seen for 10 s)."""
         heard = sum(peer.active <= SILENCE_SECONDS_MAX * NANOSECONDS for peer in self.replicas)
         return bool(self.leader) and 2 * (1 + heard) > 1 + len(self.replicas)
+
+    @property
+    def behind(self) -> int:
+        return sum(not peer.current for peer in self.replicas)
 
 
 class _StreamAnswer(msgspec.Struct):
@@ -274,4 +279,5 @@ def _extent(answer: _StreamAnswer) -> LogExtent:
         last=state.last_seq,
         bytes=state.bytes,
         bytes_max=limit if isinstance(limit, int) and limit > 0 else 0,
+        copies_behind=answer.cluster.behind if answer.cluster is not None else 0,
     )
