@@ -102,8 +102,8 @@ class LogReset:
 @dataclass(frozen=True, slots=True)
 class LogExtent:
     """`identity` changes when the stream is recreated; `last` is 0 for a log that was always empty, and the last entry that
-    there was, before `first`, for one whose entries have all expired. `bytes_max` is 0 if there is no limit. `copies_behind`: servers whose
-    copy lacks the newest entries, or that are away."""
+    there was, before `first`, for one whose entries have all expired. `bytes_max` is 0 if there is no limit.
+    `copies_behind`: servers whose copy lacks the newest entries, or that are away."""
 
     identity: str
     first: Sequence
