@@ -32,8 +32,9 @@ from pointsman_cli.doctor.verdict import verdict
 from pointsman_cli.formatting import plural
 from pointsman_cli.history.progress import shown
 from pointsman_cli.history.sources import History, open_history
-from pointsman_cli.history.start_point import beginning_of
-from pointsman_cli.options import CONTEXT, from_options, json_switch
+from pointsman_cli.history.start_point import beginning_at
+from pointsman_cli.history.time_options import moment_in
+from pointsman_cli.options import CONTEXT, from_options, json_switch, since_option
 from pointsman_cli.output_file import print_json
 from pointsman_cli.terminal import output_console, say, wall_span
 
@@ -62,12 +63,14 @@ STYLES = {Severity.SERIOUS: "bold red", Severity.WARNING: "yellow", Severity.NOT
 
 @click.command("doctor", context_settings=CONTEXT)
 @from_options
+@since_option
 @json_switch
-def doctor_command(place: str | None, pool: str | None, as_json: bool) -> None:
+def doctor_command(place: str | None, pool: str | None, since: str | None, as_json: bool) -> None:
     """Find problems in a log: findings with evidence and advice, most severe first.
 
     \b
       pointsman doctor                                        the running fleet's log, up to now
+      pointsman doctor --since 07:30                          what happened since then: a full log takes many minutes
       pointsman doctor --from incident.pmlog                  an exported bundle
       pointsman doctor --from .pointsman/archive.sqlite --json | jq '.findings[] | select(.severity == "serious")'
 
@@ -78,7 +81,7 @@ def doctor_command(place: str | None, pool: str | None, as_json: bool) -> None:
     """
     with open_history(place, pool) as history:
         settings = history.settings
-        beginning = beginning_of(history)
+        beginning = beginning_at(history, moment_in(history, since))
         entries = shown(history, "examining", beginning.start)
         examiners = examiners_of(history)
         if history.fleet is not None or history.unanswered:

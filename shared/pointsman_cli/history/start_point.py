@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass, replace
 
+from pointsman.policies.policy_set import policy_set
 from pointsman.primitives import Sequence
 from pointsman.simulation.replay import BaseState
+from pointsman.simulation.replay.folding import fold
 from pointsman.state.state import State
 from pointsman_cli.history.entries import History, HistoryError
+from pointsman_cli.history.progress import shown
 from pointsman_cli.history.time_options import Moment
 
 HOLES_SHOWN_MAX = 3
@@ -30,11 +33,30 @@ class StartPoint:
 
 def beginning_of(history: History, moment: Moment | None = None) -> StartPoint:
     """For a fold up to `moment`. Raises HistoryError."""
-    beginning = _beginning_of(history, moment)
+    return _noted(_beginning_of(history, moment), history)
+
+
+def beginning_at(history: History, since: Moment) -> StartPoint:
+    """For what happens from `since` on: folded up to there, from the newest checkpoint before it. Raises HistoryError."""
+    if since == Moment():
+        return beginning_of(history)
+    before = since if since.sequence is None else replace(since, sequence=since.sequence - 1)
+    known = history.known_before(history.header.last + 1)
+    while known is not None and before.is_behind(known.state, history):
+        known = history.known_before(known.state.sequence)
+    start = StartPoint(known, "") if known is not None else _beginning_of(history, before)
+    entries = shown(history, "folding what was before", start.start)
+    state = fold(entries, settings=history.settings, until=before.passed(), known=start.state)
+    base = BaseState(state, start.known.policies if start.known is not None else policy_set())
+    note = "; ".join(filter(None, (start.note, f"from entry {state.sequence + 1:,} on")))
+    return _noted(StartPoint(base, note, start.is_blind), history)
+
+
+def _noted(start: StartPoint, history: History) -> StartPoint:
     holes = history.holes[:HOLES_SHOWN_MAX]
     more = len(history.holes) - len(holes)
     missing = (*holes, f"and {more:,} more such holes") if more else holes
-    return replace(beginning, note="; ".join(filter(None, (beginning.note, *missing, history.others))))
+    return replace(start, note="; ".join(filter(None, (start.note, *missing, history.others))))
 
 
 def _beginning_of(history: History, moment: Moment | None) -> StartPoint:

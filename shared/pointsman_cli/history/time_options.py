@@ -1,5 +1,5 @@
-"""Moments of `--since` and `--until`. A time of day is local, within a day of the log's beginning. A time is reached where
-`LogTime` reaches it: an event with a wrong clock does not count."""
+"""Moments of `--since` and `--until`. A time of day is local: the first one in the log, or of a log that is still written the
+last one. A time is reached where `LogTime` reaches it: an event with a wrong clock does not count."""
 
 import itertools
 import re
@@ -86,7 +86,8 @@ def moment_in(history: History, text: str | None) -> Moment:
     if found := ENGINE_TIME.fullmatch(text):
         at = float(found[1])
     else:
-        at = engine_time_of(_wall_time(text, _beginning(history, speed, leader_at)), speed)
+        now = datetime.now().astimezone() if history.extent is not None else None
+        at = engine_time_of(_wall_time(text, _beginning(history, speed, leader_at), now), speed)
     return Moment(at=at, speed=speed, leader_at=leader_at)
 
 
@@ -106,7 +107,8 @@ def _beginning(history: History, speed: float, leader_at: EngineSeconds | None) 
     return wall_time(first.at if first else 0.0, speed)
 
 
-def _wall_time(text: str, beginning: datetime) -> EngineSeconds:
+def _wall_time(text: str, beginning: datetime, now: datetime | None) -> EngineSeconds:
+    """`now`: of a log that is still written."""
     try:
         if not TIME_OF_DAY.fullmatch(text):
             return datetime.fromisoformat(text).astimezone().timestamp()
@@ -121,5 +123,9 @@ def _wall_time(text: str, beginning: datetime) -> EngineSeconds:
     whole = (
         timedelta(seconds=1) if second_text and "." not in text else timedelta(minutes=1) if not second_text else None
     )
-    latest = moment + whole if whole else moment
-    return (moment if latest >= beginning else moment + timedelta(days=1)).timestamp()
+    latest, day = moment + whole if whole else moment, timedelta(days=1)
+    if latest < beginning:
+        moment += day
+    if now is not None:
+        moment += day * max(0, (now - moment) // day)
+    return moment.timestamp()

@@ -366,6 +366,20 @@ def test_a_planted_fault_is_serious_and_named(
     assert code == 1
 
 
+def test_what_was_before_since_is_known_and_not_examined(healthy: Entries, tmp_path: Path) -> None:
+    file = tmp_path / "log.pmlog"
+    entries = [*_with_second_end(healthy), *healthy[-1:]]
+    write_bundle(file, Header(pool="default", last=len(entries)), renumbered(entries))
+    arguments = ["doctor", "--from", str(file), "--json", "--since"]
+    results = [CliRunner().invoke(main, [*arguments, str(since)]) for since in (1, len(entries) - 1, len(entries))]
+    told = [json.loads(result.stdout) for result in results]
+
+    assert [result.exit_code for result in results] == [1, 1, 0]
+    assert [any("ended twice" in f["what"] for f in of["findings"]) for of in told] == [True, True, False]
+    assert [of["entries"] for of in told] == [len(entries), 2, 1]
+    assert told[2]["beginning"] == f"from entry {len(entries):,} on"
+
+
 ENGINE = InstanceId("engine-1")
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import LeaderElected, RequestPlaced
 from pointsman.contracts.subjects import subject_of
 from pointsman.policies.policy_set import policy_set
-from pointsman.ports import LogEntry
+from pointsman.ports import LogEntry, LogExtent
 from pointsman.primitives import PoolName, wall_time_of
-from pointsman.simulation.replay import fold, verify
+from pointsman.simulation.replay import BaseState, fold, verify
+from pointsman.state.checkpoint import state_digest
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.snapshot import describe
 from pointsman_cli.history.sources import Header, History, HistoryError, open_history
+from pointsman_cli.history.start_point import beginning_at
 from pointsman_cli.history.time_options import Moment, UpTo, moment_in
 from pointsman_cli.main import main
 from pointsman_cli.tap.command import Printer
@@ -219,12 +222,58 @@ def test_a_time_of_day_is_on_the_day_that_the_log_began_or_on_the_next(entries: 
     assert len(set(moments)) == 24
 
 
+def test_a_time_of_day_of_a_running_fleet_is_the_last_one(entries: list[LogEntry]) -> None:
+    """Its log may be a week long, and who is on call means today."""
+    history = Kept(entries)
+    history.extent = LogExtent("log", 1, len(entries))
+    day, now = 24 * 3600.0, datetime.now(UTC).timestamp()
+
+    moments = [moment_in(history, f"{hour:02}:30:15").at for hour in range(24)]
+
+    assert all(at is not None and now - day - 60 < wall_time_of(at, 1.0) <= now + 60 for at in moments)
+    assert len(set(moments)) == 24
+
+
 def test_a_moment_ends_before_the_first_entry_behind_it(entries: list[LogEntry]) -> None:
     at = entries[200].event.at  # type: ignore[union-attr]
     state = fold(entries, until=Moment(at=at).passed())
 
     assert state.last_at <= at
     assert fold(entries, until=Moment(sequence=77).passed()).sequence == 77
+
+
+class WithCheckpoints(Kept):
+    def __init__(self, entries: list[LogEntry], places: list[int]) -> None:
+        super().__init__(entries)
+        self.header = Header(first=1, last=len(entries), entries=len(entries))
+        self.places, self.began_at = places, [0]
+
+    @override
+    def known_before(self, sequence: int) -> BaseState | None:
+        older = [place for place in self.places if place < sequence]
+        return BaseState(fold(self._entries[: max(older)]), policy_set()) if older else None
+
+    @override
+    def entries(self, start: int = 1) -> Any:
+        self.began_at.append(start)
+        return super().entries(start)
+
+
+@pytest.mark.parametrize(("since", "checkpoint"), [(50, 0), (101, 100), (300, 100), (401, 400), (520, 500)])
+def test_a_reading_since_a_moment_begins_with_the_state_of_then(
+    entries: list[LogEntry], since: int, checkpoint: int
+) -> None:
+    at = entries[since - 1].event.at  # type: ignore[union-attr]
+    by_sequence, by_time = WithCheckpoints(entries, [100, 400, 500]), WithCheckpoints(entries, [100, 400, 500])
+
+    known = beginning_at(by_sequence, Moment(sequence=since)).state
+    then = beginning_at(by_time, Moment(at=at)).state
+
+    assert known is not None
+    assert state_digest(known) == state_digest(fold(entries[: since - 1]))
+    assert by_sequence.began_at[-1] == checkpoint + 1
+    assert then is not None
+    assert state_digest(then) == state_digest(fold(entries, until=Moment(at=at).passed()))
 
 
 @pytest.mark.parametrize("place", [0, 1, 199, 320])
