@@ -5,14 +5,14 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 import click
 
 from pointsman.analysis.log_time import LogTime, Passed, leader_time
 from pointsman.ports import LogEntry
-from pointsman.primitives import EngineSeconds, Sequence, engine_time_of
+from pointsman.primitives import EngineSeconds, Sequence, WallSeconds, engine_seconds, engine_time_of
 from pointsman.state.state import State
 from pointsman_cli.history.entries import History
 from pointsman_cli.options import MOMENT_HELP
@@ -21,6 +21,7 @@ from pointsman_cli.terminal import wall_time
 SEQUENCE = re.compile(r"\d{1,15}")
 ENGINE_TIME = re.compile(r"@(\d+(?:\.\d+)?)")
 NOW = "now"
+DAY_WALL_SECONDS = WallSeconds(24 * 3600.0)
 TIME_OF_DAY = re.compile(r"\d{1,2}:\d{2}(:\d{2}(\.\d{1,6})?)?")
 
 
@@ -72,6 +73,15 @@ class UpTo:
             return iter(self.entries)
         passed = self.moment.passed()
         return itertools.takewhile(lambda entry: not passed(entry), self.entries)
+
+
+def since_in(history: History, text: str | None) -> Moment:
+    """As `moment_in`, but a time of day of a log that is still written is never to come."""
+    moment = moment_in(history, text)
+    if moment.at is None or history.extent is None or text is None or not TIME_OF_DAY.fullmatch(text):
+        return moment
+    is_to_come = wall_time(moment.at, moment.speed) > datetime.now().astimezone()
+    return replace(moment, at=moment.at - engine_seconds(DAY_WALL_SECONDS, moment.speed)) if is_to_come else moment
 
 
 def moment_in(history: History, text: str | None) -> Moment:

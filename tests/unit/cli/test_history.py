@@ -25,7 +25,7 @@ from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.snapshot import describe
 from pointsman_cli.history.sources import Header, History, HistoryError, open_history
 from pointsman_cli.history.start_point import beginning_at
-from pointsman_cli.history.time_options import Moment, UpTo, moment_in
+from pointsman_cli.history.time_options import Moment, UpTo, moment_in, since_in
 from pointsman_cli.main import main
 from pointsman_cli.tap.command import Printer
 from pointsman_cli.tap.filters import Filter
@@ -232,6 +232,21 @@ def test_a_time_of_day_of_a_running_fleet_is_the_last_one(entries: list[LogEntry
 
     assert all(at is not None and now - day - 60 < wall_time_of(at, 1.0) <= now + 60 for at in moments)
     assert len(set(moments)) == 24
+
+
+def test_a_time_of_day_before_a_running_fleets_log_is_its_beginning_for_since_and_to_come_for_until() -> None:
+    now = datetime.now(UTC).timestamp()
+    joined = reported("engine-1", 0, [], at=now - 60.0)
+    history = Kept([LogEntry.read(1, subject_of(PoolName("default"), joined), encode(joined))])
+    history.extent = LogExtent("log", 1, 1)
+    earlier = datetime.fromtimestamp(now - 7200.0, UTC).astimezone().strftime("%H:%M:%S")
+
+    begin, end = since_in(history, earlier).at, moment_in(history, earlier).at
+
+    assert begin is not None
+    assert end is not None
+    assert abs(wall_time_of(begin, 1.0) - (now - 7200.0)) < 2.0
+    assert abs(wall_time_of(end, 1.0) - (now - 7200.0 + 24 * 3600.0)) < 2.0
 
 
 def test_a_moment_ends_before_the_first_entry_behind_it(entries: list[LogEntry]) -> None:
