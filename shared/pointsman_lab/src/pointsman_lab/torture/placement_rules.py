@@ -97,7 +97,9 @@ class PlacementRules:
         if not isclose(event.predicted_ttft, own.queue_seconds + own.prefill_seconds + transfer, **SAME):
             yield f"its first token is predicted in {event.predicted_ttft} s, which is not the sum of its parts"
         lost = request.lost(event.attempt, event.at)
-        if not isclose(event.lost_seconds, lost, **SAME):
+        may_be_held = request.stage == ARRIVED and event.at == request.taken_at  # in a turn before, at the same instant
+        held = event.at - request.arrived_at if may_be_held else lost
+        if not isclose(event.lost_seconds, lost, **SAME) and not isclose(event.lost_seconds, held, **SAME):
             yield f"it is booked with a loss of {event.lost_seconds} s, not {lost}"
         budget = request.deadline + lost - event.at
         tries = model.on_trial(event.instance)
