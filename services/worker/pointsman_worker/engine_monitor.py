@@ -52,7 +52,6 @@ class EngineMonitor:
         self._board = board
         self.load = EngineLoad()
         self.names = FurtherNames()
-        self.serving = False
         self._unfollowable = ""
         self._refused = False
         self._answered_at = WallSeconds(0.0)
@@ -124,18 +123,18 @@ class EngineMonitor:
                 self._refused = True
                 self._state.on_engine_exit()
             silent_seconds = self._state.clock.wall() - self._answered_at
-            if self.serving and (error.refused or silent_seconds > SERVING_GRACE_SECONDS):
+            if self._state.answering and (error.refused or silent_seconds > SERVING_GRACE_SECONDS):
                 log.warning("engine_unreachable", reason=str(error))
                 self._on_unreachable(str(error))
         else:
-            recovered = not self.serving and not self._unfollowable
+            recovered = not self._state.answering and not self._unfollowable
             self._set_names(self.load.further_names or self.names)
             self._on_answer()
             if recovered:
                 log.info("engine_reachable")
                 self._recovered.set()
                 self._state.report_now()
-            if self.serving and self.load.late:
+            if self._state.answering and self.load.late:
                 self._board.degraded(ENGINE_PART, self.load.late)
             await self._check_model()
 
@@ -168,15 +167,13 @@ class EngineMonitor:
     def _on_unreachable(self, reason: str) -> None:
         self._board.missing(ENGINE_PART, reason)
         self.load = EngineLoad()
-        self._state.unreachable = True
-        if self.serving:
-            self.serving = False
+        if self._state.answering:
+            self._state.answering = False
             self._state.report_now()
 
     def _on_answer(self) -> None:
         self._answered_at = self._state.clock.wall()
         self._refused = False
         if not self._unfollowable:
-            self.serving = True
-            self._state.unreachable = False
+            self._state.answering = True
             self._board.restored(ENGINE_PART)

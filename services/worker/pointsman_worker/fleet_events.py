@@ -57,7 +57,7 @@ class FleetEvents:
             at=state.clock.now(),
             instance=state.instance,
             epoch=session.epoch,
-            serving=self.probe.serving and not state.withheld,
+            serving=state.serving,
             waiting=load.waiting,
             running=load.running,
             kv_usage=load.kv_usage,

@@ -80,7 +80,7 @@ class FollowedEngine:
             return "failed"
         if self._service.state.withheld:
             return "withheld"
-        return "serving" if self._service.serving else "not_serving"
+        return "serving" if self._service.state.serving else "not_serving"
 
     def check(self) -> None:
         """Called regularly."""

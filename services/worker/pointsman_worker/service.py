@@ -75,10 +75,6 @@ class WorkerService:
         finally:
             self._stopped.set()
 
-    @property
-    def serving(self) -> bool:
-        return self._probe.serving and not self.state.withheld
-
     async def pause(
         self, seconds_max: float = LEAVE_SECONDS_MAX, back_within: WallSeconds = RESTART_WALL_SECONDS
     ) -> None:

@@ -96,8 +96,8 @@ class SessionState:
     last_epoch: Epoch = field(default=Epoch(0))
     joined_epoch: Epoch = field(default=Epoch(0))
     withheld: str = ""
-    unreachable: bool = False
-    """The engine does not answer, or cannot be followed."""
+    answering: bool = False
+    """The engine answers, and can be followed."""
     position: LogPosition = field(default_factory=LogPosition)
     undecodable: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -117,6 +117,11 @@ class SessionState:
     @property
     def instance(self) -> InstanceId:
         return self.target.instance
+
+    @property
+    def serving(self) -> bool:
+        """Whether requests may be placed there, as far as the worker knows."""
+        return self.answering and not self.withheld
 
     def withhold(self, reason: str) -> None:
         if reason != self.withheld:
@@ -205,7 +210,7 @@ class SessionState:
         """Also called per batch, because the writer blocks while the log is unavailable. Not while the engine does not
         answer: an epoch that begins then would offer it to the leader, which grants all that waits before the next report."""
         session, now = self.session, float(self.clock.wall())
-        if session is None or session.translator is None or self.unreachable:
+        if session is None or session.translator is None or not self.answering:
             return
         translator = session.translator
         if not self.catching_up:

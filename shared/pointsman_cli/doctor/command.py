@@ -33,7 +33,7 @@ from pointsman_cli.formatting import plural
 from pointsman_cli.history.progress import shown
 from pointsman_cli.history.sources import History, open_history
 from pointsman_cli.history.start_point import beginning_at
-from pointsman_cli.history.time_options import since_in
+from pointsman_cli.history.time_options import moment_in
 from pointsman_cli.options import CONTEXT, from_options, json_switch, since_option
 from pointsman_cli.output_file import print_json
 from pointsman_cli.terminal import output_console, say, wall_span
@@ -81,7 +81,7 @@ def doctor_command(place: str | None, pool: str | None, since: str | None, as_js
     """
     with open_history(place, pool) as history:
         settings = history.settings
-        beginning = beginning_at(history, since_in(history, since))
+        beginning = beginning_at(history, moment_in(history, since, begins=True))
         entries = shown(history, "examining", beginning.start)
         examiners = examiners_of(history)
         if history.fleet is not None or history.unanswered:

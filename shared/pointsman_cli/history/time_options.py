@@ -5,14 +5,14 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 import click
 
 from pointsman.analysis.log_time import LogTime, Passed, leader_time
 from pointsman.ports import LogEntry
-from pointsman.primitives import EngineSeconds, Sequence, WallSeconds, engine_seconds, engine_time_of
+from pointsman.primitives import EngineSeconds, Sequence, engine_time_of
 from pointsman.state.state import State
 from pointsman_cli.history.entries import History
 from pointsman_cli.options import MOMENT_HELP
@@ -21,7 +21,6 @@ from pointsman_cli.terminal import wall_time
 SEQUENCE = re.compile(r"\d{1,15}")
 ENGINE_TIME = re.compile(r"@(\d+(?:\.\d+)?)")
 NOW = "now"
-DAY_WALL_SECONDS = WallSeconds(24 * 3600.0)
 TIME_OF_DAY = re.compile(r"\d{1,2}:\d{2}(:\d{2}(\.\d{1,6})?)?")
 
 
@@ -75,17 +74,9 @@ class UpTo:
         return itertools.takewhile(lambda entry: not passed(entry), self.entries)
 
 
-def since_in(history: History, text: str | None) -> Moment:
-    """As `moment_in`, but a time of day of a log that is still written is never to come."""
-    moment = moment_in(history, text)
-    if moment.at is None or history.extent is None or text is None or not TIME_OF_DAY.fullmatch(text):
-        return moment
-    is_to_come = wall_time(moment.at, moment.speed) > datetime.now().astimezone()
-    return replace(moment, at=moment.at - engine_seconds(DAY_WALL_SECONDS, moment.speed)) if is_to_come else moment
-
-
-def moment_in(history: History, text: str | None) -> Moment:
-    """Raises click.BadParameter. Without text, the end of the log."""
+def moment_in(history: History, text: str | None, *, begins: bool = False) -> Moment:
+    """Without text, the end of the log. `begins`: of `--since`, for which a time of day of a log that is still written is
+    never to come. Raises click.BadParameter."""
     if text is None or text == NOW:
         return Moment()
     if SEQUENCE.fullmatch(text):
@@ -97,7 +88,7 @@ def moment_in(history: History, text: str | None) -> Moment:
         at = float(found[1])
     else:
         now = datetime.now().astimezone() if history.extent is not None else None
-        at = engine_time_of(_wall_time(text, _beginning(history, speed, leader_at), now), speed)
+        at = engine_time_of(_wall_time(text, _beginning(history, speed, leader_at), now, begins=begins), speed)
     return Moment(at=at, speed=speed, leader_at=leader_at)
 
 
@@ -117,7 +108,7 @@ def _beginning(history: History, speed: float, leader_at: EngineSeconds | None) 
     return wall_time(first.at if first else 0.0, speed)
 
 
-def _wall_time(text: str, beginning: datetime, now: datetime | None) -> EngineSeconds:
+def _wall_time(text: str, beginning: datetime, now: datetime | None, *, begins: bool) -> EngineSeconds:
     """`now`: of a log that is still written."""
     try:
         if not TIME_OF_DAY.fullmatch(text):
@@ -137,5 +128,5 @@ def _wall_time(text: str, beginning: datetime, now: datetime | None) -> EngineSe
     if latest < beginning:
         moment += day
     if now is not None:
-        moment += day * max(0, (now - moment) // day)
+        moment += day * max(-1 if begins else 0, (now - moment) // day)
     return moment.timestamp()

@@ -19,7 +19,7 @@ from pointsman_cli.history.entries import History
 from pointsman_cli.history.progress import shown
 from pointsman_cli.history.sources import open_history
 from pointsman_cli.history.start_point import StartPoint, beginning_of
-from pointsman_cli.history.time_options import Moment, UpTo, moment_in, since_in
+from pointsman_cli.history.time_options import Moment, UpTo, moment_in
 from pointsman_cli.options import CONTEXT, as_given, from_options, json_switch, since_option, until_option
 from pointsman_cli.output_file import print_json
 from pointsman_cli.terminal import output_console, say, table, wall_time
@@ -46,7 +46,7 @@ def hit_rate_command(place: str | None, pool: str | None, since: str | None, unt
     most is lost. docs/data.md defines each number.
     """
     with open_history(place, pool) as history:
-        end, begin = moment_in(history, until), since_in(history, since)
+        end, begin = moment_in(history, until), moment_in(history, since, begins=True)
         beginning = beginning_of(history, end)
         ladder, state = climbed(history, beginning, begin, end)
         total = ladder.figures.ever

@@ -14,7 +14,7 @@ from pointsman_cli.history.entries import HistoryError
 from pointsman_cli.history.progress import shown
 from pointsman_cli.history.sources import open_history
 from pointsman_cli.history.start_point import beginning_of
-from pointsman_cli.history.time_options import UpTo, moment_in, since_in
+from pointsman_cli.history.time_options import UpTo, moment_in
 from pointsman_cli.options import CONTEXT, comma_list, from_options, json_switch, since_option, until_option
 from pointsman_cli.output_file import print_json
 from pointsman_cli.terminal import csv_cell, output_console, print_line, say, table
@@ -70,7 +70,7 @@ def usage_command(
         msg = "--csv or --json, not both"
         raise click.UsageError(msg)
     with open_history(place, pool) as history:
-        end, begin = moment_in(history, until), since_in(history, since)
+        end, begin = moment_in(history, until), moment_in(history, since, begins=True)
         beginning = beginning_of(history, end)
         account = UsageAccount(history.settings.speed, by)
         if beginning.state is not None:

@@ -21,7 +21,7 @@ from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.policies.setting_text import SettingTextError
 from pointsman_cli.history.progress import shown
 from pointsman_cli.history.sources import History, HistoryError, open_history
-from pointsman_cli.history.time_options import moment_in, since_in
+from pointsman_cli.history.time_options import moment_in
 from pointsman_cli.interruption import interruptible
 from pointsman_cli.options import (
     CONTEXT,
@@ -130,7 +130,7 @@ def what_if_command(
 def _read(history: History, since: str | None, until: str | None, warmup: float | None) -> Record:
     """Raises HistoryError, click.UsageError."""
     entries = shown(history, "reading the record")
-    first, end = since_in(history, since), moment_in(history, until)
+    first, end = moment_in(history, since, begins=True), moment_in(history, until)
     if warmup is not None and first.at is None:
         msg = "--warmup counts back from a time: give --since as a time"
         raise click.UsageError(msg)

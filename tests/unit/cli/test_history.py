@@ -25,7 +25,7 @@ from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.snapshot import describe
 from pointsman_cli.history.sources import Header, History, HistoryError, open_history
 from pointsman_cli.history.start_point import beginning_at
-from pointsman_cli.history.time_options import Moment, UpTo, moment_in, since_in
+from pointsman_cli.history.time_options import Moment, UpTo, moment_in
 from pointsman_cli.main import main
 from pointsman_cli.tap.command import Printer
 from pointsman_cli.tap.filters import Filter
@@ -241,7 +241,7 @@ def test_a_time_of_day_before_a_running_fleets_log_is_its_beginning_for_since_an
     history.extent = LogExtent("log", 1, 1)
     earlier = datetime.fromtimestamp(now - 7200.0, UTC).astimezone().strftime("%H:%M:%S")
 
-    begin, end = since_in(history, earlier).at, moment_in(history, earlier).at
+    begin, end = moment_in(history, earlier, begins=True).at, moment_in(history, earlier).at
 
     assert begin is not None
     assert end is not None

@@ -6,7 +6,7 @@ from pointsman.analysis.comparison import fidelity
 from pointsman.analysis.what_if import Change, WhatIf
 from pointsman_cli.console.jobs.views import WhatIfChange, WhatIfRow, WhatIfRun
 from pointsman_cli.history.sources import History, HistoryError
-from pointsman_cli.history.time_options import moment_in, since_in
+from pointsman_cli.history.time_options import moment_in
 from pointsman_cli.what_if.comparison import Compared, compared
 from pointsman_cli.what_if.inputs import limits_of, record_of
 
@@ -26,7 +26,7 @@ def run_of(history: History, wanted: WhatIfChange, step: Callable[[str], None]) 
     """Raises HistoryError, click.BadParameter."""
     step("reading the record")
     change = change_of(wanted)
-    since, until = since_in(history, wanted.since or None), moment_in(history, wanted.until or None)
+    since, until = moment_in(history, wanted.since or None, begins=True), moment_in(history, wanted.until or None)
     try:
         record = record_of(history, history, since, until)
         run = WhatIf(record, [change])
