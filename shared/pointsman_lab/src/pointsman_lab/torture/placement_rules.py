@@ -96,10 +96,8 @@ class PlacementRules:
         transfer = event.transfer_seconds if event.decode else 0.0
         if not isclose(event.predicted_ttft, own.queue_seconds + own.prefill_seconds + transfer, **SAME):
             yield f"its first token is predicted in {event.predicted_ttft} s, which is not the sum of its parts"
-        lost = request.lost(event.attempt, event.at)
-        may_be_held = request.stage == ARRIVED and event.at == request.taken_at  # in a turn before, at the same instant
-        held = event.at - request.arrived_at if may_be_held else lost
-        if not isclose(event.lost_seconds, lost, **SAME) and not isclose(event.lost_seconds, held, **SAME):
+        lost = request.lost(event, displaces=self._displaced is not None)
+        if not isclose(event.lost_seconds, lost, **SAME):
             yield f"it is booked with a loss of {event.lost_seconds} s, not {lost}"
         budget = request.deadline + lost - event.at
         tries = model.on_trial(event.instance)
@@ -117,7 +115,7 @@ class PlacementRules:
             return
         excluded = tuple(event.excluded)
         yield from self._candidates(event.candidates, request, event.at, excluded)
-        lost = request.lost(event.attempt, event.at)
+        lost = request.lost(event)
         budget = request.deadline + lost - event.at
         able = self._model.ready(request, excluded)
         if event.reason in LATE:

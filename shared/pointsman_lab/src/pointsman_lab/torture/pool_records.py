@@ -4,8 +4,12 @@ from dataclasses import dataclass, field
 from functools import reduce
 from operator import xor
 
+from msgspec.structs import replace
+
 from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, CacheGap, CacheSnapshot
+from pointsman.contracts.decisions import RequestPlaced, RequestRejected
+from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import InstanceReported, PrefillCost
 from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, RequestId, Sequence, Tokens
 
@@ -44,7 +48,8 @@ class BookedRequest:
     adapter: str
     alias: str
     context_tokens: Tokens
-    taken_at: EngineSeconds
+    arrival: Stamp | None
+    """Of the leader that took it in."""
     comes_again: bool = False
     """Under another id, since its leader ended the first."""
     stage: str = ARRIVED
@@ -76,12 +81,19 @@ class BookedRequest:
     def deadline(self) -> EngineSeconds:
         return self.arrived_at + self.slo_ttft
 
-    def lost(self, attempt: int, now: EngineSeconds) -> EngineSeconds:
-        """Seconds lost since arrival or dispatch: held, or at an instance that failed it."""
-        is_first = self.stage == ARRIVED and attempt == 1 and now == self.taken_at and not self.comes_again
-        if self.stage == PENDING or is_first:
+    def lost(self, event: RequestPlaced | RequestRejected, *, displaces: bool = False) -> EngineSeconds:
+        """Seconds lost since arrival or dispatch: held, or at an instance that failed it. `displaces`: another was rejected
+        right before, to make room."""
+        is_first = event.attempt == 1 and not self.comes_again and self._is_of_arrivals_turn(event.stamp, displaces)
+        if self.stage == PENDING or (self.stage == ARRIVED and is_first):
             return 0.0
-        return max(0.0, now - (self.arrived_at if self.stage == ARRIVED else self.granted_at))
+        return max(0.0, event.at - (self.arrived_at if self.stage == ARRIVED else self.granted_at))
+
+    def _is_of_arrivals_turn(self, stamp: Stamp | None, displaces: bool) -> bool:
+        """Whether nothing was read or decided in between. Virtual time may stand still for several turns."""
+        if stamp is None or self.arrival is None:
+            return False
+        return stamp == replace(self.arrival, number=self.arrival.number + 1 + displaces)
 
     @property
     def awaits_decoder(self) -> bool:

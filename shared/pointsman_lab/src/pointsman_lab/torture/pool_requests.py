@@ -105,7 +105,7 @@ class PoolRequests(PoolFigures):
                 adapter=event.adapter,
                 alias=event.alias,
                 context_tokens=event.context_tokens,
-                taken_at=event.at,
+                arrival=event.stamp,
                 comes_again=self._given_up.get(event.instead_of) == event.tenant,
             )
 
