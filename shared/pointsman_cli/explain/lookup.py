@@ -1,5 +1,5 @@
-"""Finds a request by id, by an end of its id, by its client's id, or among the slowest. Reads the log once, in bounded
-memory."""
+"""Finds a request by id, by an end of its id, by its client's id, or among the slowest, and where in the log it begins. Reads
+the log once, in bounded memory."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from heapq import nlargest
 from pointsman.contracts.decisions import RequestGranted, is_final_end
 from pointsman.contracts.requests import RequestArrived, RequestEvent, RequestFinished
 from pointsman.ports import LogEntry
-from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tenant, Tokens
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Sequence, Tenant, Tokens
 from pointsman_cli.discovery import fleet_as_given
 from pointsman_cli.history.entries import HistoryError, NotInLogError
 
@@ -21,9 +21,18 @@ HINT = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`sequence`: of its first entry."""
+
+    request: RequestId
+    sequence: Sequence
+
+
 @dataclass(slots=True)
 class Slow:
     request: RequestId
+    sequence: Sequence
     tenant: Tenant
     instance: InstanceId
     arrived_at: EngineSeconds
@@ -48,21 +57,21 @@ class Slow:
             self.arrived_at, self.prompt_tokens = event.at - event.e2e, event.prompt_tokens
 
 
-def request_named(entries: Iterable[LogEntry], text: str, *, begins: str = "") -> RequestId:
+def request_named(entries: Iterable[LogEntry], text: str, *, begins: str = "") -> Found:
     """Raises NotInLogError if no id matches, HistoryError if several do."""
-    sent: dict[RequestId, None] = {}
-    ends: dict[RequestId, None] = {}
+    sent: dict[RequestId, Sequence] = {}
+    ends: dict[RequestId, Sequence] = {}
     for entry in entries:
         event = entry.event
         if not isinstance(event, RequestEvent):
             continue
         request = event.request
         if request == text:
-            return request
+            return Found(request, ends.get(request, entry.sequence))
         if isinstance(event, RequestArrived) and event.client_request_id == text and len(sent) < CANDIDATES_MAX:
-            sent[request] = None
+            sent.setdefault(request, entry.sequence)
         if len(ends) < CANDIDATES_MAX and (request.startswith(text) or request.endswith(text)):
-            ends[request] = None
+            ends.setdefault(request, entry.sequence)
     found = sent or ends
     if not found:
         msg = f"no request {text} in this log{begins and f'; {begins}'}. {HINT.format(given=fleet_as_given())}"
@@ -74,14 +83,14 @@ def request_named(entries: Iterable[LogEntry], text: str, *, begins: str = "") -
         what = "was sent with" if sent else "begins or ends the ids of"
         msg = f"{text} {what} {count} requests: {', '.join(shown)}{more}. Type more of the one you mean."
         raise HistoryError(msg)
-    return next(iter(found))
+    return Found(*next(iter(found.items())))
 
 
 def slowest_requests(entries: Iterable[LogEntry], count: int) -> list[Slow]:
     """Answered requests, longest TTFT first. Raises HistoryError."""
     slowest = nlargest(count, _answered(entries))
     if not slowest:
-        msg = "no request was answered in this log"
+        msg = "no request was answered"
         raise HistoryError(msg)
     return [slow for _, _, slow in slowest]
 
@@ -92,13 +101,13 @@ def _answered(entries: Iterable[LogEntry]) -> Iterator[tuple[EngineSeconds, int,
     for entry in entries:
         event = entry.event
         if isinstance(event, RequestArrived):
-            _keep(in_flight, _arrived(event, in_flight.get(event.request)))
+            _keep(in_flight, _arrived(event, entry.sequence, in_flight.get(event.request)))
         elif isinstance(event, RequestGranted):
             slow = in_flight.get(event.request)
             if slow is not None:
                 slow.granted_at = event.at
             elif event.stamp is None:
-                _keep(in_flight, _placed_alone(event))
+                _keep(in_flight, _placed_alone(event, entry.sequence))
         elif is_final_end(event):
             slow = in_flight.pop(event.request, None)
             if slow is not None and isinstance(event, RequestFinished):
@@ -112,10 +121,11 @@ def _keep(in_flight: dict[RequestId, Slow], slow: Slow) -> None:
         in_flight.pop(next(iter(in_flight)))
 
 
-def _arrived(event: RequestArrived, known: Slow | None) -> Slow:
+def _arrived(event: RequestArrived, sequence: Sequence, known: Slow | None) -> Slow:
     """The grant of an ingress may come before the arrival."""
     return Slow(
         request=event.request,
+        sequence=known.sequence if known is not None else sequence,
         tenant=event.tenant,
         instance=InstanceId(""),
         arrived_at=event.arrived_at + event.clock_offset,
@@ -125,9 +135,10 @@ def _arrived(event: RequestArrived, known: Slow | None) -> Slow:
     )
 
 
-def _placed_alone(event: RequestGranted) -> Slow:
+def _placed_alone(event: RequestGranted, sequence: Sequence) -> Slow:
     return Slow(
         request=event.request,
+        sequence=sequence,
         tenant=event.tenant,
         instance=InstanceId(""),
         arrived_at=event.at,

@@ -30,30 +30,35 @@ def timeline_of(
     request: RequestId,
     settings: PoolSettings,
     *,
+    base: State | None = None,
     known: Callable[[Sequence], State | None] = lambda _: None,
 ) -> RequestTimeline:
-    """Reads `entries` twice or more. `known`: state as of that entry or earlier, for a log that lost its beginning."""
-    timeline = _outline(entries, request, settings)
+    """Reads `entries` twice or more. `base`: the state before them, of a part of a log. `known`: state as of that entry or
+    earlier, for a log that lost its beginning."""
+    timeline = _outline(entries, request, settings, base)
     points = [
         entry
         for entry in timeline.entries
         if isinstance(entry.event, Decision | RequestGranted) and entry.sequence not in timeline.fenced
     ]
-    base = known(min(point.sequence for point in points) - 1) if points else None
+    if base is None and points:
+        base = known(min(point.sequence for point in points) - 1)
     add_decisions(timeline, points, entries, settings, base)
     timeline.refused = _refused(timeline)
     timeline.phases = phases_of(timeline)
     return timeline
 
 
-def _outline(entries: Iterable[LogEntry], request: RequestId, settings: PoolSettings) -> RequestTimeline:
+def _outline(
+    entries: Iterable[LogEntry], request: RequestId, settings: PoolSettings, base: State | None
+) -> RequestTimeline:
     timeline = RequestTimeline(
         request=request, speed=settings.speed, block_tokens=settings.block_tokens, arrived_at=0.0
     )
-    term, time = Term(0), LogTime(settings.speed)
+    term, time = base.term if base is not None else Term(0), LogTime(settings.speed)
     for entry in entries:
         event = entry.event
-        timeline.log_begins = timeline.log_begins or entry.sequence
+        timeline.log_begins = timeline.log_begins or (entry.sequence if base is None else 1)
         if event is None:
             continue
         timeline.log_begins_at = timeline.log_begins_at or event.at
