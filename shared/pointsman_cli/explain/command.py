@@ -1,15 +1,11 @@
 """`pointsman explain`: finds the request and prints its timeline, as text or JSON."""
 
-from collections.abc import Iterable
-
 import click
 import msgspec
 
 from pointsman.bounds import Bounds
-from pointsman.ports import LogEntry
-from pointsman.primitives import RequestId, Sequence
+from pointsman.primitives import RequestId
 from pointsman.runtime.number_types import Whole
-from pointsman.state.state import State
 from pointsman_cli.command_client import stalled_log
 from pointsman_cli.explain.lookup import request_named, slowest_requests
 from pointsman_cli.explain.page import show_slowest, show_timeline, timeline_as_json
@@ -64,40 +60,31 @@ def explain_command(
 
 def _request_id(history: History, request_id: str | None) -> RequestId:
     entries = shown(history, "looking for it")
-    if request_id is not None:
-        return _named(history, entries, request_id)
-    return slowest_requests(entries, 1)[0].request
-
-
-def _named(history: History, entries: Iterable[LogEntry], text: str) -> RequestId:
-    """A request that is not found may not have been written yet."""
+    if request_id is None:
+        return slowest_requests(entries, 1)[0].request
     try:
-        return request_named(entries, text, begins=history.begins if history.header.first > 1 else "")
+        return request_named(entries, request_id, begins=history.begins if history.header.first > 1 else "")
     except NotInLogError as error:
-        if stalled := stalled_log(history.fleet):
+        if stalled := stalled_log(history.fleet):  # it may not have been written yet
             msg = f"{stalled}; {error.message}"
             raise NotInLogError(msg) from error
         raise
 
 
 def _explain(history: History, request: RequestId, *, everything: bool, as_json: bool) -> None:
-    entries = shown(history, "reading its events")
-    note = ""
-
-    def known(as_of: Sequence) -> State | None:
-        nonlocal note
-        beginning = beginning_of(history, Moment(sequence=as_of))
-        note = beginning.note
-        return beginning.state
-
-    timeline = timeline_of(entries, request, history.settings, known=known)
+    timeline = timeline_of(
+        shown(history, "reading its events"),
+        request,
+        history.settings,
+        beginning=lambda as_of: beginning_of(history, Moment(sequence=as_of)),
+    )
     if as_json:
-        print_json({"origin": history.origin, "beginning": note, **timeline_as_json(timeline)})
+        print_json({"origin": history.origin, "beginning": timeline.note, **timeline_as_json(timeline)})
         return
     console = output_console()
     say(console, history.origin, "dim")
-    if note:
-        say(console, note, "yellow")
+    if timeline.note:
+        say(console, timeline.note, "yellow")
     show_timeline(console, timeline, everything=everything)
 
 

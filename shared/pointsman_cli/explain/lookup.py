@@ -9,6 +9,7 @@ from pointsman.contracts.decisions import RequestGranted, is_final_end
 from pointsman.contracts.requests import RequestArrived, RequestEvent, RequestFinished
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tenant, Tokens
+from pointsman.state.workload import NO_INSTANCE
 from pointsman_cli.discovery import fleet_as_given
 from pointsman_cli.history.entries import HistoryError, NotInLogError
 
@@ -21,15 +22,15 @@ HINT = (
 )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Slow:
     request: RequestId
     tenant: Tenant
-    instance: InstanceId
+    instance: InstanceId = NO_INSTANCE
     arrived_at: EngineSeconds
-    slo_ttft: EngineSeconds | None
+    slo_ttft: EngineSeconds | None = None
     """None where the log has no arrival: an ingress placed it alone."""
-    prompt_tokens: Tokens
+    prompt_tokens: Tokens = -1
     cached_tokens: Tokens = 0
     ttft: EngineSeconds = 0.0
     granted_at: EngineSeconds | None = None
@@ -92,13 +93,23 @@ def _answered(entries: Iterable[LogEntry]) -> Iterator[tuple[EngineSeconds, int,
     for entry in entries:
         event = entry.event
         if isinstance(event, RequestArrived):
-            _keep(in_flight, _arrived(event, in_flight.get(event.request)))
+            placed = in_flight.get(event.request)  # by its ingress, whose grant may come before the arrival
+            arrived = Slow(
+                request=event.request,
+                tenant=event.tenant,
+                arrived_at=event.arrived_at + event.clock_offset,
+                slo_ttft=event.slo_ttft,
+                prompt_tokens=event.prompt_tokens,
+                granted_at=placed.granted_at if placed is not None else None,
+            )
+            _keep(in_flight, arrived)
         elif isinstance(event, RequestGranted):
             slow = in_flight.get(event.request)
             if slow is not None:
                 slow.granted_at = event.at
             elif event.stamp is None:
-                _keep(in_flight, _placed_alone(event))
+                alone = Slow(request=event.request, tenant=event.tenant, arrived_at=event.at, granted_at=event.at)
+                _keep(in_flight, alone)
         elif is_final_end(event):
             slow = in_flight.pop(event.request, None)
             if slow is not None and isinstance(event, RequestFinished):
@@ -110,28 +121,3 @@ def _keep(in_flight: dict[RequestId, Slow], slow: Slow) -> None:
     in_flight[slow.request] = slow
     if len(in_flight) > OPEN_MAX:
         in_flight.pop(next(iter(in_flight)))
-
-
-def _arrived(event: RequestArrived, known: Slow | None) -> Slow:
-    """The grant of an ingress may come before the arrival."""
-    return Slow(
-        request=event.request,
-        tenant=event.tenant,
-        instance=InstanceId(""),
-        arrived_at=event.arrived_at + event.clock_offset,
-        slo_ttft=event.slo_ttft,
-        prompt_tokens=event.prompt_tokens,
-        granted_at=known.granted_at if known is not None else None,
-    )
-
-
-def _placed_alone(event: RequestGranted) -> Slow:
-    return Slow(
-        request=event.request,
-        tenant=event.tenant,
-        instance=InstanceId(""),
-        arrived_at=event.at,
-        slo_ttft=None,
-        prompt_tokens=-1,
-        granted_at=event.at,
-    )

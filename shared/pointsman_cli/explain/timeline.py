@@ -19,10 +19,11 @@ from pointsman.contracts.requests import (
 )
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, RequestId, Sequence, Term
-from pointsman.state.state import PoolSettings, State
+from pointsman.state.state import PoolSettings
 from pointsman_cli.explain.decisions import Decision, add_decisions
 from pointsman_cli.explain.phases import phases_of
 from pointsman_cli.explain.values import RequestTimeline
+from pointsman_cli.history.start_point import StartPoint
 
 
 def timeline_of(
@@ -30,26 +31,26 @@ def timeline_of(
     request: RequestId,
     settings: PoolSettings,
     *,
-    known: Callable[[Sequence], State | None] = lambda _: None,
+    beginning: Callable[[Sequence], StartPoint] = lambda _: StartPoint(None, ""),
 ) -> RequestTimeline:
-    """Reads `entries` twice or more. `known`: state as of that entry or earlier, for a log that lost its beginning."""
+    """Reads `entries` twice or more. `beginning`: as of that entry or earlier, for a log that lost its beginning."""
     timeline = _outline(entries, request, settings)
     points = [
         entry
         for entry in timeline.entries
         if isinstance(entry.event, Decision | RequestGranted) and entry.sequence not in timeline.fenced
     ]
-    base = known(min(point.sequence for point in points) - 1) if points else None
-    add_decisions(timeline, points, entries, settings, base)
+    if points:
+        start = beginning(min(point.sequence for point in points) - 1)
+        timeline.note = start.note
+        add_decisions(timeline, points, entries, settings, start.state)
     timeline.refused = _refused(timeline)
     timeline.phases = phases_of(timeline)
     return timeline
 
 
 def _outline(entries: Iterable[LogEntry], request: RequestId, settings: PoolSettings) -> RequestTimeline:
-    timeline = RequestTimeline(
-        request=request, speed=settings.speed, block_tokens=settings.block_tokens, arrived_at=0.0
-    )
+    timeline = RequestTimeline(request=request, speed=settings.speed, block_tokens=settings.block_tokens)
     term, time = Term(0), LogTime(settings.speed)
     for entry in entries:
         event = entry.event

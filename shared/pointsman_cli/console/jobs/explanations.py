@@ -7,16 +7,15 @@ from pointsman.contracts.requests import RequestFinished
 from pointsman.ports import LogEntry
 from pointsman.primitives import RequestId, Sequence
 from pointsman.simulation.replay import BaseState
-from pointsman.state.state import State
 from pointsman_cli.console.jobs.views import EventView, PhaseView, TimelineView
-from pointsman_cli.explain.diagnosis import details, headline, reasons, verdict
+from pointsman_cli.explain.diagnosis import verdict
 from pointsman_cli.explain.lookup import request_named
 from pointsman_cli.explain.page import timeline_as_json
 from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.explain.values import RequestTimeline
 from pointsman_cli.explain.wait import instance_of
 from pointsman_cli.history.sources import History
-from pointsman_cli.history.start_point import beginning_of
+from pointsman_cli.history.start_point import StartPoint, beginning_of
 from pointsman_cli.history.time_options import Moment
 from pointsman_cli.tap import event_lines
 from pointsman_cli.terminal import wall_time
@@ -50,21 +49,16 @@ def timeline_of_request(history: History, text: str, *, first: Sequence = 0, end
     )
     base: BaseState | None = history.known_before(first - BEFORE_ENTRIES) if first > BEFORE_ENTRIES else None
     entries = Window(history, base.state.sequence + 1 if base else 1, ended + BEYOND_ENTRIES if ended else 0)
-    note = ""
-
-    def known(as_of: Sequence) -> State | None:
-        nonlocal note
-        if base is not None:
-            return base.state
-        beginning = beginning_of(history, Moment(sequence=as_of))
-        note = beginning.note
-        return beginning.state
-
-    timeline = timeline_of(entries, request, history.settings, known=known)
-    return _view(timeline, history.origin, note)
+    timeline = timeline_of(
+        entries,
+        request,
+        history.settings,
+        beginning=lambda as_of: StartPoint(base, "") if base else beginning_of(history, Moment(sequence=as_of)),
+    )
+    return _view(timeline, history.origin)
 
 
-def _view(timeline: RequestTimeline, origin: str, note: str) -> TimelineView:
+def _view(timeline: RequestTimeline, origin: str) -> TimelineView:
     told = timeline_as_json(timeline)
     found, arrival, placement = verdict(timeline), timeline.arrival, timeline.placement
     end = timeline.end if isinstance(timeline.end, RequestFinished) else None
@@ -72,13 +66,13 @@ def _view(timeline: RequestTimeline, origin: str, note: str) -> TimelineView:
     return TimelineView(
         request=timeline.request,
         origin=origin,
-        note=note,
+        note=timeline.note,
         arrived_at=wall_time(timeline.arrived_at, timeline.speed).timestamp(),
-        headline=headline(timeline),
+        headline=told["headline"],
         cause=str(found.cause),
         verdict=found.sentence,
-        reasons=list(reasons(timeline)),
-        details=list(details(timeline)),
+        reasons=told["why"],
+        details=told["also"],
         ttft=timeline.ttft,
         slo_ttft=slo,
         late=slo is not None and timeline.ttft is not None and timeline.ttft > slo,
