@@ -87,7 +87,7 @@ def credentials_command(
         if not valid_name(pool):
             msg = f"'{pool}' is no name of a pool"
             raise click.BadParameter(msg, param_hint="--pool")
-    users = [_worker(text, known) for text in workers]
+    users = [_in_pool(text, known, BusRole.WORKER, "--worker", "INSTANCE") for text in workers]
     others = [_in_pool(text, known, BusRole.ROUTER, "--router", "NAME") for text in routers]
     for option, names in (("--operator", operators), ("--admin", admins)):
         for name in names:
@@ -117,10 +117,6 @@ def _server(text: str) -> str:
         msg = f"'{text}' is not HOST or HOST:PORT"
         raise click.BadParameter(msg, param_hint="--nats-server")
     return text if found[2] else f"{text}:{ROUTE_PORT}"
-
-
-def _worker(text: str, pools: list[PoolName]) -> BusUser:
-    return _in_pool(text, pools, BusRole.WORKER, "--worker", "INSTANCE")
 
 
 def _in_pool(text: str, pools: list[PoolName], role: BusRole, option: str, shown: str) -> BusUser:

@@ -74,7 +74,7 @@ class ArchiveHistory(History):
         found: dict[str, Any] = {}
         for name, (statement, kinds) in _catalogue().items():
             found[name] = [tuple(row) for batch in self._rows(statement) for row in batch]
-            if not all(_is_of_catalogue(row, kinds) for row in found[name]):
+            if not all(all(type(value) is kind for value, kind in zip(row, kinds, strict=True)) for row in found[name]):
                 self._refuse(f"{name} that the recorder does not write")
         by_age = sorted(found["logs"], key=itemgetter(3, 1, 2))
         chosen = self._chosen([row[0] for row in by_age], log)
@@ -317,10 +317,6 @@ def _check_keys(connection: Connection, statement: Select[Any]) -> None:
     plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {compiled}")
     if any("TEMP B-TREE" in step.detail for step in plan):
         raise OSError(WITHOUT_KEYS)
-
-
-def _is_of_catalogue(row: tuple[Any, ...], kinds: tuple[type, ...]) -> bool:
-    return all(type(value) is kind for value, kind in zip(row, kinds, strict=True))
 
 
 def _rows_of_server(url: URL, statement: Select[Any]) -> Iterator[list[Any]]:

@@ -218,7 +218,7 @@ class EngineAnswer:
         """`repeated_bytes_max`: of the request, in a stream."""
         self._timers = timers
         self.status = response.status
-        self.content_type = _content_type(response.headers.get("content-type", ""))
+        self.content_type = _header_text(response.headers.get("content-type", ""), CONTENT_TYPE_CHARACTERS_MAX) or JSON
         self.streams = self.content_type.lower().startswith(EVENT_STREAM)
         self.tail = StreamTail(shape, repeated_bytes_max)
         self._repeated_bytes_max = repeated_bytes_max
@@ -423,10 +423,6 @@ def _connection_events() -> aiohttp.TraceConfig:
 @lru_cache(URLS_MAX)  # parsing a URL costs as much as sending the request
 def _url(engine: str, path: str) -> URL:
     return URL(engine.rstrip("/") + path)
-
-
-def _content_type(sent: str) -> str:
-    return _header_text(sent, CONTENT_TYPE_CHARACTERS_MAX) or JSON
 
 
 def _header_text(sent: str, characters_max: int) -> str:

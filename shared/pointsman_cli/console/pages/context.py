@@ -16,7 +16,6 @@ from pointsman_cli.console.pages.health import Verdict
 from pointsman_cli.console.pages.request_page import timeline_page
 from pointsman_cli.console.views import (
     FleetView,
-    HistoryView,
     LadderView,
     RequestsView,
     Session,
@@ -44,7 +43,7 @@ def values_of_page(page: str, view: Any, status: StatusView, session: Session, q
         case "doctor":
             return _doctor(view)
         case "history":
-            return _history(view)
+            return {"history_verdict": health.history_verdict(view), "size_chart": charts.sizes(view.sizes)}
         case "tenants":
             return _tenants(view)
         case "hit_rate":
@@ -129,10 +128,6 @@ def _doctor(view: DoctorView) -> Values:
         level = "note"
     sentence = view.verdict or ("Nothing found." if view.at else "The log is being examined.")
     return {"doctor_verdict": Verdict(level, sentence, [], {"ok": "Sound", "note": "Reading"}.get(level, ""))}
-
-
-def _history(view: HistoryView) -> Values:
-    return {"history_verdict": health.history_verdict(view), "size_chart": charts.sizes(view.sizes)}
 
 
 def _tenants(view: TenantsView) -> Values:

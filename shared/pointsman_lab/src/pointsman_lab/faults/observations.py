@@ -17,7 +17,6 @@ from pointsman.ports import Link, LogEntry, LogMissingError, LogUnavailableError
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId
 from pointsman.runtime.settings import FleetSettings
 from pointsman.state.state import State
-from pointsman_cli.discovery import FleetProcess
 from pointsman_cli.history.archive import ArchiveHistory
 from pointsman_cli.history.entries import HistoryError
 from pointsman_cli.up.plan import archive_file
@@ -123,15 +122,13 @@ async def look_at(fleet: FleetUnderTest, evidence: Evidence) -> None:
     endpoints = {}
     for engine in fleet.file.of_role("engine"):
         try:
-            endpoints[InstanceId(engine.name)] = _reached(replay_endpoint_of(engine.pid), engine)
+            endpoints[InstanceId(engine.name)] = replay_endpoint_of(engine.pid).replace(
+                "*", urlsplit(engine.url).hostname or ""
+            )
         except (OSError, ValueError) as error:
             evidence.silent.append(f"{engine.name}: {error}")
     await ask_engines(endpoints, fleet.settings, fleet.file.model, evidence)
     await asyncio.to_thread(read_archive, archive_file(fleet.data), evidence)
-
-
-def _reached(endpoint: str, engine: FleetProcess) -> str:
-    return endpoint.replace("*", urlsplit(engine.url).hostname or "")
 
 
 async def ask_engines(
