@@ -136,19 +136,13 @@ def _tenants(view: TenantsView) -> Values:
     worst = min(
         (one for one in view.tenants if one.goodput is not None), key=lambda one: one.goodput or 0.0, default=None
     )
-    said = f"{plural(len(view.tenants), 'tenant')}"
+    said = plural(len(view.tenants), "tenant")
     if worst is None or worst.goodput is None:
         return {"tenants_verdict": Verdict("ok", f"{said}; no request has ended yet.", [])}
     if worst.goodput >= 1:
         return {"tenants_verdict": Verdict("ok", f"{said}, all requests in time.", [])}
     named = worst.tenant or "requests without a tenant"
-    level: Level = (
-        "ok"
-        if worst.goodput >= health.GOODPUT_WARNING
-        else "warning"
-        if worst.goodput >= health.GOODPUT_SERIOUS
-        else "serious"
-    )
+    level = health.goodput_level(worst.goodput)
     return {"tenants_verdict": Verdict(level, f"{said}; least well served: {named}, {worst.goodput:.1%} in time.", [])}
 
 
@@ -195,14 +189,8 @@ def run_verdict(run: WhatIfRun) -> Verdict:
                 f"{row.name} {row.again} → {row.changed} ({row.change})" for row in run.rows if row.name in COMPARED
             ]
             judged = [row.better for row in run.rows if row.name in COMPARED and row.better is not None]
-            better = (
-                "better"
-                if judged and all(judged)
-                else "worse"
-                if judged and not any(judged)
-                else "mixed"
-                if judged
-                else "same"
+            word = (
+                "Mixed" if len(set(judged)) > 1 else {True: "Better", False: "Worse"}[judged[0]] if judged else "Same"
             )
-            level: Level = "ok" if better in {"better", "same"} else "warning"
-            return Verdict(level, f"{name}: {'; '.join(said) or 'no figure changes'}.", [], better.capitalize())
+            level: Level = "ok" if word in {"Better", "Same"} else "warning"
+            return Verdict(level, f"{name}: {'; '.join(said) or 'no figure changes'}.", [], word)
