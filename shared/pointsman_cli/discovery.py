@@ -111,7 +111,7 @@ def find_fleet(nats: str | None = None, data: Path | None = None) -> FleetFile:
     if nats is not None:
         running = [fleet for fleet in running if fleet.nats == nats]
     if not running:
-        if nats is None and (starting := starting_fleets()):
+        if nats is None and (starting := _held_directories()):
             raise _still_starting(starting[0])
         where = f"on {nats_shown(nats)}" if nats else "on this machine"
         other = "" if nats or not os.environ.get("POINTSMAN_NATS") else '; or name yours: --from "$POINTSMAN_NATS"'
@@ -156,12 +156,8 @@ def running_fleets() -> list[FleetFile]:
     return [fleet for data in _held_directories() if (fleet := read_fleet_file(data)) is not None]
 
 
-def starting_fleets() -> list[Path]:
-    """Data directories of fleets that are not ready yet."""
-    return [data for data in _held_directories() if read_fleet_file(data) is None]
-
-
 def _held_directories() -> list[Path]:
+    """Data directories of fleets that run or start."""
     held = []
     for pointer in sorted(_pointers().glob("*.path")):
         with suppress(OSError, ValueError):  # another user's, or damaged
@@ -243,7 +239,10 @@ def _fleet_of(data: Path) -> FleetFile:
     try:
         running = is_running(data)
     except PermissionError as error:
-        message = f"{data} belongs to {_owner_of(data)}: only they can use its fleet from here"
+        owner = "another user"
+        with suppress(OSError, KeyError):
+            owner = data.owner()
+        message = f"{data} belongs to {owner}: only they can use its fleet from here"
         raise NoFleetError(message) from error
     if not running:
         message = f"no fleet runs with the data directory {data}; start it with: pointsman up --data {data}"
@@ -252,13 +251,6 @@ def _fleet_of(data: Path) -> FleetFile:
     if fleet is None:
         raise _still_starting(data)
     return fleet
-
-
-def _owner_of(data: Path) -> str:
-    try:
-        return data.owner()
-    except (OSError, KeyError):
-        return "another user"
 
 
 def _still_starting(data: Path) -> NoFleetError:
@@ -272,7 +264,11 @@ def _named(place: str | Path | None) -> tuple[str | None, Path | None]:
         message = "is empty; name a data directory or a NATS URL"
         raise click.BadParameter(message, param_hint="--from")
     if _is_recorded(place):
-        raise _recorded(place)
+        message = (
+            f"{place} is a recorded log, and this command asks a running fleet; "
+            "recorded logs are read by: state, explain, doctor, hit-rate, usage, what-if, replay, export"
+        )
+        raise click.BadParameter(message, param_hint="--from")
     return (str(place), None) if _scheme_of(place) is not None else (None, Path(place))
 
 
@@ -284,14 +280,6 @@ def _scheme_of(place: str | Path) -> str | None:
 def _is_recorded(place: str | Path) -> bool:
     scheme = _scheme_of(place)
     return place == "-" or (scheme not in NATS_SCHEMES if scheme is not None else Path(place).is_file())
-
-
-def _recorded(place: str | Path) -> click.BadParameter:
-    message = (
-        f"{place} is a recorded log, and this command asks a running fleet; "
-        "recorded logs are read by: state, explain, doctor, hit-rate, usage, what-if, replay, export"
-    )
-    return click.BadParameter(message, param_hint="--from")
 
 
 def _pointers() -> Path:

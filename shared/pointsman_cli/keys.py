@@ -98,11 +98,7 @@ def create_command(
     key, made = _new_key(
         settings, Tenant(tenant), models=list(models), endpoints=list(endpoints), expires_at=_moment_in(expires)
     )
-
-    async def create(link: Link) -> None:
-        await _change(link, settings, "create", made)
-
-    _run(settings, create)
+    _run(settings, lambda link: _change(link, settings, "create", made))
     _show_new(key, made, as_json=as_json)
 
 
@@ -114,11 +110,7 @@ def create_command(
 def list_command(tenant: str | None, everything: bool, place: str | None, pool: str | None, as_json: bool) -> None:
     """List keys: who has them, who made them, and what they may be used for."""
     settings = fleet_settings(place, pool, acts=True)
-
-    async def read(link: Link) -> list[ApiKey]:
-        return await _stored_keys(link.access)
-
-    found = _run(settings, read)
+    found = _run(settings, lambda link: _stored_keys(link.access))
     shown = [
         key
         for key in sorted(found, key=lambda key: (key.tenant, key.created_at))
