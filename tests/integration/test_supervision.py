@@ -1,10 +1,12 @@
 """How a process ends: by which signal, how often it comes, and when it gives up on itself."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -148,6 +150,51 @@ def test_tasks_that_are_cancelled_as_the_process_stops_are_no_failures() -> None
         process.wait(30)
 
     assert process.returncode == 0
+
+
+HANGS = """
+    def stuck():
+        time.sleep(60)
+    stuck()
+"""
+FILLS_ITS_LOG = """
+import os
+os.set_blocking(2, False)
+try:
+    while True:
+        os.write(2, b'x' * 512)
+except BlockingIOError:
+    os.set_blocking(2, True)
+"""
+
+
+@pytest.mark.parametrize("before", ["", FILLS_ITS_LOG])
+def test_a_process_whose_event_loop_hangs_says_where_and_ends_also_if_nobody_reads_its_log(before: str) -> None:
+    program = before + hung_after(2, program_that("pass").replace("    await supervisor.until_stopped()", HANGS))
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
+        code = process.wait(30)
+        assert process.stderr is not None
+        said = process.stderr.read()
+
+    assert code == KILLED_EXIT_CODE
+    assert before or re.search(r"event_loop_hung +seconds=2.*in stuck\n.*EventLoopHungError", said, re.DOTALL)
+
+
+def test_a_process_that_was_stopped_for_longer_than_that_goes_on() -> None:
+    with running(hung_after(2, program_that("pass"))) as process:
+        line_of(process)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(4)
+        process.send_signal(signal.SIGCONT)
+        time.sleep(2)
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+    assert process.returncode == 0
+
+
+def hung_after(seconds: int, program: str) -> str:
+    return program.replace("supervision.STOP", f"supervision.HUNG_SECONDS = {seconds}\nsupervision.STOP", 1)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from pointsman.adapters.clocks import loop_seconds
 
@@ -20,6 +21,17 @@ DEFAULT_NAMESPACE = "default"
 FRESH_WALL_SECONDS = 60.0
 LOAD_WALL_SECONDS = 30.0
 """Of a kubeconfig, whose plug-in may ask a server."""
+
+
+MESSAGE_CHARACTERS_MAX = 300
+
+
+class Status(msgspec.Struct):
+    """What an API server answers instead of an object."""
+
+    code: int | None = None
+    reason: str | None = None
+    message: str | None = None
 
 
 class ClusterError(Exception):
@@ -97,10 +109,18 @@ class Cluster:
 
 
 def reason_of(error: BaseException) -> str:
-    """One line, without the response's headers."""
-    reason = getattr(error, "reason", None)
+    """One line: of a refusal the server's message, which names the right that is missing."""
+    reason = message_of(getattr(error, "body", None) or b"") or getattr(error, "reason", None)
     status = getattr(error, "status", None)
     return f"{status} {reason}" if reason and status else str(reason or "") or str(error) or type(error).__name__
+
+
+def message_of(body: bytes | str) -> str:
+    """Of a Status, else empty."""
+    try:
+        return (msgspec.json.decode(body, type=Status).message or "")[:MESSAGE_CHARACTERS_MAX]
+    except (msgspec.MsgspecError, RecursionError):
+        return ""
 
 
 def _kubeconfig() -> str:

@@ -1,10 +1,13 @@
-"""Runs a service: event loop, signals, logging. A failure of any task ends the process."""
+"""Runs a service: event loop, signals, logging. A failure of any task ends the process, and so does an event loop that
+stands still."""
 
 import asyncio
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,12 +22,20 @@ STOP_SECONDS_MAX = 10.0
 """Then the process is killed, also one that ends because of a failure; usually 0.2 to 3 s. An ingress has longer
 after its first signal."""
 SAME_SIGNAL_SECONDS = 0.5
+HUNG_SECONDS = 30
+"""As long as the liveness probes of deploy/kubernetes wait; nothing else restarts a process that hangs."""
+LAST_WORDS_SECONDS = 1.0
+"""The reader of the log may be what the process waits for."""
 KILLED_EXIT_CODE = 128 + signal.SIGKILL
 """Of a process that gives up. It sends itself no SIGKILL: the first process of a container does not get it."""
 
 
 class TaskCancelledError(Exception):
     """A task ended as cancelled, and nobody had stopped it."""
+
+
+class EventLoopHungError(Exception):
+    """Has the stack of the thread that runs the event loop."""
 
 
 class Supervisor:
@@ -120,7 +131,8 @@ async def _supervised(main: Callable[[Supervisor], Awaitable[None]]) -> None:
             loop.add_signal_handler(number, _on_signal, supervisor, number)
         supervisor.start(_end_once_hurried(supervisor), name="end-once-hurried")
         try:
-            await main(supervisor)
+            with _ended_if_hung(loop):
+                await main(supervisor)
         finally:
             _end_within(STOP_SECONDS_MAX)
 
@@ -154,6 +166,44 @@ def _end_within(seconds: float) -> None:
 def _give_up(seconds: float) -> None:
     log.error("shutdown_timeout", seconds=seconds)
     os._exit(KILLED_EXIT_CODE)
+
+
+@contextmanager
+def _ended_if_hung(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Counts seconds that a thread of this process has run, no clock: after a pause of the process or the machine both go
+    on."""
+    ended = threading.Event()
+    seconds = 0
+
+    def beat() -> None:
+        nonlocal seconds
+        seconds = 0
+        if not ended.is_set():
+            loop.call_later(1, beat)
+
+    def watch() -> None:
+        nonlocal seconds
+        while not ended.wait(1):
+            seconds += 1
+            if seconds > HUNG_SECONDS:
+                last_words = threading.Thread(target=_log_stack, args=[threading.main_thread().ident], daemon=True)
+                last_words.start()
+                last_words.join(LAST_WORDS_SECONDS)
+                os._exit(KILLED_EXIT_CODE)
+
+    beat()
+    threading.Thread(target=watch, name="watchdog", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _log_stack(thread: int) -> None:
+    frame, stack = sys._current_frames().get(thread), None  # noqa: SLF001 - public but for its name
+    while frame is not None:
+        stack, frame = TracebackType(stack, frame, frame.f_lasti, frame.f_lineno), frame.f_back
+    log.error("event_loop_hung", seconds=HUNG_SECONDS, exc_info=EventLoopHungError().with_traceback(stack))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

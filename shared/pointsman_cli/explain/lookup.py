@@ -1,5 +1,5 @@
-"""Finds a request by id, by an end of its id, by its client's id, or among the slowest. Reads the log once, in bounded
-memory."""
+"""Finds a request by id, by an end of its id, by its client's id, or among the slowest, and where in the log it begins. Reads
+the log once, in bounded memory."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from heapq import nlargest
 from pointsman.contracts.decisions import RequestGranted, is_final_end
 from pointsman.contracts.requests import RequestArrived, RequestEvent, RequestFinished
 from pointsman.ports import LogEntry
-from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tenant, Tokens
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Sequence, Tenant, Tokens
 from pointsman.state.workload import NO_INSTANCE
 from pointsman_cli.discovery import fleet_as_given
 from pointsman_cli.history.entries import HistoryError, NotInLogError
@@ -22,9 +22,18 @@ HINT = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`sequence`: of its first entry."""
+
+    request: RequestId
+    sequence: Sequence
+
+
 @dataclass(slots=True, kw_only=True)
 class Slow:
     request: RequestId
+    sequence: Sequence
     tenant: Tenant
     instance: InstanceId = NO_INSTANCE
     arrived_at: EngineSeconds
@@ -49,21 +58,21 @@ class Slow:
             self.arrived_at, self.prompt_tokens = event.at - event.e2e, event.prompt_tokens
 
 
-def request_named(entries: Iterable[LogEntry], text: str, *, begins: str = "") -> RequestId:
+def request_named(entries: Iterable[LogEntry], text: str, *, begins: str = "") -> Found:
     """Raises NotInLogError if no id matches, HistoryError if several do."""
-    sent: dict[RequestId, None] = {}
-    ends: dict[RequestId, None] = {}
+    sent: dict[RequestId, Sequence] = {}
+    ends: dict[RequestId, Sequence] = {}
     for entry in entries:
         event = entry.event
         if not isinstance(event, RequestEvent):
             continue
         request = event.request
         if request == text:
-            return request
+            return Found(request, ends.get(request, entry.sequence))
         if isinstance(event, RequestArrived) and event.client_request_id == text and len(sent) < CANDIDATES_MAX:
-            sent[request] = None
+            sent.setdefault(request, entry.sequence)
         if len(ends) < CANDIDATES_MAX and (request.startswith(text) or request.endswith(text)):
-            ends[request] = None
+            ends.setdefault(request, entry.sequence)
     found = sent or ends
     if not found:
         msg = f"no request {text} in this log{begins and f'; {begins}'}. {HINT.format(given=fleet_as_given())}"
@@ -75,14 +84,14 @@ def request_named(entries: Iterable[LogEntry], text: str, *, begins: str = "") -
         what = "was sent with" if sent else "begins or ends the ids of"
         msg = f"{text} {what} {count} requests: {', '.join(shown)}{more}. Type more of the one you mean."
         raise HistoryError(msg)
-    return next(iter(found))
+    return Found(*next(iter(found.items())))
 
 
 def slowest_requests(entries: Iterable[LogEntry], count: int) -> list[Slow]:
     """Answered requests, longest TTFT first. Raises HistoryError."""
     slowest = nlargest(count, _answered(entries))
     if not slowest:
-        msg = "no request was answered in this log"
+        msg = "no request was answered"
         raise HistoryError(msg)
     return [slow for _, _, slow in slowest]
 
@@ -96,6 +105,7 @@ def _answered(entries: Iterable[LogEntry]) -> Iterator[tuple[EngineSeconds, int,
             placed = in_flight.get(event.request)  # by its ingress, whose grant may come before the arrival
             arrived = Slow(
                 request=event.request,
+                sequence=placed.sequence if placed is not None else entry.sequence,
                 tenant=event.tenant,
                 arrived_at=event.arrived_at + event.clock_offset,
                 slo_ttft=event.slo_ttft,
@@ -108,7 +118,13 @@ def _answered(entries: Iterable[LogEntry]) -> Iterator[tuple[EngineSeconds, int,
             if slow is not None:
                 slow.granted_at = event.at
             elif event.stamp is None:
-                alone = Slow(request=event.request, tenant=event.tenant, arrived_at=event.at, granted_at=event.at)
+                alone = Slow(
+                    request=event.request,
+                    sequence=entry.sequence,
+                    tenant=event.tenant,
+                    arrived_at=event.at,
+                    granted_at=event.at,
+                )
                 _keep(in_flight, alone)
         elif is_final_end(event):
             slow = in_flight.pop(event.request, None)

@@ -19,11 +19,13 @@ from pointsman.contracts.requests import (
 )
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, RequestId, Sequence, Term
-from pointsman.state.state import PoolSettings
+from pointsman.state.state import PoolSettings, State
 from pointsman_cli.explain.decisions import Decision, add_decisions
 from pointsman_cli.explain.phases import phases_of
 from pointsman_cli.explain.values import RequestTimeline
 from pointsman_cli.history.start_point import StartPoint
+
+NOTHING_BEFORE = StartPoint(None, "")
 
 
 def timeline_of(
@@ -31,30 +33,35 @@ def timeline_of(
     request: RequestId,
     settings: PoolSettings,
     *,
-    beginning: Callable[[Sequence], StartPoint] = lambda _: StartPoint(None, ""),
+    base: StartPoint | None = None,
+    beginning: Callable[[Sequence], StartPoint] = lambda _: NOTHING_BEFORE,
 ) -> RequestTimeline:
-    """Reads `entries` twice or more. `beginning`: as of that entry or earlier, for a log that lost its beginning."""
-    timeline = _outline(entries, request, settings)
+    """Reads `entries` twice or more. `base`: what was before them, of a part of a log. `beginning`: as of that entry or
+    earlier, for a log that lost its beginning."""
+    timeline = _outline(entries, request, settings, base.state if base is not None else None)
     points = [
         entry
         for entry in timeline.entries
         if isinstance(entry.event, Decision | RequestGranted) and entry.sequence not in timeline.fenced
     ]
-    if points:
-        start = beginning(min(point.sequence for point in points) - 1)
-        timeline.note = start.note
-        add_decisions(timeline, points, entries, settings, start.state)
+    start = base
+    if start is None:
+        start = beginning(min(point.sequence for point in points) - 1) if points else NOTHING_BEFORE
+    timeline.note = start.note
+    add_decisions(timeline, points, entries, settings, start.state)
     timeline.refused = _refused(timeline)
     timeline.phases = phases_of(timeline)
     return timeline
 
 
-def _outline(entries: Iterable[LogEntry], request: RequestId, settings: PoolSettings) -> RequestTimeline:
+def _outline(
+    entries: Iterable[LogEntry], request: RequestId, settings: PoolSettings, base: State | None
+) -> RequestTimeline:
     timeline = RequestTimeline(request=request, speed=settings.speed, block_tokens=settings.block_tokens)
-    term, time = Term(0), LogTime(settings.speed)
+    term, time = base.term if base is not None else Term(0), LogTime(settings.speed)
     for entry in entries:
         event = entry.event
-        timeline.log_begins = timeline.log_begins or entry.sequence
+        timeline.log_begins = timeline.log_begins or (entry.sequence if base is None else 1)
         if event is None:
             continue
         timeline.log_begins_at = timeline.log_begins_at or event.at

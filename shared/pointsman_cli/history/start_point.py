@@ -1,8 +1,11 @@
 """Start of a fold: the log's first entry or, if retention dropped it, a checkpoint."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import dropwhile
 
 from pointsman.policies.policy_set import policy_set
+from pointsman.ports import LogEntry
 from pointsman.primitives import Sequence
 from pointsman.simulation.replay import BaseState
 from pointsman.simulation.replay.folding import fold
@@ -41,15 +44,29 @@ def beginning_at(history: History, since: Moment) -> StartPoint:
     if since == Moment():
         return beginning_of(history)
     before = since if since.sequence is None else replace(since, sequence=since.sequence - 1)
-    known = history.known_before(history.header.last + 1)
-    while known is not None and before.is_behind(known.state, history):
-        known = history.known_before(known.state.sequence)
+    known = _newest_before(history, before)
     start = StartPoint(known, "") if known is not None else _beginning_of(history, before)
     entries = shown(history, "folding what was before", start.start)
     state = fold(entries, settings=history.settings, until=before.passed(), known=start.state)
     base = BaseState(state, start.known.policies if start.known is not None else policy_set())
     note = "; ".join(filter(None, (start.note, f"from entry {state.sequence + 1:,} on")))
     return _noted(StartPoint(base, note, start.is_blind), history)
+
+
+def entries_since(history: History, since: Moment, what: str) -> Iterable[LogEntry]:
+    """Read from the newest checkpoint before it, shown as `what`; without a moment, all."""
+    if since == Moment():
+        return shown(history, what)
+    known, reached = _newest_before(history, since), since.reached()
+    entries = shown(history, what, known.state.sequence if known is not None else 1)
+    return dropwhile(lambda entry: not reached(entry), entries)
+
+
+def _newest_before(history: History, moment: Moment) -> BaseState | None:
+    known = history.known_before(history.header.last + 1)
+    while known is not None and moment.is_behind(known.state, history):
+        known = history.known_before(known.state.sequence)
+    return known
 
 
 def _noted(start: StartPoint, history: History) -> StartPoint:
@@ -82,7 +99,11 @@ def _beginning_of(history: History, moment: Moment | None) -> StartPoint:
             f"{gone}, and its oldest checkpoint is of entry {as_of:,}: what was known before is missing",
             is_blind=True,
         )
-    return StartPoint(known, f"{gone}; this begins behind entry {as_of:,}, with a checkpoint of what was known then")
+    return StartPoint(known, f"{gone}; {beginning_behind(as_of)}")
+
+
+def beginning_behind(as_of: Sequence) -> str:
+    return f"this begins behind entry {as_of:,}, with a checkpoint of what was known then"
 
 
 def _guess(history: History) -> str:

@@ -20,7 +20,7 @@ from aiohttp.http import HttpProcessingError
 from pointsman.adapters.backoff import Backoff, chance
 from pointsman.adapters.clocks import loop_seconds
 from pointsman.adapters.http_bodies import bounded_body
-from pointsman.adapters.kubernetes_api import Cluster, reason_of
+from pointsman.adapters.kubernetes_api import Cluster, Status, message_of, reason_of
 from pointsman.primitives import WallSeconds
 
 log = structlog.get_logger()
@@ -85,12 +85,6 @@ class _Page(msgspec.Struct):
 class _Event(msgspec.Struct):
     type: str
     object: msgspec.Raw
-
-
-class _Status(msgspec.Struct):
-    code: int | None = None
-    reason: str | None = None
-    message: str | None = None
 
 
 class ListWatch:
@@ -187,7 +181,7 @@ class ListWatch:
 
     def _apply(self, event: _Event) -> bool:
         if event.type == "ERROR":
-            status = msgspec.json.decode(event.object, type=_Status)
+            status = msgspec.json.decode(event.object, type=Status)
             raise _refusal(status.code or 0, f"{status.reason}: {status.message}")
         meta = msgspec.json.decode(event.object, type=_Object).metadata
         changed = event.type in ("ADDED", "MODIFIED", "DELETED")
@@ -207,7 +201,7 @@ class ListWatch:
             answer = await request
         async with answer:
             if answer.status != HTTPStatus.OK:
-                message = _message(await _bounded(answer, REFUSAL_BYTES_MAX)) or answer.reason or ""
+                message = message_of(await _bounded(answer, REFUSAL_BYTES_MAX)) or answer.reason or ""
                 raise _refusal(answer.status, message, answer.headers.get("Retry-After", ""))
             yield answer
 
@@ -243,13 +237,6 @@ def _refusal(code: int, reason: str, after: str = "") -> WatchError:
         return GoneError(reason[:TEXT_SHOWN_MAX])
     waits = after.isascii() and after.isdecimal() and len(after) < 10
     return WatchError(f"{code} {reason}"[:TEXT_SHOWN_MAX], min(int(after), RETRY_AFTER_SECONDS_MAX) if waits else 0.0)
-
-
-def _message(body: bytes) -> str:
-    try:
-        return msgspec.json.decode(body, type=_Status).message or ""
-    except (msgspec.MsgspecError, RecursionError):
-        return ""
 
 
 async def _line(answer: aiohttp.ClientResponse) -> bytes:

@@ -1,62 +1,30 @@
-"""What `explain` says of one request, as a view. Reads the log between a checkpoint before the request and its end."""
-
-from collections.abc import Iterator
-from itertools import takewhile
+"""What `explain` says of one request, as a view."""
 
 from pointsman.contracts.requests import RequestFinished
-from pointsman.ports import LogEntry
 from pointsman.primitives import RequestId, Sequence
-from pointsman.simulation.replay import BaseState
 from pointsman_cli.console.jobs.views import EventView, PhaseView, TimelineView
 from pointsman_cli.console.views import view_of
 from pointsman_cli.explain.diagnosis import verdict
-from pointsman_cli.explain.lookup import request_named
+from pointsman_cli.explain.lookup import Found, request_named
 from pointsman_cli.explain.page import timeline_as_json
-from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.explain.values import RequestTimeline
 from pointsman_cli.explain.wait import instance_of
+from pointsman_cli.explain.window import timeline_around
 from pointsman_cli.history.sources import History
-from pointsman_cli.history.start_point import StartPoint, beginning_of
-from pointsman_cli.history.time_options import Moment
 from pointsman_cli.tap import event_lines
 from pointsman_cli.terminal import wall_time
 
-BEFORE_ENTRIES = 2_000
-"""The checkpoint is so much older than the request: a leader decides from what it had read by then."""
-BEYOND_ENTRIES = 20_000
-"""Read behind the end of the request, for the ends of those that were ahead of it."""
 EVENTS_MAX = 200
 
 
-class Window:
-    """Entries of a log from `start` to `until`, to be read again and again."""
-
-    def __init__(self, history: History, start: Sequence, until: Sequence) -> None:
-        self._history = history
-        self._start = start
-        self._until = until
-
-    def __iter__(self) -> Iterator[LogEntry]:
-        entries = self._history.entries(self._start)
-        return takewhile(lambda entry: entry.sequence <= self._until, entries) if self._until else entries
-
-
-def timeline_of_request(history: History, text: str, *, first: Sequence = 0, ended: Sequence = 0) -> TimelineView:
-    """`text`: an id or an end of it. `first`, `ended`: its entries in the log, if known. Raises HistoryError."""
-    request = (
-        RequestId(text)
+def timeline_of_request(history: History, text: str, *, first: Sequence = 0) -> TimelineView:
+    """`text`: an id or an end of it. `first`: its first entry in the log, if known. Raises HistoryError."""
+    found = (
+        Found(RequestId(text), first)
         if first
         else request_named(history, text, begins=history.begins if history.header.first > 1 else "")
     )
-    base: BaseState | None = history.known_before(first - BEFORE_ENTRIES) if first > BEFORE_ENTRIES else None
-    entries = Window(history, base.state.sequence + 1 if base else 1, ended + BEYOND_ENTRIES if ended else 0)
-    timeline = timeline_of(
-        entries,
-        request,
-        history.settings,
-        beginning=lambda as_of: StartPoint(base, "") if base else beginning_of(history, Moment(sequence=as_of)),
-    )
-    return _view(timeline, history.origin)
+    return _view(timeline_around(history, found, history.entries), history.origin)
 
 
 def _view(timeline: RequestTimeline, origin: str) -> TimelineView:

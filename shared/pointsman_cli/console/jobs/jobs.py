@@ -87,7 +87,7 @@ class Jobs:
         self._timelines.move_to_end(request)
         if len(self._timelines) > TIMELINES_MAX:
             self._timelines.popitem(last=False)
-        task = self._task(kind="timeline", request=request, first=first, ended=ended)
+        task = self._task(kind="timeline", request=request, first=first)
         _ = self._start(self._work_out(job, task))
         return job
 

@@ -33,7 +33,6 @@ class Task(View, frozen=True, kw_only=True):
     until: str | None = None
     request: str = ""
     first: Sequence = 0
-    ended: Sequence = 0
     change: WhatIfChange | None = None
 
 
@@ -58,7 +57,7 @@ def _answer(task: Task) -> View:
             case "timeline":
                 from pointsman_cli.console.jobs.explanations import timeline_of_request
 
-                return timeline_of_request(history, task.request, first=task.first, ended=task.ended)
+                return timeline_of_request(history, task.request, first=task.first)
             case "examination":
                 from pointsman_cli.console.jobs.examinations import examination_of
 
