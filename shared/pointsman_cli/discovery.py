@@ -115,14 +115,12 @@ def find_fleet(nats: str | None = None, data: Path | None = None) -> FleetFile:
             raise _still_starting(starting[0])
         where = f"on {nats_shown(nats)}" if nats else "on this machine"
         other = "" if nats or not os.environ.get("POINTSMAN_NATS") else '; or name yours: --from "$POINTSMAN_NATS"'
-        message = f"no fleet that was started here runs {where}; start one with: pointsman up{other}"
-        raise NoFleetError(message)
+        raise NoFleetError(f"no fleet that was started here runs {where}; start one with: pointsman up{other}")
     if len(running) > 1:
         listed = "\n".join(
             f"  --from {fleet.data}   (started by pid {fleet.pid}, {fleet.ingress})" for fleet in running
         )
-        message = f"several fleets run; choose one:\n{listed}"
-        raise SeveralFleetsError(message)
+        raise SeveralFleetsError(f"several fleets run; choose one:\n{listed}")
     return running[0]
 
 
@@ -242,11 +240,9 @@ def _fleet_of(data: Path) -> FleetFile:
         owner = "another user"
         with suppress(OSError, KeyError):
             owner = data.owner()
-        message = f"{data} belongs to {owner}: only they can use its fleet from here"
-        raise NoFleetError(message) from error
+        raise NoFleetError(f"{data} belongs to {owner}: only they can use its fleet from here") from error
     if not running:
-        message = f"no fleet runs with the data directory {data}; start it with: pointsman up --data {data}"
-        raise NoFleetError(message)
+        raise NoFleetError(f"no fleet runs with the data directory {data}; start it with: pointsman up --data {data}")
     fleet = read_fleet_file(data)
     if fleet is None:
         raise _still_starting(data)
@@ -261,8 +257,7 @@ def _named(place: str | Path | None) -> tuple[str | None, Path | None]:
     if place is None:
         return None, None
     if not str(place).strip():
-        message = "is empty; name a data directory or a NATS URL"
-        raise click.BadParameter(message, param_hint="--from")
+        raise click.BadParameter("is empty; name a data directory or a NATS URL", param_hint="--from")
     if _is_recorded(place):
         message = (
             f"{place} is a recorded log, and this command asks a running fleet; "

@@ -203,8 +203,7 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
             raise click.UsageError(needed)
         for url in filter(None, (self.oidc_issuer, self.oidc_jwks_url)):
             if not is_trustworthy(url):
-                untrusted = f"{url} must be an https URL: whoever answers there decides who is admitted"
-                raise click.UsageError(untrusted)
+                raise click.UsageError(f"{url} must be an https URL: whoever answers there decides who is admitted")
 
 
 def is_trustworthy(url: str) -> bool:

@@ -235,8 +235,7 @@ def _completed(
     """Raises StreamError."""
     usage = answer.usage()
     if answer.first_data_at is None or answer.last_data_at is None:
-        msg = "the stream was empty"
-        raise StreamError(msg)
+        raise StreamError("the stream was empty")
     predicted = headers.get("x-pointsman-predicted-ttft-ms")
     upper = headers.get("x-pointsman-predicted-ttft-upper-ms")
     return Outcome(

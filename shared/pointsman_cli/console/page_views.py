@@ -88,8 +88,7 @@ class PageViews:
             case ["what-if", number]:
                 return "what_if_run", self.what_if_run(number)
             case _:
-                msg = "There is no such page."
-                raise NotThereError(msg)
+                raise NotThereError("There is no such page.")
 
     def request(self, request: str) -> RequestPageView:
         text = request[:ID_LENGTH_MAX]
@@ -113,8 +112,7 @@ class PageViews:
     def what_if_run(self, number: str) -> WhatIfRun:
         found = self.jobs.run(_whole(number))
         if found is None:
-            msg = "There is no such run, or it is no longer kept."
-            raise NotThereError(msg)
+            raise NotThereError("There is no such run, or it is no longer kept.")
         return found
 
     def start_what_if(self, form: Mapping[str, str]) -> int | str:

@@ -58,11 +58,9 @@ def explain_command(
     weighed by the policy; their numbers are computed from the same state.
     """
     if (request_id is None) == (slowest is None):
-        msg = "choose a request: an id (or an end of it), or --slowest N"
-        raise click.UsageError(msg)
+        raise click.UsageError("choose a request: an id (or an end of it), or --slowest N")
     if since is not None and slowest is None:
-        msg = "--since is for --slowest: an id is looked for in the whole log"
-        raise click.UsageError(msg)
+        raise click.UsageError("--since is for --slowest: an id is looked for in the whole log")
     with open_history(place, pool) as history:
         if request_id is not None:
             found = _named(history, request_id)
@@ -82,8 +80,7 @@ def _named(history: History, text: str) -> Found:
         return request_named(entries, text, begins=history.begins if history.header.first > 1 else "")
     except NotInLogError as error:
         if stalled := stalled_log(history.fleet):  # it may not have been written yet
-            msg = f"{stalled}; {error.message}"
-            raise NotInLogError(msg) from error
+            raise NotInLogError(f"{stalled}; {error.message}") from error
         raise
 
 

@@ -82,8 +82,7 @@ def request_named(entries: Iterable[LogEntry], text: str, *, begins: str = "") -
         more = "" if len(found) == len(shown) else ", ..."
         count = f"{len(found)} or more" if len(found) == CANDIDATES_MAX else str(len(found))
         what = "was sent with" if sent else "begins or ends the ids of"
-        msg = f"{text} {what} {count} requests: {', '.join(shown)}{more}. Type more of the one you mean."
-        raise HistoryError(msg)
+        raise HistoryError(f"{text} {what} {count} requests: {', '.join(shown)}{more}. Type more of the one you mean.")
     return Found(*next(iter(found.items())))
 
 
@@ -91,8 +90,7 @@ def slowest_requests(entries: Iterable[LogEntry], count: int) -> list[Slow]:
     """Answered requests, longest TTFT first. Raises HistoryError."""
     slowest = nlargest(count, _answered(entries))
     if not slowest:
-        msg = "no request was answered"
-        raise HistoryError(msg)
+        raise HistoryError("no request was answered")
     return [slow for _, _, slow in slowest]
 
 

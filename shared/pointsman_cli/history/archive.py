@@ -126,16 +126,13 @@ class ArchiveHistory(History):
 
     def _chosen(self, known: list[str], requested: str | None) -> str:
         if requested is not None and requested not in known:
-            msg = f"{self.origin} has no log {requested}; it has: {', '.join(known) or 'none'}"
-            raise HistoryError(msg)
+            raise HistoryError(f"{self.origin} has no log {requested}; it has: {', '.join(known) or 'none'}")
         if not known:
-            msg = f"{self.origin} holds no log: the recorder has written nothing into it yet"
-            raise HistoryError(msg)
+            raise HistoryError(f"{self.origin} holds no log: the recorder has written nothing into it yet")
         return requested or known[-1]
 
     def _refuse(self, what: str) -> NoReturn:
-        msg = f"{self.origin} has {what}: it is not an archive of ours"
-        raise HistoryError(msg)
+        raise HistoryError(f"{self.origin} has {what}: it is not an archive of ours")
 
     def _extent(self) -> tuple[Sequence, Sequence, int, str]:
         first, last, entries, subject = 0, 0, 0, ""
@@ -171,8 +168,7 @@ class ArchiveHistory(History):
             reason = str(getattr(error, "orig", None) or error)
             if reason == INTERRUPTED:
                 self._refuse("more entries than fit its size")
-            msg = f"{self.origin} cannot be read: {reason}"
-            raise HistoryError(msg) from error
+            raise HistoryError(f"{self.origin} cannot be read: {reason}") from error
 
 
 def _parsed(url: str) -> URL:
@@ -307,8 +303,7 @@ def _check_tables(connection: Connection) -> None:
     plain = set(connection.execute(stored).scalars())
     for name in (kept.name for kept in (_logs, _events, _dead_letters, _gaps)):
         if name not in plain or connection.exec_driver_sql(COMPUTED_COLUMNS, (name,)).scalar():
-            msg = f"it has no plain table '{name}', so it is not an archive of ours"
-            raise OSError(msg)
+            raise OSError(f"it has no plain table '{name}', so it is not an archive of ours")
 
 
 def _check_keys(connection: Connection, statement: Select[Any]) -> None:

@@ -46,8 +46,7 @@ def check_can_make(directory: Path) -> None:
         raise UnsuitableMachineError(message)
     existing = next(path for path in (directory, *directory.parents) if path.exists())
     if not os.access(existing, os.W_OK):
-        message = f"{existing} cannot be written to; name another directory with POINTSMAN_VLLM_DIR"
-        raise UnsuitableMachineError(message)
+        raise UnsuitableMachineError(f"{existing} cannot be written to; name another directory with POINTSMAN_VLLM_DIR")
     free = shutil.disk_usage(existing).free
     if free < DISK_BYTES_MIN:
         message = f"{_gib(free)} are free at {existing}, {_gib(DISK_BYTES_MIN)} are needed; make room, or name another directory with POINTSMAN_VLLM_DIR"

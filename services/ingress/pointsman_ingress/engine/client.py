@@ -290,8 +290,7 @@ class EngineAnswer:
     def _check_chunk_timeout(self, waited: WallSeconds) -> None:
         """Hidden reasoning, and a tool call that is parsed whole, are silent for as long as they take."""
         if waited >= self._chunk_timeout_seconds and not self._is_working():
-            msg = f"it sent nothing more for {waited:.3g} s"
-            raise EngineFailedError(msg, failure="chunk_timeout")
+            raise EngineFailedError(f"it sent nothing more for {waited:.3g} s", failure="chunk_timeout")
 
     async def whole(
         self, first: bytes = b"", *, bytes_max: int = ANSWER_BYTES_MAX, take: Callable[[int], None] = lambda _: None
@@ -302,8 +301,7 @@ class EngineAnswer:
         while chunk:
             size += len(chunk)
             if size > bytes_max:
-                msg = f"its answer is larger than {bytes_max} bytes"
-                raise AnswerTooLargeError(msg)
+                raise AnswerTooLargeError(f"its answer is larger than {bytes_max} bytes")
             take(len(chunk))
             chunks.append(chunk)
             chunk = await self.chunk()
@@ -349,8 +347,7 @@ class EngineAnswer:
                 return b""
             connection = self._response.connection
             if connection is not None and connection.transport is None:
-                msg = "what came is no HTTP"
-                raise ConnectionResetError(msg)
+                raise ConnectionResetError("what came is no HTTP")
             waited += wait
             if self._opened:
                 self._check_chunk_timeout(waited)

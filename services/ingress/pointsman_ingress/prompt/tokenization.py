@@ -122,8 +122,7 @@ class PromptTokenizer:
         try:
             tokens = _truncated(_within(await self._tokens(request, context), context.model_len), request)
         except _InvalidPromptError as error:
-            msg = f"The prompt does not fit this model: {error}."
-            raise bad_request(msg, param=request.prompt_field) from error
+            raise bad_request(f"The prompt does not fit this model: {error}.", param=request.prompt_field) from error
         except PromptTooLongError as error:
             raise prompt_too_long(error.tokens_min, context.model_len, param=request.prompt_field) from error
         finally:
@@ -260,8 +259,7 @@ class PromptTokenizer:
     ) -> T:
         status, answer = await self._post(engine, TOKENIZE_PATH, body, context)
         if status != 200:
-            msg = f"its status was {status}"
-            raise EngineFailedError(msg)
+            raise EngineFailedError(f"its status was {status}")
         return await self._read(context, answer, read)
 
     async def _read(self, context: TokenizeContext, answer: bytes, read: Callable[[bytes], T]) -> T:

@@ -126,8 +126,7 @@ async def run_haproxy(ingresses: Sequence[FleetProcess]) -> AsyncIterator[Balanc
     """haproxy before these, from when all are in rotation. Raises NoBalancerError."""
     program = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin:/sbin")
     if program is None:
-        msg = "there is no haproxy here; install it (Debian: apt-get install haproxy)"
-        raise NoBalancerError(msg)
+        raise NoBalancerError("there is no haproxy here; install it (Debian: apt-get install haproxy)")
     servers = [(each.name, urlsplit(each.url).netloc, urlsplit(each.probes).port or 0) for each in ingresses]
     with tempfile.TemporaryDirectory(prefix="pm-haproxy-") as place:
         bind = f"{LOOPBACK}:{free_ports(1)[0]}"
@@ -155,8 +154,7 @@ async def _whole(process: "subprocess.Popen[bytes]", balancer: Balancer, output:
     deadline = time.monotonic() + START_SECONDS_MAX
     while not balancer.whole:
         if process.poll() is not None or time.monotonic() > deadline:
-            msg = f"haproxy has no whole rotation ({balancer.rotation}):\n{_end_of(output)}"
-            raise NoBalancerError(msg)
+            raise NoBalancerError(f"haproxy has no whole rotation ({balancer.rotation}):\n{_end_of(output)}")
         await asyncio.sleep(LOOK_SECONDS)
 
 

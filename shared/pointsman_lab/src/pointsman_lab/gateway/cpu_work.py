@@ -13,8 +13,7 @@ def cpu_us(pid: int) -> float:
         own = sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1000
         return own + sum(map(cpu_us, _children(pid)))
     except (OSError, ValueError, IndexError) as error:
-        message = f"the CPU time of process {pid} cannot be read: {error}"
-        raise BenchError(message) from error
+        raise BenchError(f"the CPU time of process {pid} cannot be read: {error}") from error
 
 
 def _children(pid: int) -> list[int]:

@@ -131,8 +131,7 @@ async def _added(setup: Setup, ask: Ask) -> Added:
             gateway.append(through)
     added = sorted(g - d for g, d in zip(gateway, direct, strict=True))
     if not added:
-        message = "the gateway never used the engine that was called directly"
-        raise BenchError(message)
+        raise BenchError("the gateway never used the engine that was called directly")
     return Added(
         direct_p50_ms=statistics.median(direct),
         gateway_p50_ms=statistics.median(gateway),
@@ -157,8 +156,7 @@ async def _same_engine(setup: Setup, ask: Ask) -> Target:
         used = [(await link.ask(ask)).header("x-pointsman-instance") for _ in range(3)]
     instance = used[-1]
     if instance not in setup.engines:
-        message = f"the gateway used {instance!r}, whose URL is not known"
-        raise BenchError(message)
+        raise BenchError(f"the gateway used {instance!r}, whose URL is not known")
     return setup.engines[instance]
 
 

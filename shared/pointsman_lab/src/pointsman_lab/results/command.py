@@ -99,8 +99,7 @@ def _checked(traces: Path, chosen: list[Study]) -> list[Study]:
     needed = {study.source.trace for study in chosen if study.source.trace}
     missing = sorted(trace.name for trace in needed if not trace.is_file())
     if missing:
-        message = f"{traces} has no {' and no '.join(missing)}"
-        raise click.UsageError(message)
+        raise click.UsageError(f"{traces} has no {' and no '.join(missing)}")
     return chosen
 
 
@@ -143,8 +142,7 @@ def _read(directory: Path) -> Numbers:
     try:
         return msgspec.json.decode(file.read_bytes(), type=Numbers)
     except OSError as error:
-        message = f"cannot read {file}: {error.strerror}; run without --page first"
-        raise click.ClickException(message) from error
+        raise click.ClickException(f"cannot read {file}: {error.strerror}; run without --page first") from error
     except msgspec.DecodeError as error:
         message = f"{file} is not what this version writes ({error}); run without --page first"
         raise click.ClickException(message) from error
