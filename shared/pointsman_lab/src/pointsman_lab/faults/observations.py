@@ -6,7 +6,6 @@ import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,7 +23,7 @@ from pointsman_lab.faults.balancer import Balancer
 from pointsman_lab.faults.clients import Exchange
 from pointsman_lab.faults.engine_truth import EngineSilentError, held_keys, replay_endpoint_of
 from pointsman_lab.faults.fleet import FleetUnderTest
-from pointsman_lab.faults.injector import Injection, Injector
+from pointsman_lab.faults.injector import Injection
 from pointsman_lab.faults.log_tail import LogTail
 
 QUIET_SECONDS_MAX = 45.0
@@ -48,27 +47,6 @@ class Evidence:
     balancer: Balancer | None = None
     quiet_s: EngineSeconds | None = None
     log_replicas: int = 1
-
-
-async def gathered(
-    fleet: FleetUnderTest,
-    link: Link,
-    injector: Injector,
-    log_tail: LogTail,
-    exchanges: list[Exchange],
-    *,
-    in_agreement: Callable[[Evidence], bool],
-) -> Evidence:
-    """As `evidence_of` a fleet of processes."""
-    return await evidence_of(
-        link,
-        log_tail,
-        exchanges,
-        injector.injections,
-        leader=injector.leader,
-        look=partial(look_at, fleet),
-        in_agreement=in_agreement,
-    )
 
 
 async def evidence_of(
