@@ -82,7 +82,7 @@ def gateway_command(
     figures = asyncio.run(_alone(place, requests))
     _print(figures)
     if out is not None:
-        write_json(out, figures.as_json())
+        write_json(out, figures)
 
 
 async def _alone(place: Path | None, requests: int) -> Figures:

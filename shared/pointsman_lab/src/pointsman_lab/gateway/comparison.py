@@ -69,7 +69,7 @@ def total(figures: Figures, attribute: str) -> float:
 def as_json(found: Mapping[str, Figures], rounds: int) -> dict[str, Any]:
     return {
         "rounds": rounds,
-        "gateways": {name: figures.as_json() for name, figures in found.items()},
+        "gateways": found,
         "goals": [vars(goal) | {"met": goal.met} for goal in goals(found)],
     }
 
