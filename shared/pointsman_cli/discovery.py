@@ -186,10 +186,9 @@ def data_dir_held(data: Path) -> Iterator[None]:
         if not _locked(lock):
             fleet = read_fleet_file(data)
             by = f"the fleet that pid {fleet.pid} runs ({fleet.ingress})" if fleet else "another pointsman up"
-            message = (
+            raise FleetInUseError(
                 f"the data directory {data} is in use by {by}; stop that one, or give this one its own with --data DIR"
             )
-            raise FleetInUseError(message)
         (data / FLEET_FILE).unlink(missing_ok=True)  # of a fleet that was killed
         with suppress(OSError):  # `announce` raises it
             _point_to(data)

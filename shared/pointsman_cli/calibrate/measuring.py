@@ -156,11 +156,10 @@ class Engine:
         if not first:
             raise EngineError(f"{self._url} gave no token")
         if cached and not expected_cached:
-            msg = (
+            raise EngineError(
                 f"{self._url} has {cached:,} of the {len(prompt):,} tokens of a new prompt cached, so its times say nothing of "
                 "cold prompts: empty its prefix cache (restart it) and calibrate again"
             )
-            raise EngineError(msg)
         between = (last - first) / (output - 1) if output > 1 else 0.0
         return Timing(len(prompt), cached, first - begun, between)
 

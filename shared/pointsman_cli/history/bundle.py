@@ -232,11 +232,10 @@ def _first_line(line: bytes, origin: str) -> _First | _Line:
         try:
             return _lines.decode(line)
         except UNREADABLE as error:
-            msg = (
+            raise HistoryError(
                 f"{origin} is no log: neither an SQLite archive, nor what `pointsman export` writes, nor the JSON lines"
                 " of `pointsman tap --since 1 --until now --json`"
-            )
-            raise HistoryError(msg) from error
+            ) from error
     if first.format != FORMAT or first.version != FORMAT_VERSION:
         msg = f"{origin} has format {first.format} {first.version}; this version reads {FORMAT} {FORMAT_VERSION}"
         raise HistoryError(msg)

@@ -185,10 +185,9 @@ async def _check_nats(settings: UpSettings) -> None:
     if settings.nats and not any(
         [await accepts_connections(url, timeout=ENGINE_ANSWER_SECONDS) for url in settings.nats.split(",")]
     ):
-        message = (
+        raise click.ClickException(
             f"no nats-server answers at {nats_shown(settings.nats)}; start it, or leave --nats away to have one started"
         )
-        raise click.ClickException(message)
 
 
 async def check_pools(plan: FleetPlan) -> None:

@@ -117,7 +117,7 @@ class IssuerKeys:
     async def _refresh(self, session: aiohttp.ClientSession) -> bool:
         self._began, self._fetching = self._clock.wall(), True
         try:
-            self.take(await self._fetch(session))
+            self.take(await _document(session, self._jwks_url or await self._discovered(session)))
         except IssuerUnreachableError as error:
             reason = short_reason(error)
             self._lacks(ISSUER_PART, reason) if not self._keys else self._board.degraded(ISSUER_PART, reason)
@@ -128,10 +128,6 @@ class IssuerKeys:
             fetched.set()
         self._board.restored(ISSUER_PART)
         return True
-
-    async def _fetch(self, session: aiohttp.ClientSession) -> dict[str, Any]:
-        """The JWKS document. Raises IssuerUnreachableError."""
-        return await _document(session, self._jwks_url or await self._discovered(session))
 
     async def _discovered(self, session: aiohttp.ClientSession) -> str:
         """Raises IssuerUnreachableError."""

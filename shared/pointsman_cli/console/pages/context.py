@@ -189,8 +189,6 @@ def run_verdict(run: WhatIfRun) -> Verdict:
                 f"{row.name} {row.again} → {row.changed} ({row.change})" for row in run.rows if row.name in COMPARED
             ]
             judged = [row.better for row in run.rows if row.name in COMPARED and row.better is not None]
-            word = (
-                "Mixed" if len(set(judged)) > 1 else {True: "Better", False: "Worse"}[judged[0]] if judged else "Same"
-            )
+            word = "Same" if not judged else "Better" if all(judged) else "Mixed" if any(judged) else "Worse"
             level: Level = "ok" if word in {"Better", "Same"} else "warning"
             return Verdict(level, f"{name}: {'; '.join(said) or 'no figure changes'}.", [], word)

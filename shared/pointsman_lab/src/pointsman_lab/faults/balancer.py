@@ -133,7 +133,7 @@ async def run_haproxy(ingresses: Sequence[FleetProcess]) -> AsyncIterator[Balanc
         balancer = Balancer(f"http://{bind}", Path(place) / "stats")
         config, output = Path(place) / "haproxy.cfg", Path(place) / "haproxy.log"
         config.write_text(SOCKET.format(socket=balancer.socket) + haproxy_config(bind, servers))
-        process = _start(program, config, output)
+        process = spawn([program, "-db", "-f", str(config)], output=output)
         watching = asyncio.create_task(balancer.watch())
         try:
             await _whole(process, balancer, output)
@@ -145,21 +145,14 @@ async def run_haproxy(ingresses: Sequence[FleetProcess]) -> AsyncIterator[Balanc
             await asyncio.to_thread(process.wait)
 
 
-def _start(program: str, config: Path, output: Path) -> "subprocess.Popen[bytes]":
-    return spawn([program, "-db", "-f", str(config)], output=output)
-
-
 async def _whole(process: "subprocess.Popen[bytes]", balancer: Balancer, output: Path) -> None:
     """Raises NoBalancerError when a server stays out of rotation."""
     deadline = time.monotonic() + START_SECONDS_MAX
     while not balancer.whole:
         if process.poll() is not None or time.monotonic() > deadline:
-            raise NoBalancerError(f"haproxy has no whole rotation ({balancer.rotation}):\n{_end_of(output)}")
+            said = output.read_text(errors="replace")[-OUTPUT_SHOWN_MAX:]
+            raise NoBalancerError(f"haproxy has no whole rotation ({balancer.rotation}):\n{said}")
         await asyncio.sleep(LOOK_SECONDS)
-
-
-def _end_of(output: Path) -> str:
-    return output.read_text(errors="replace")[-OUTPUT_SHOWN_MAX:]
 
 
 async def _statistics(socket: Path) -> str:
