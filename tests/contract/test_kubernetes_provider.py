@@ -227,7 +227,7 @@ async def test_a_scale_that_another_changed_meanwhile_is_trouble_and_not_overwri
         return scale
 
     provider._scale = overtaken  # type: ignore[method-assign]
-    with pytest.raises(ProviderError, match="409 .*the object has been modified"):
+    with pytest.raises(ProviderError, match=r"409 .*the object has been modified"):
         await provider.grow(2)
     replicas = await engine.replicas()
 
@@ -237,9 +237,9 @@ async def test_a_scale_that_another_changed_meanwhile_is_trouble_and_not_overwri
 async def test_what_its_role_does_not_allow_is_told(any_cluster: ClusterAdmin, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, provider = await workload(any_cluster, "stateful_set", 2, monkeypatch)
     monkeypatch.setenv("KUBECONFIG", str(engine.admin.kubeconfig(await engine.admin.account("reader", []))))
-    with pytest.raises(ProviderError, match="403 .* cannot get resource"):
+    with pytest.raises(ProviderError, match=r"403 .* cannot get resource"):
         await KubernetesProvider("stateful_set", "engine", NAMESPACE).running()
-    with pytest.raises(ProviderError, match="403 .* cannot get resource"):
+    with pytest.raises(ProviderError, match=r"403 .* cannot get resource"):
         await KubernetesProvider("stateful_set", "another", NAMESPACE).running()
     pods = await names(provider)
 

@@ -662,13 +662,18 @@ OPERATIONS = (
 )
 
 
-async def test_health_metrics_and_the_description_are_on_the_admin_port_alone(world: World) -> None:
+async def test_probes_metrics_and_the_description_are_on_the_admin_port_and_the_api_has_an_empty_health(
+    world: World,
+) -> None:
     for path, expected in OPERATIONS:
         async with world.client.get(world.admin_url + path) as answer:
             assert answer.status == 200
             assert expected in await answer.text()
         async with world.client.get(world.url + path) as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (404, "not_found")
+            if path == "/health":
+                assert (answer.status, await answer.read()) == (200, b"")
+            else:
+                assert (answer.status, (await answer.json())["error"]["code"]) == (404, "not_found")
     for path in ("/docs", "/redoc", CHAT, "/v1/models"):
         async with world.client.get(world.admin_url + path) as answer:
             assert answer.status == 404
@@ -677,7 +682,7 @@ async def test_health_metrics_and_the_description_are_on_the_admin_port_alone(wo
 def test_every_endpoint_is_described() -> None:
     described = json.loads(openapi_document())
 
-    assert set(described["paths"]) == {*BY_PATH, "/v1/models", "/v1/models/{name}", "/kv/overlap"}
+    assert set(described["paths"]) == {*BY_PATH, "/health", "/v1/models", "/v1/models/{name}", "/kv/overlap"}
 
 
 async def test_who_asks_for_more_than_any_model_gives_is_served_where_nobody_knows_what_it_gives() -> None:

@@ -131,11 +131,13 @@ async def test_the_same_id_on_two_ingresses_at_once_harms_nobody(fleet: Fleet, h
 async def test_without_a_key_nobody_is_told_anything(fleet: Fleet, http: aiohttp.ClientSession) -> None:
     said = []
     for ingress in fleet.ingresses:
-        for path in ("/v1/models", "/v1/models/x", "/metrics", "/readyz", "/docs", "/openapi.json", "/health", "/"):
+        for path in ("/v1/models", "/v1/models/x", "/metrics", "/readyz", "/docs", "/openapi.json", "/"):
             async with http.get(ingress + path) as answer:
                 said.append((path, answer.status, await answer.read()))
         async with http.post(f"{ingress}/v1/completions", json={"prompt": "x"}) as answer:
             said.append(("POST", answer.status, await answer.read()))
+        async with http.get(f"{ingress}/health?verbose") as answer:
+            assert (answer.status, await answer.read()) == (200, b"")
 
     assert {(path, status) for path, status, _ in said if status not in (401, 404)} == set()
     assert [path for path, _, body in said for text in secrets_of(fleet.file, fleet.up.data) if text in body] == []

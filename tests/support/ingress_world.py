@@ -21,6 +21,7 @@ from pointsman.runtime.line_writer import Output
 from pointsman.runtime.supervision import Supervisor
 from pointsman.runtime.tracing import Tracer
 from pointsman_ingress.assembly import assembled
+from pointsman_ingress.http.certificate import ServerCertificate
 from pointsman_ingress.servers import admin_server, http_server
 from pointsman_ingress.settings import IngressSettings
 from pointsman_lab.memory.log import MemoryBroker
@@ -121,13 +122,18 @@ async def open_world(
             tracer=tracer,
         )
     )
-    server = http_server(apps.api, settings, board)
+    tls = None
+    if settings.tls_certificate:
+        certificate = ServerCertificate(settings.tls_certificate, settings.tls_key)
+        supervisor.start(certificate.keep_fresh(clock, board), name="certificate")
+        tls = certificate.context
+    server = http_server(apps.api, settings, board, tls=tls)
     admin = admin_server(settings, board, apps.admin)
     for each in (server, admin):
         stack.push_async_callback(_stop, each, asyncio.create_task(each.serve()))
     await eventually(lambda: server.started and admin.started and (board.whole or not (engines_join and log_answers)))
     client = await stack.enter_async_context(aiohttp.ClientSession())
-    url = f"http://127.0.0.1:{server.bound_port}"
+    url = f"{'https' if tls else 'http'}://127.0.0.1:{server.bound_port}"
     return World(url, log, broker, scheduler, one, two, client, board, server, admin)
 
 

@@ -1,5 +1,5 @@
 """The API as an ASGI application: a dictionary sends engine endpoints to `Gateway.serve`, FastAPI (slow) routes the
-models. Health, metrics and the API's description are on the admin port."""
+models and `/health`. Probes, metrics and the API's description are on the admin port."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,6 +58,11 @@ def _fastapi(pools: Pools, authentication: Authentication) -> FastAPI:
         redirect_slashes=False,
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},  # ours are the spans
     )
+
+    @app.get("/health")
+    async def health() -> Response:
+        """As vLLM answers, for tools made for it. It tells strangers nothing; readiness is on the admin port."""
+        return Response()
 
     @app.get("/v1/models")
     async def list_models(request: Request) -> dict[str, Any]:

@@ -87,6 +87,13 @@ async def serve(
     tracer = open_tracer("pointsman-ingress", instance=settings.process_name, trusted=settings.trusts_clients)
     note_public_secret(settings.secret, settings.host, board)
     note_open_api(settings)
+    tls = None
+    if settings.tls_certificate:
+        from pointsman_ingress.http.certificate import ServerCertificate  # takes 0.1 s of a start
+
+        certificate = ServerCertificate(settings.tls_certificate, settings.tls_key)
+        supervisor.start(certificate.keep_fresh(clock, board), name="certificate")
+        tls = certificate.context
     async with AsyncExitStack() as stack:
         links: dict[PoolName, Link] = {}
         for pool in names:
@@ -99,7 +106,7 @@ async def serve(
         ) as apps:
             freeze_started()
             public, private = listeners
-            server = http_server(apps.api, settings, board, listener=public)
+            server = http_server(apps.api, settings, board, listener=public, tls=tls)
             admin = admin_server(settings, board, apps.admin, listener=private)
             supervisor.start(admin.serve(), name="admin-http")
             supervisor.stop_seconds_max = STOP_SECONDS_MAX + settings.lame_duck_seconds + settings.drain_seconds_max

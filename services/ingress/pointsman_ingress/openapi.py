@@ -111,6 +111,7 @@ def openapi_document() -> bytes:
     paths: dict[str, Any] = {path: {"post": _operation(endpoint)} for path, endpoint in BY_PATH.items()}
     listed = {"type": "object", "required": ["data"], "properties": {"data": {"type": "array", "items": MODEL_CARD}}}
     name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    paths["/health"] = {"get": {"summary": "An empty 200.", "responses": {"200": {"description": "It runs."}}}}
     paths["/v1/models"] = {"get": {"summary": "The models of all pools.", "responses": _responses(listed)}}
     paths["/v1/models/{name}"] = {
         "get": {"summary": "One model.", "parameters": [name], "responses": _responses(MODEL_CARD)}

@@ -3,6 +3,7 @@ process stops; the API's first lets its clients go."""
 
 import resource
 import socket
+import ssl
 from collections.abc import Callable, Mapping
 
 import structlog
@@ -23,7 +24,12 @@ LISTENING_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # heartbeat to the paren
 
 
 def http_server(
-    app: AsgiApp, settings: IngressSettings, board: HealthBoard, *, listener: socket.socket | None = None
+    app: AsgiApp,
+    settings: IngressSettings,
+    board: HealthBoard,
+    *,
+    listener: socket.socket | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> HttpServer:
     connections = clients_max(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     return HttpServer(
@@ -31,6 +37,7 @@ def http_server(
         host=settings.host,
         port=settings.port,
         listener=listener,
+        tls=tls,
         limits=HttpLimits(
             connections=connections,
             connections_per_address=settings.connections_per_address or max(1, connections // 2),

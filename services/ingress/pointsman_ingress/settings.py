@@ -53,6 +53,10 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
         bounds=PORT,
     )
     admin_host: str = setting("127.0.0.1", "Address that the admin port listens on.", form=TEXT)
+    tls_certificate: str = setting(
+        "", "PEM file with the certificate of the API's port and those that sign it; makes TLS mandatory there."
+    )
+    tls_key: str = setting("", "PEM file with its private key. Both are read again when they change.")
     name: str = setting("", "Name of this ingress in the log, which no other may have; by default ingress-HOST-PID.")
     processes: int = setting(
         1,
@@ -189,6 +193,8 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
     @override
     def check(self) -> None:
         _ = self.pool_tokenizers
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise click.UsageError("--tls-certificate and --tls-key need each other")
         if not self.oidc_issuer:
             if self.oidc_audience or self.oidc_jwks_url:
                 raise click.UsageError(

@@ -5,7 +5,9 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs
@@ -33,6 +35,7 @@ KEEP_ALIVE_SECONDS = 75
 """Above most clients' (60 s), so that the server does not close first; nginx's default."""
 HEALTH_CONNECTIONS_MAX = 256
 CUT_SECONDS: Seconds = 0.5
+HANDSHAKE_SECONDS: Seconds = 5.0
 TICK_SECONDS = WallSeconds(0.1)
 """Until it is noticed that another thread set `should_exit`."""
 SHUTDOWN_POLL_SECONDS: Seconds = 0.05
@@ -180,6 +183,7 @@ class HttpServer(uvicorn.Server):
         host: str,
         port: int,
         listener: socket.socket | None = None,
+        tls: ssl.SSLContext | None = None,
         options: str = "--host and --port",
         keep_alive_seconds: int = KEEP_ALIVE_SECONDS,
         limits: HttpLimits | None = None,
@@ -209,7 +213,9 @@ class HttpServer(uvicorn.Server):
         self.lame_duck_seconds = lame_duck_seconds
         self._drain_seconds_max = shutdown_seconds
         self._on_lame_duck = on_lame_duck
+        self._limits = limits or HttpLimits()
         self._listener = listener
+        self._tls = tls
         self._options = options
         self._hurried = asyncio.Event()
 
@@ -239,12 +245,25 @@ class HttpServer(uvicorn.Server):
 
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn's own ends the process if the port is taken, and has no bounds for TLS."""
+        config = self.config
+        create = partial(config.http_protocol_class, config=config, server_state=self.server_state, app_state={})  # type: ignore[call-arg]
+        where: dict[str, Any] = (
+            {"host": config.host, "port": config.port} if self._listener is None else {"sock": self._listener}
+        )
+        if self._tls is not None:
+            where |= {
+                "ssl": self._tls,
+                "ssl_handshake_timeout": HANDSHAKE_SECONDS,
+                "ssl_shutdown_timeout": self._limits.send_seconds,
+            }
         try:
-            await super().startup(sockets if self._listener is None else [self._listener])
-        except SystemExit as ended:  # uvicorn's own way to say so, which would leave our other tasks where they are
-            reason = ended.__context__
-            msg = f"cannot listen on {self.config.host}:{self.config.port} ({reason}); choose another with {self._options}"
-            raise click.ClickException(msg) from reason
+            server = await asyncio.get_running_loop().create_server(create, **where, backlog=config.backlog)
+        except OSError as error:
+            msg = f"cannot listen on {config.host}:{config.port} ({error}); choose another with {self._options}"
+            raise click.ClickException(msg) from error
+        self.servers = [server]
+        self.started = True
 
     @override
     async def main_loop(self) -> None:

@@ -433,9 +433,11 @@ class _OpenTransport:
         self._transport.write(data)
 
     def close(self) -> None:
+        """asyncio's transport for TLS breaks when it is closed twice."""
         self._flush()
-        self._transport.close()
-        self._on_close()
+        if not self._is_closing():
+            self._transport.close()
+            self._on_close()
 
     def write_eof(self) -> None:
         self._flush()

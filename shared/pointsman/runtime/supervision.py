@@ -22,8 +22,9 @@ STOP_SECONDS_MAX = 10.0
 """Then the process is killed, also one that ends because of a failure; usually 0.2 to 3 s. An ingress has longer
 after its first signal."""
 SAME_SIGNAL_SECONDS = 0.5
-HUNG_SECONDS = 30
-"""As long as the liveness probes of deploy/kubernetes wait; nothing else restarts a process that hangs."""
+HUNG_SECONDS = 60
+"""Beyond any turn of the loop, also of a process that gets a tenth of a core. Where no liveness probe acts, nothing else
+restarts a process that hangs."""
 LAST_WORDS_SECONDS = 1.0
 """The reader of the log may be what the process waits for."""
 KILLED_EXIT_CODE = 128 + signal.SIGKILL

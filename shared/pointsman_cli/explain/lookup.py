@@ -1,7 +1,9 @@
 """Finds a request by id, by an end of its id, by its client's id, or among the slowest, and where in the log it begins. Reads
 the log once, in bounded memory."""
 
+import re
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from heapq import nlargest
 
@@ -11,11 +13,14 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Sequence, Tenant, Tokens
 from pointsman.state.workload import NO_INSTANCE
 from pointsman_cli.discovery import fleet_as_given
-from pointsman_cli.history.entries import HistoryError, NotInLogError
+from pointsman_cli.history.entries import History, HistoryError, NotInLogError
 
 CANDIDATES_MAX = 100
 CANDIDATES_SHOWN = 8
 OPEN_MAX = 100_000
+RECENT_ENTRIES = 50_000
+WHOLE_ID = re.compile(r"[0-9a-f]{24}")
+"""As an ingress makes them."""
 HINT = (
     "The id is the x-pointsman-request-id of the answer, or its x-request-id. `--slowest 10` lists the slowest, "
     "`pointsman tap{given} --since 1 --until now` shows all of a running fleet."
@@ -84,6 +89,23 @@ def request_named(entries: Iterable[LogEntry], text: str, *, begins: str = "") -
         what = "was sent with" if sent else "begins or ends the ids of"
         raise HistoryError(f"{text} {what} {count} requests: {', '.join(shown)}{more}. Type more of the one you mean.")
     return Found(*next(iter(found.items())))
+
+
+def recent_request(history: History, text: str) -> Found | None:
+    """By its whole id, from the end of a log that may be large: most requests that are asked for are recent."""
+    if not (history.is_seekable and WHOLE_ID.fullmatch(text)):
+        return None
+    last, count = history.header.last, RECENT_ENTRIES
+    while last >= max(1, history.header.first):
+        first = max(1, last - count + 1)
+        with closing(history.entries(first)) as entries:
+            for entry in entries:
+                if entry.sequence > last:
+                    break
+                if isinstance(entry.event, RequestArrived) and entry.event.request == text:
+                    return Found(entry.event.request, entry.sequence)
+        last, count = first - 1, 4 * count
+    return None
 
 
 def slowest_requests(entries: Iterable[LogEntry], count: int) -> list[Slow]:

@@ -68,6 +68,8 @@ class _Part:
 class ArchiveHistory(History):
     """One archived log, by default the newest. Raises HistoryError."""
 
+    is_seekable = True
+
     def __init__(self, url: str, *, log: str | None = None) -> None:
         self._url = _parsed(url)
         self.origin = f"the archive {_shown(self._url)}"

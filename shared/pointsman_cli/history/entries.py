@@ -52,6 +52,8 @@ class History(ABC):
     header: Header
     extent: LogExtent | None = None
     """Of a log that is still written."""
+    is_seekable: bool = False
+    """Whether reading from an entry on costs nothing for those before it."""
     holes: tuple[str, ...] = ()
     """Entries that its recorder did not get, and why."""
     others: str = ""

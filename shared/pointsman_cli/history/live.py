@@ -39,6 +39,8 @@ SILENCE_SECONDS_MAX = 10.0
 class LiveHistory(History):
     """Raises HistoryError."""
 
+    is_seekable = True
+
     def __init__(self, settings: FleetSettings) -> None:
         self._settings = settings
         self.origin = f"the log of pool '{settings.pool}' at {settings.nats_shown}"

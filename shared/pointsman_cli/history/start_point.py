@@ -12,7 +12,7 @@ from pointsman.simulation.replay.folding import fold
 from pointsman.state.state import State
 from pointsman_cli.history.entries import History, HistoryError
 from pointsman_cli.history.progress import shown
-from pointsman_cli.history.time_options import Moment
+from pointsman_cli.history.time_options import Moment, shortly_before
 
 HOLES_SHOWN_MAX = 3
 
@@ -44,7 +44,9 @@ def beginning_at(history: History, since: Moment) -> StartPoint:
     if since == Moment():
         return beginning_of(history)
     before = since if since.sequence is None else replace(since, sequence=since.sequence - 1)
-    known = _newest_before(history, before)
+    known = history.known_before(history.header.last + 1)
+    while known is not None and before.is_behind(known.state, history):
+        known = history.known_before(known.state.sequence)
     start = StartPoint(known, "") if known is not None else _beginning_of(history, before)
     entries = shown(history, "folding what was before", start.start)
     state = fold(entries, settings=history.settings, until=before.passed(), known=start.state)
@@ -54,19 +56,11 @@ def beginning_at(history: History, since: Moment) -> StartPoint:
 
 
 def entries_since(history: History, since: Moment, what: str) -> Iterable[LogEntry]:
-    """Read from the newest checkpoint before it, shown as `what`; without a moment, all."""
+    """Shown as `what`; without a moment, all."""
     if since == Moment():
         return shown(history, what)
-    known, reached = _newest_before(history, since), since.reached()
-    entries = shown(history, what, known.state.sequence if known is not None else 1)
+    entries, reached = shown(history, what, since.sequence or shortly_before(history, since)), since.reached()
     return dropwhile(lambda entry: not reached(entry), entries)
-
-
-def _newest_before(history: History, moment: Moment) -> BaseState | None:
-    known = history.known_before(history.header.last + 1)
-    while known is not None and moment.is_behind(known.state, history):
-        known = history.known_before(known.state.sequence)
-    return known
 
 
 def _noted(start: StartPoint, history: History) -> StartPoint:

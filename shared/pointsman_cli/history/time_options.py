@@ -10,9 +10,9 @@ from datetime import datetime, timedelta
 
 import click
 
-from pointsman.analysis.log_time import LogTime, Passed, leader_time
+from pointsman.analysis.log_time import AHEAD_WALL_SECONDS_MAX, SEARCHED_ENTRIES_MAX, LogTime, Passed, leader_time
 from pointsman.ports import LogEntry
-from pointsman.primitives import EngineSeconds, Sequence, engine_time_of
+from pointsman.primitives import EngineSeconds, Sequence, engine_seconds, engine_time_of
 from pointsman.state.state import State
 from pointsman_cli.history.entries import History
 from pointsman_cli.options import MOMENT_HELP
@@ -90,6 +90,23 @@ def moment_in(history: History, text: str | None, *, begins: bool = False) -> Mo
         now = datetime.now().astimezone() if history.extent is not None else None
         at = engine_time_of(_wall_time(text, _beginning(history, speed, leader_at), now, begins=begins), speed)
     return Moment(at=at, speed=speed, leader_at=leader_at)
+
+
+def shortly_before(history: History, moment: Moment) -> Sequence:
+    """An entry from which reading reaches `moment`. By halving, with the clocks of leaders."""
+    low, high = max(1, history.header.first), history.header.last
+    if moment.at is None or not history.is_seekable:
+        return low
+    at = moment.at - engine_seconds(AHEAD_WALL_SECONDS_MAX, moment.speed)
+    while high - low > SEARCHED_ENTRIES_MAX:
+        middle = (low + high) // 2
+        with closing(history.entries(middle)) as entries:
+            leader_at = leader_time(entries)
+        if leader_at is not None and leader_at < at:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def _sequence_in(history: History, sequence: Sequence) -> Sequence:

@@ -9,11 +9,12 @@ import click
 import msgspec
 
 from pointsman.ports import EventLog, LogEntry, LogExtent, LogMissingError, LogReset, LogUnavailableError
+from pointsman.primitives import Sequence
 from pointsman.runtime.settings import FleetSettings
 from pointsman_cli.command_client import connected_link
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.history.live import LiveHistory
-from pointsman_cli.history.time_options import NOW, SEQUENCE, Moment, moment_in
+from pointsman_cli.history.time_options import NOW, SEQUENCE, Moment, moment_in, shortly_before
 from pointsman_cli.interruption import interruptible
 from pointsman_cli.options import CONTEXT, fleet_options, json_switch, since_option, until_option
 from pointsman_cli.tap.event_lines import line, reset_line
@@ -66,9 +67,10 @@ def tap_command(
     settings = fleet_settings(place, pool or named_pool)
     printer = Printer(settings.speed, wanted, as_json=as_json)
     begin = None if since in (None, NOW) else _moment(settings, since)
+    start = 1 if begin is None or begin.at is None else shortly_before(LiveHistory(settings), begin)
     end = None if until is None else _moment(settings, until)
     with interruptible(endless=end is None):
-        asyncio.run(_tap(settings, printer, begin, end))
+        asyncio.run(_tap(settings, printer, start, begin, end))
 
 
 class Printer:
@@ -93,11 +95,13 @@ class Printer:
                 self._console.print(line(entry, speed=self._speed))
 
 
-async def follow_log(log: EventLog, printer: Printer, *, since: Moment | None, until: Moment | None) -> None:
-    """`until` None: without bound; `Moment()`: the current end. Raises LogMissingError, LogUnavailableError,
+async def follow_log(
+    log: EventLog, printer: Printer, *, start: Sequence = 1, since: Moment | None, until: Moment | None
+) -> None:
+    """`start`: nothing before it is `since`. `until` None: without bound; `Moment()`: the current end. Raises LogMissingError, LogUnavailableError,
     BrokenPipeError."""
     extent = await log.extent()
-    first = extent.last + 1 if since is None else since.sequence or 1
+    first = extent.last + 1 if since is None else since.sequence or start
     if until == Moment():
         until = Moment(sequence=extent.last)
     if until is not None and until.sequence is not None and first > until.sequence:
@@ -134,10 +138,12 @@ def _moment(settings: FleetSettings, text: str) -> Moment:
     return Moment(sequence=int(text)) if SEQUENCE.fullmatch(text) else moment_in(LiveHistory(settings), text)
 
 
-async def _tap(settings: FleetSettings, printer: Printer, since: Moment | None, until: Moment | None) -> None:
+async def _tap(
+    settings: FleetSettings, printer: Printer, start: Sequence, since: Moment | None, until: Moment | None
+) -> None:
     async with connected_link(settings, name="tap", error=NoLogError) as link:
         try:
-            await follow_log(link.log, printer, since=since, until=until)
+            await follow_log(link.log, printer, start=start, since=since, until=until)
         except (LogMissingError, LogUnavailableError) as error:
             msg = f"the pool '{settings.pool}' on {settings.nats_shown} has no log to read: {error}"
             raise NoLogError(msg) from error

@@ -43,6 +43,8 @@ OF_ENGINES = frozenset({"ingress", "worker", "scaler"})
 BEHIND_THE_REQUESTS = 10
 """Niceness of services that only follow the log; not of a scaler, since its engines would inherit it."""
 KV_TRANSFER_GB_PER_S = 12.5
+WITHOUT_TLS = {"tls_certificate": "", "tls_key": ""}
+"""The commands ask the API on this machine."""
 NOT_OF_THE_CONSOLE = ("POINTSMAN_SECRET", "POINTSMAN_CONFIG")
 
 
@@ -138,6 +140,7 @@ def _own(plan: FleetPlan, role: str) -> dict[str, object]:
         "scheduler": {"policy": settings.policy, "hold_seconds": hold_seconds},
         "scaler": _scaling(plan),
         "ingress": {"slo_ttft_seconds": plan.slo_ttft, "tokenizer": plan.tokenizer, "hold_seconds": hold_seconds}
+        | WITHOUT_TLS
         | _several(plan),
         "recorder": {"archive_url": f"sqlite+aiosqlite:///{archive_file(plan.data, plan.prefix)}"},
     }

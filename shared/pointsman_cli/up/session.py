@@ -232,10 +232,14 @@ class FleetSession:
 async def bound_logs(directory: Path) -> None:
     """Runs without end. A supervisor of the scaler's bounds the log files of its instance."""
     while True:
-        for file in directory.glob("*.log"):
-            with contextlib.suppress(OSError):
-                cut_if_large(file)
+        _cut_large_logs(directory)
         await asyncio.sleep(LOGS_CHECK_SECONDS)
+
+
+def _cut_large_logs(directory: Path) -> None:
+    for file in directory.glob("*.log"):
+        with contextlib.suppress(OSError):
+            cut_if_large(file)
 
 
 @contextlib.contextmanager

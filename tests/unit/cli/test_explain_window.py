@@ -3,10 +3,12 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from click.testing import CliRunner
+from typing_extensions import override
 
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.requests import RequestArrived, RequestEvent, RequestFinished
@@ -16,7 +18,7 @@ from pointsman.primitives import RequestId, Sequence, Term
 from pointsman.simulation.replay import BaseState, pool_settings
 from pointsman.simulation.replay.folding import fold
 from pointsman_cli.explain import window
-from pointsman_cli.explain.lookup import Found
+from pointsman_cli.explain.lookup import Found, recent_request
 from pointsman_cli.explain.page import timeline_as_json
 from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.explain.window import timeline_around
@@ -102,6 +104,31 @@ def test_what_came_long_after_its_end_is_not_read(
         timeline = timeline_around(history, Found(end.event.request, 1), history.entries)
 
     assert timeline.last_at == max(entry.event.at for entry in entries[: end.sequence + 30] if entry.event is not None)
+
+
+def test_a_recent_request_of_a_large_log_is_found_from_its_end(entries: list[LogEntry]) -> None:
+    arrival = next(entry.event for entry in entries if isinstance(entry.event, RequestArrived))
+
+    class Large(History):
+        """A request in each entry; `read`: how many entries."""
+
+        origin, header, is_seekable, read = "", Header(first=1, last=1_000_000), True, 0
+
+        @override
+        def entries(self, start: Sequence = 1) -> Any:
+            for sequence in range(start, self.header.last + 1):
+                self.read += 1
+                event = msgspec.structs.replace(arrival, request=RequestId(f"{sequence:024x}"))
+                yield LogEntry(sequence, "", b"", event)
+
+    history = Large()
+
+    assert recent_request(history, f"{999_000:024x}") == Found(RequestId(f"{999_000:024x}"), 999_000)
+    assert history.read < 100_000
+    assert recent_request(history, f"{800_123:024x}") == Found(RequestId(f"{800_123:024x}"), 800_123)
+    assert recent_request(history, f"{999_000:x}") is None
+    history.is_seekable = False
+    assert recent_request(history, f"{999_000:024x}") is None
 
 
 def test_the_slowest_since_a_moment_arrived_since_then(entries: list[LogEntry], bundle: Path) -> None:

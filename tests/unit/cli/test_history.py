@@ -15,17 +15,18 @@ from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import LeaderElected, RequestPlaced
+from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.subjects import subject_of
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry, LogExtent
-from pointsman.primitives import PoolName, wall_time_of
+from pointsman.primitives import PoolName, Term, wall_time_of
 from pointsman.simulation.replay import BaseState, fold, verify
 from pointsman.state.checkpoint import state_digest
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.snapshot import describe
 from pointsman_cli.history.sources import Header, History, HistoryError, open_history
 from pointsman_cli.history.start_point import beginning_at
-from pointsman_cli.history.time_options import Moment, UpTo, moment_in
+from pointsman_cli.history.time_options import Moment, UpTo, moment_in, shortly_before
 from pointsman_cli.main import main
 from pointsman_cli.tap.command import Printer
 from pointsman_cli.tap.filters import Filter
@@ -317,6 +318,47 @@ def test_a_checkpoint_that_an_event_with_a_wrong_clock_was_folded_into_is_not_be
 
     assert not moment_in(history, f"@{at}").is_behind(state, history)
     assert moment_in(history, f"@{entries[20].event.at}").is_behind(state, history)  # type: ignore[union-attr]
+
+
+STAMP = Stamp(term=Term(1), number=1, as_of=1)
+
+
+class Large(Kept):
+    """A log of `count` entries at two a second, written as they are read; every tenth is a leader's, and every 37th is an
+    hour ahead. `read`: how many."""
+
+    is_seekable = True
+
+    def __init__(self, count: int) -> None:
+        super().__init__([])
+        self.header, self.read = Header(first=1, last=count, entries=count), 0
+
+    @override
+    def entries(self, start: int = 1) -> Any:
+        for sequence in range(start, self.header.last + 1):
+            self.read += 1
+            at = 1000.0 + sequence / 2 + 3600.0 * (sequence % 37 == 0)
+            event = reported("engine-1", 0, [], at=at)
+            if sequence % 10 == 0:
+                event = msgspec.structs.replace(event, at=1000.0 + sequence / 2, stamp=STAMP)
+            yield LogEntry(sequence, "", b"", event)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 100.0, 3_000.5, 49_999.0])
+def test_a_large_log_is_read_from_shortly_before_a_moment(seconds: float) -> None:
+    history = Large(100_000)
+    moment = Moment(at=1000.0 + seconds, leader_at=1005.0)
+    reached = moment.reached()
+    expected = next(entry.sequence for entry in history if reached(entry))
+    history.read = 0
+
+    start = shortly_before(history, moment)
+    found = next(filter(moment.reached(), history.entries(start)))
+
+    assert found.sequence == expected
+    assert history.read < 5_000
+    history.is_seekable = False
+    assert shortly_before(history, moment) == 1
 
 
 def _with_event(entries: list[LogEntry], event: LogEvent, place: int) -> list[LogEntry]:

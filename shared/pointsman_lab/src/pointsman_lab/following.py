@@ -36,7 +36,7 @@ from pointsman_cli.options import CONTEXT, COUNT, out_option
 from pointsman_cli.output_file import write_json
 from pointsman_cli.terminal import table
 from pointsman_cli.up.scripts import console_script
-from pointsman_lab.proc import cpu_seconds, memory_mb, threads
+from pointsman_lab.proc import cpu_seconds, memory_mb, open_files, threads
 
 BLOCK_TOKENS = 16
 BLOCKS_A_BATCH = 4
@@ -259,7 +259,7 @@ async def _figures(bench: Bench, pids: Sequence[int], seconds: float) -> dict[st
         "memory_mb": round(sum(memory_mb(pid, "Pss") for pid in pids)),
         "resident_mb": round(sum(map(memory_mb, pids))),
         "threads": sum(len(threads(pid)) for pid in pids),
-        "open_files": sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids),
+        "open_files": sum(map(open_files, pids)),
         "engines_followed": exact,
         "report_gap_p50_s": round(gaps[len(gaps) // 2], 2),
         "report_gap_max_s": round(gaps[-1], 2),

@@ -23,3 +23,7 @@ def children(pid: int) -> list[int]:
 def memory_mb(pid: int, kind: str = "Rss") -> float:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith(f"{kind}:")) / 1024
+
+
+def open_files(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))

@@ -150,9 +150,12 @@ async def _whole(process: "subprocess.Popen[bytes]", balancer: Balancer, output:
     deadline = time.monotonic() + START_SECONDS_MAX
     while not balancer.whole:
         if process.poll() is not None or time.monotonic() > deadline:
-            said = output.read_text(errors="replace")[-OUTPUT_SHOWN_MAX:]
-            raise NoBalancerError(f"haproxy has no whole rotation ({balancer.rotation}):\n{said}")
+            raise NoBalancerError(f"haproxy has no whole rotation ({balancer.rotation}):\n{_end_of(output)}")
         await asyncio.sleep(LOOK_SECONDS)
+
+
+def _end_of(output: Path) -> str:
+    return output.read_text(errors="replace")[-OUTPUT_SHOWN_MAX:]
 
 
 async def _statistics(socket: Path) -> str:

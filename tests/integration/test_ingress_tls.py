@@ -1,0 +1,148 @@
+"""The API's port with a certificate: it serves TLS and nothing else, shows a renewed certificate at once, and says when the
+files are of no use or the certificate ends soon."""
+
+import asyncio
+import contextlib
+import ssl
+import warnings
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+
+import aiohttp
+import pytest
+from click.testing import CliRunner
+
+from pointsman.runtime import health
+from pointsman_ingress.http import certificate
+from pointsman_ingress.main import main
+from tests.support.certificates import Authority, Certificate
+from tests.support.ingress_world import World, world_with
+from tests.support.waiting import eventually
+
+CHAT = "/v1/chat/completions"
+HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+MONTH = timedelta(days=30)
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certificate, "LOOK_WALL_SECONDS", 0.05)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "ca", "ours")
+
+
+@contextlib.asynccontextmanager
+async def served_with(shown: Certificate) -> AsyncIterator[World]:
+    async with world_with(tls_certificate=str(shown.certificate), tls_key=str(shown.key)) as world:
+        yield world
+
+
+def trusting(authority: Authority) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(authority.file))
+
+
+async def shown_by(world: World, context: ssl.SSLContext) -> bytes:
+    """The certificate that a new connection gets."""
+    _, writer = await asyncio.open_connection("127.0.0.1", world.server.bound_port, ssl=context)
+    found = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    assert isinstance(found, bytes)
+    return found
+
+
+async def test_answers_and_streams_come_by_tls_and_nothing_comes_without(authority: Authority) -> None:
+    context = trusting(authority)
+    async with served_with(authority.issue("api", ends=MONTH)) as world:
+        async with world.client.post(world.url + CHAT, json=HELLO, ssl=context) as answer:
+            whole = (answer.status, await answer.json())
+        async with world.client.post(world.url + CHAT, json={**HELLO, "stream": True}, ssl=context) as answer:
+            streamed = await answer.text()
+        with pytest.raises(aiohttp.ClientConnectorCertificateError):
+            await world.client.post(world.url + CHAT, json=HELLO)
+        with pytest.raises(aiohttp.ClientError):
+            await world.client.get(world.url.replace("https", "http") + "/health")
+        old = trusting(authority)
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+            old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await shown_by(world, old)
+        async with world.client.get(world.admin_url + "/readyz") as ready:
+            degraded = (await ready.json())["degraded"]
+
+    assert whole[0] == 200
+    assert whole[1]["choices"]
+    assert streamed.rstrip().endswith("data: [DONE]")
+    assert "tls" not in degraded
+
+
+async def test_a_renewed_certificate_is_shown_and_half_of_one_is_not(authority: Authority) -> None:
+    context, shown, renewed = (
+        trusting(authority),
+        authority.issue("api", ends=MONTH),
+        authority.issue("new", ends=MONTH),
+    )
+    async with served_with(shown) as world:
+        before = await shown_by(world, context)
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.server.bound_port, ssl=context)
+        shown.certificate.write_bytes(renewed.certificate.read_bytes())
+        await eventually(lambda: "the last one is shown" in world.board.degraded_parts.get("tls", ""))
+        between = await shown_by(world, context)
+        shown.key.write_bytes(renewed.key.read_bytes())
+        await eventually(lambda: "tls" not in world.board.degraded_parts)
+        after = await shown_by(world, context)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        goes_on = await reader.readline()
+        writer.close()
+
+    assert before == between != after
+    assert after == ssl.PEM_cert_to_DER_cert(renewed.certificate.read_text())
+    assert goes_on == b"HTTP/1.1 200 OK\r\n"
+
+
+async def test_a_certificate_that_ends_soon_is_told(authority: Authority) -> None:
+    shown, soon = authority.issue("api", ends=MONTH), authority.issue("soon", ends=timedelta(days=5))
+    async with served_with(shown) as world:
+        shown.certificate.write_bytes(soon.certificate.read_bytes())
+        shown.key.write_bytes(soon.key.read_bytes())
+        await eventually(lambda: "ends on" in world.board.degraded_parts.get("tls", ""))
+
+        assert world.board.ready
+
+
+async def test_a_client_that_never_shakes_hands_is_cut(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "HANDSHAKE_SECONDS", 0.3)
+    async with served_with(authority.issue("api", ends=MONTH)) as world:
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.server.bound_port)
+        async with asyncio.timeout(10):
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--tls-certificate", "{cert}"], "need each other"),
+        (["--tls-key", "{key}"], "need each other"),
+        (["--tls-certificate", "{cert}", "--tls-key", "/no/such.key"], "/no/such.key"),
+        (["--tls-certificate", "{cert}", "--tls-key", "{other}"], "cannot be used"),
+        (["--tls-certificate", "{key}", "--tls-key", "{cert}"], "cannot be used"),
+    ],
+)
+def test_files_that_are_of_no_use_end_the_process_with_a_line(
+    authority: Authority, options: list[str], problem: str
+) -> None:
+    right, other = authority.issue("api"), authority.issue("other")
+    files = {"cert": right.certificate, "key": right.key, "other": other.key}
+
+    ended = CliRunner().invoke(
+        main, [option.format_map(files) for option in options] + ["--port", "0", "--admin-port", "0"]
+    )
+
+    assert ended.exit_code in (1, 2)
+    assert problem in ended.stderr
+    assert "Traceback" not in ended.output
