@@ -68,8 +68,7 @@ async def connected_link(
         deadline = time.monotonic() + CONNECT_SECONDS_MAX
         while not link.commands.connected:
             if time.monotonic() > deadline:
-                msg = f"no connection to {settings.nats_shown}: {board.missing_parts.get(NATS_PART)}; {advice}"
-                raise error(msg)
+                raise error(f"no connection to {settings.nats_shown}: {board.missing_parts.get(NATS_PART)}; {advice}")
             await asyncio.sleep(POLL_SECONDS)
         yield link
 
@@ -91,17 +90,14 @@ async def ask(
     except (ForbiddenError, CommandUnsendableError) as error:
         raise NoAnswerError(str(error)) from error
     except CommandRefusedError as error:
-        msg = f"{error}; the fleet runs another release than this command (docs/upgrades.md)"
-        raise NoAnswerError(msg) from error
+        raise NoAnswerError(f"{error}; the fleet runs another release than this command (docs/upgrades.md)") from error
     except NoResponderError as error:
         raise NoAnswerError(absent) from error
     except (CommandTimeoutError, LogUnavailableError) as error:
         hint = hint or f"'pointsman fleet{as_given()}' shows whether it was done"
-        msg = f"no answer within {ANSWER_SECONDS:g} s; {hint}"
-        raise NoAnswerError(msg) from error
+        raise NoAnswerError(f"no answer within {ANSWER_SECONDS:g} s; {hint}") from error
     if not isinstance(answered, answer):
-        msg = f"the answer is a {type(answered).__name__}; is the fleet of this version?"
-        raise NoAnswerError(msg)
+        raise NoAnswerError(f"the answer is a {type(answered).__name__}; is the fleet of this version?")
     return answered
 
 

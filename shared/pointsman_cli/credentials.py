@@ -85,15 +85,13 @@ def credentials_command(
     known = sorted({*credentials.pools, *(PoolName(pool) for pool in pools)}) or [DEFAULT_POOL]
     for pool in known:
         if not valid_name(pool):
-            msg = f"'{pool}' is no name of a pool"
-            raise click.BadParameter(msg, param_hint="--pool")
-    users = [_worker(text, known) for text in workers]
+            raise click.BadParameter(f"'{pool}' is no name of a pool", param_hint="--pool")
+    users = [_in_pool(text, known, BusRole.WORKER, "--worker", "INSTANCE") for text in workers]
     others = [_in_pool(text, known, BusRole.ROUTER, "--router", "NAME") for text in routers]
     for option, names in (("--operator", operators), ("--admin", admins)):
         for name in names:
             if not valid_operator(name):
-                msg = f"'{name}' is no name, or that of a role"
-                raise click.BadParameter(msg, param_hint=option)
+                raise click.BadParameter(f"'{name}' is no name, or that of a role", param_hint=option)
     try:
         before = set(credentials.users())
         credentials.make(known, workers=users, operators=operators, routers=others, admins=admins)
@@ -101,8 +99,7 @@ def credentials_command(
         if servers:
             credentials.make_routes([_server(text) for text in servers])
     except (OSError, ValueError) as error:
-        msg = f"{directory}: {error}"
-        raise click.ClickException(msg) from error
+        raise click.ClickException(f"{directory}: {error}") from error
     for user in after:
         if user not in before:
             print_line(f"made {credentials.file(user)}")
@@ -114,24 +111,17 @@ def credentials_command(
 def _server(text: str) -> str:
     found = SERVER.fullmatch(text)
     if found is None:
-        msg = f"'{text}' is not HOST or HOST:PORT"
-        raise click.BadParameter(msg, param_hint="--nats-server")
+        raise click.BadParameter(f"'{text}' is not HOST or HOST:PORT", param_hint="--nats-server")
     return text if found[2] else f"{text}:{ROUTE_PORT}"
-
-
-def _worker(text: str, pools: list[PoolName]) -> BusUser:
-    return _in_pool(text, pools, BusRole.WORKER, "--worker", "INSTANCE")
 
 
 def _in_pool(text: str, pools: list[PoolName], role: BusRole, option: str, shown: str) -> BusUser:
     pool, slash, name = text.rpartition("/")
     if not slash and len(pools) > 1:
-        msg = f"'{text}': there are several pools; write POOL/{shown}"
-        raise click.BadParameter(msg, param_hint=option)
+        raise click.BadParameter(f"'{text}': there are several pools; write POOL/{shown}", param_hint=option)
     found = PoolName(pool) if slash else pools[0]
     any_instance = role is BusRole.WORKER and name == ANY_INSTANCE
     if found not in pools or not (valid_name(name) or any_instance):
         form = f"[POOL/]{shown}" + (" or [POOL/]*" if role is BusRole.WORKER else "")
-        msg = f"'{text}' is not {form} with a pool of {', '.join(pools)}"
-        raise click.BadParameter(msg, param_hint=option)
+        raise click.BadParameter(f"'{text}' is not {form} with a pool of {', '.join(pools)}", param_hint=option)
     return BusUser(role, name, found)

@@ -111,18 +111,16 @@ def find_fleet(nats: str | None = None, data: Path | None = None) -> FleetFile:
     if nats is not None:
         running = [fleet for fleet in running if fleet.nats == nats]
     if not running:
-        if nats is None and (starting := starting_fleets()):
+        if nats is None and (starting := _held_directories()):
             raise _still_starting(starting[0])
         where = f"on {nats_shown(nats)}" if nats else "on this machine"
         other = "" if nats or not os.environ.get("POINTSMAN_NATS") else '; or name yours: --from "$POINTSMAN_NATS"'
-        message = f"no fleet that was started here runs {where}; start one with: pointsman up{other}"
-        raise NoFleetError(message)
+        raise NoFleetError(f"no fleet that was started here runs {where}; start one with: pointsman up{other}")
     if len(running) > 1:
         listed = "\n".join(
             f"  --from {fleet.data}   (started by pid {fleet.pid}, {fleet.ingress})" for fleet in running
         )
-        message = f"several fleets run; choose one:\n{listed}"
-        raise SeveralFleetsError(message)
+        raise SeveralFleetsError(f"several fleets run; choose one:\n{listed}")
     return running[0]
 
 
@@ -156,12 +154,8 @@ def running_fleets() -> list[FleetFile]:
     return [fleet for data in _held_directories() if (fleet := read_fleet_file(data)) is not None]
 
 
-def starting_fleets() -> list[Path]:
-    """Data directories of fleets that are not ready yet."""
-    return [data for data in _held_directories() if read_fleet_file(data) is None]
-
-
 def _held_directories() -> list[Path]:
+    """Data directories of fleets that run or start."""
     held = []
     for pointer in sorted(_pointers().glob("*.path")):
         with suppress(OSError, ValueError):  # another user's, or damaged
@@ -192,10 +186,9 @@ def data_dir_held(data: Path) -> Iterator[None]:
         if not _locked(lock):
             fleet = read_fleet_file(data)
             by = f"the fleet that pid {fleet.pid} runs ({fleet.ingress})" if fleet else "another pointsman up"
-            message = (
+            raise FleetInUseError(
                 f"the data directory {data} is in use by {by}; stop that one, or give this one its own with --data DIR"
             )
-            raise FleetInUseError(message)
         (data / FLEET_FILE).unlink(missing_ok=True)  # of a fleet that was killed
         with suppress(OSError):  # `announce` raises it
             _point_to(data)
@@ -243,22 +236,16 @@ def _fleet_of(data: Path) -> FleetFile:
     try:
         running = is_running(data)
     except PermissionError as error:
-        message = f"{data} belongs to {_owner_of(data)}: only they can use its fleet from here"
-        raise NoFleetError(message) from error
+        owner = "another user"
+        with suppress(OSError, KeyError):
+            owner = data.owner()
+        raise NoFleetError(f"{data} belongs to {owner}: only they can use its fleet from here") from error
     if not running:
-        message = f"no fleet runs with the data directory {data}; start it with: pointsman up --data {data}"
-        raise NoFleetError(message)
+        raise NoFleetError(f"no fleet runs with the data directory {data}; start it with: pointsman up --data {data}")
     fleet = read_fleet_file(data)
     if fleet is None:
         raise _still_starting(data)
     return fleet
-
-
-def _owner_of(data: Path) -> str:
-    try:
-        return data.owner()
-    except (OSError, KeyError):
-        return "another user"
 
 
 def _still_starting(data: Path) -> NoFleetError:
@@ -269,10 +256,13 @@ def _named(place: str | Path | None) -> tuple[str | None, Path | None]:
     if place is None:
         return None, None
     if not str(place).strip():
-        message = "is empty; name a data directory or a NATS URL"
-        raise click.BadParameter(message, param_hint="--from")
+        raise click.BadParameter("is empty; name a data directory or a NATS URL", param_hint="--from")
     if _is_recorded(place):
-        raise _recorded(place)
+        message = (
+            f"{place} is a recorded log, and this command asks a running fleet; "
+            "recorded logs are read by: state, explain, doctor, hit-rate, usage, what-if, replay, export"
+        )
+        raise click.BadParameter(message, param_hint="--from")
     return (str(place), None) if _scheme_of(place) is not None else (None, Path(place))
 
 
@@ -284,14 +274,6 @@ def _scheme_of(place: str | Path) -> str | None:
 def _is_recorded(place: str | Path) -> bool:
     scheme = _scheme_of(place)
     return place == "-" or (scheme not in NATS_SCHEMES if scheme is not None else Path(place).is_file())
-
-
-def _recorded(place: str | Path) -> click.BadParameter:
-    message = (
-        f"{place} is a recorded log, and this command asks a running fleet; "
-        "recorded logs are read by: state, explain, doctor, hit-rate, usage, what-if, replay, export"
-    )
-    return click.BadParameter(message, param_hint="--from")
 
 
 def _pointers() -> Path:

@@ -64,8 +64,7 @@ def drain_command(
       pointsman drain engine-2 --role decode --wait
     """
     if undo and role:
-        msg = "--undo and --role contradict each other"
-        raise click.UsageError(msg)
+        raise click.UsageError("--undo and --role contradict each other")
     settings, name = fleet_settings(place, pool, acts=True), InstanceId(instance)
     command: DrainInstance | UndrainInstance = UndrainInstance(instance=name)
     if not undo:

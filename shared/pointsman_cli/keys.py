@@ -98,11 +98,7 @@ def create_command(
     key, made = _new_key(
         settings, Tenant(tenant), models=list(models), endpoints=list(endpoints), expires_at=_moment_in(expires)
     )
-
-    async def create(link: Link) -> None:
-        await _change(link, settings, "create", made)
-
-    _run(settings, create)
+    _run(settings, lambda link: _change(link, settings, "create", made))
     _show_new(key, made, as_json=as_json)
 
 
@@ -114,11 +110,7 @@ def create_command(
 def list_command(tenant: str | None, everything: bool, place: str | None, pool: str | None, as_json: bool) -> None:
     """List keys: who has them, who made them, and what they may be used for."""
     settings = fleet_settings(place, pool, acts=True)
-
-    async def read(link: Link) -> list[ApiKey]:
-        return await _stored_keys(link.access)
-
-    found = _run(settings, read)
+    found = _run(settings, lambda link: _stored_keys(link.access))
     shown = [
         key
         for key in sorted(found, key=lambda key: (key.tenant, key.created_at))
@@ -176,8 +168,7 @@ def rotate_command(
     async def rotate(link: Link) -> None:
         old = await _stored_key(link.access, key_id)
         if _status(old) != "active":
-            msg = f"the key {old.id} is {_status(old)}; create a new one"
-            raise click.ClickException(msg)
+            raise click.ClickException(f"the key {old.id} is {_status(old)}; create a new one")
         expires_at = old.expires_at if expires is None else _moment_in(expires)
         key, new = _new_key(settings, old.tenant, models=old.models, endpoints=old.endpoints, expires_at=expires_at)
         await _change(link, settings, "create", new)
@@ -222,8 +213,7 @@ def _run(settings: FleetSettings, action: Callable[[Link], Awaitable[T]]) -> T:
             try:
                 return await action(link)
             except StoreUnavailableError as error:
-                msg = f"the store of keys does not answer: {error}"
-                raise NoAnswerError(msg) from error
+                raise NoAnswerError(f"the store of keys does not answer: {error}") from error
 
     return asyncio.run(connected())
 
@@ -234,8 +224,7 @@ async def _change(link: Link, settings: FleetSettings, action: KeyAction, key: A
     command = ChangeApiKey(action=action, key=key, secret_proof=secret_proof(settings.secret, key.id))
     answer = await ask(link.commands, subject, command, ApiKeyAnswered, absent=no_scheduler(settings))
     if answer.refusal:
-        msg = f"nothing was changed: {answer.refusal}"
-        raise click.ClickException(msg)
+        raise click.ClickException(f"nothing was changed: {answer.refusal}")
 
 
 async def _stored_keys(store: KeyValueStore) -> list[ApiKey]:
@@ -255,13 +244,11 @@ async def _stored_key(store: KeyValueStore, named: str) -> ApiKey:
     key_id = id_of(named)
     found = await store.get(name_of_key(key_id)) if re.fullmatch("[a-z0-9]{1,32}", key_id) else None
     if found is None:
-        msg = f"there is no key {key_id}; see: pointsman keys list{as_given()} --all"
-        raise click.ClickException(msg)
+        raise click.ClickException(f"there is no key {key_id}; see: pointsman keys list{as_given()} --all")
     try:
         return decode_key(found.value)
     except ValueError as error:
-        msg = f"the key {key_id} does not decode: {error}"
-        raise click.ClickException(msg) from error
+        raise click.ClickException(f"the key {key_id} does not decode: {error}") from error
 
 
 def _new_key(

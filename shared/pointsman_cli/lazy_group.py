@@ -27,8 +27,7 @@ class LazyGroup(click.Group):
         module, attribute, _ = self._found[cmd_name]
         found = getattr(import_module(module), attribute)
         if not isinstance(found, click.Command):
-            message = f"{module}.{attribute} is not a command"
-            raise TypeError(message)
+            raise TypeError(f"{module}.{attribute} is not a command")
         return found
 
     @override

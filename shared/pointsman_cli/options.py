@@ -77,8 +77,7 @@ def as_given() -> str:
 def comma_list(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in value.split(",") if name.strip()))
     if not names:
-        msg = "names nothing"
-        raise click.BadParameter(msg)
+        raise click.BadParameter("names nothing")
     return names
 
 
@@ -86,11 +85,9 @@ def rates(_context: click.Context, _parameter: click.Parameter, value: str | Non
     try:
         found = sorted({float(rate) for rate in value.split(",")}) if value else []
     except ValueError as error:
-        msg = f"{value} is not a list of rates such as 4,5.5,6"
-        raise click.BadParameter(msg) from error
+        raise click.BadParameter(f"{value} is not a list of rates such as 4,5.5,6") from error
     if any(not 0 < rate < float("inf") for rate in found):
-        msg = "rates are positive"
-        raise click.BadParameter(msg)
+        raise click.BadParameter("rates are positive")
     return tuple(found)
 
 

@@ -50,5 +50,4 @@ def write_file(path: Path, content: bytes) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     except OSError as error:
-        msg = f"cannot write {path}: {error.strerror}"
-        raise click.ClickException(msg) from error
+        raise click.ClickException(f"cannot write {path}: {error.strerror}") from error

@@ -48,8 +48,7 @@ def scale_command(
       pointsman scale --prefill 3 --decode 5
     """
     if (prefill is None) != (decode is None) or (prefill is not None and instances is not None):
-        msg = "name INSTANCES, or both --prefill and --decode"
-        raise click.UsageError(msg)
+        raise click.UsageError("name INSTANCES, or both --prefill and --decode")
     settings = fleet_settings(place, pool, acts=True)
     command = ScalePool(wanted=instances, prefill=prefill, decode=decode, asker=REQUESTER)
     with interruptible():
@@ -69,8 +68,7 @@ async def _scale(settings: FleetSettings, command: ScalePool, *, wait: bool, as_
 
         answer, done = await request(command), True
         if answer.refusal:
-            msg = f"nothing was changed: {answer.refusal}"
-            raise click.ClickException(msg)
+            raise click.ClickException(f"nothing was changed: {answer.refusal}")
         if wait and not answer.applied:
             answer, done = await wait_until(lambda: request(ScalePool()), _is_over, _progress, quiet=as_json)
     print_json(answer) if as_json else show(answer)

@@ -26,8 +26,7 @@ def workload_options(command: Command) -> Command:
 def check_one_workload(trace: Path | None, workload: str | None) -> None:
     """Raises click.UsageError unless exactly one is given."""
     if (trace is None) == (workload is None):
-        msg = "give --trace or --workload, one of them"
-        raise click.UsageError(msg)
+        raise click.UsageError("give --trace or --workload, one of them")
 
 
 def workload_name(trace: Path | None, workload: str | None) -> str:

@@ -21,7 +21,7 @@ import click
 from playwright.async_api import async_playwright
 
 from pointsman_cli.output_file import write_json
-from pointsman_lab.cpu_time import cpu_seconds
+from pointsman_lab.proc import cpu_seconds
 from tests.support.chromium import ARGUMENTS, found_chromium, unpacked_chromium
 from tests.support.console_load import INSTANCES, REQUESTS_PER_SECOND, record_load
 from tests.support.nats import running_nats

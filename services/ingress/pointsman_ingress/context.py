@@ -257,5 +257,4 @@ def _packed_keys(pool: Pool, model: Model, tokens: Sequence[int], cache_salt: st
     try:
         return pool.block_keys.packed(model.base, tokens, lora=model.adapter, cache_salt=cache_salt)
     except ValueError as error:
-        msg = f"{error}."
-        raise bad_request(msg, param="prompt") from error
+        raise bad_request(f"{error}.", param="prompt") from error

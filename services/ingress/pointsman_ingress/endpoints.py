@@ -108,8 +108,7 @@ class BodyRules:
             self.media.check(body)
             check_text(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:  # in fields that `read` skips
-            msg = f"The body is not valid JSON: {error}."
-            raise bad_request(msg, code="malformed_body") from error
+            raise bad_request(f"The body is not valid JSON: {error}.", code="malformed_body") from error
         return AcceptedBody(request, body, checked.dropped_shown, checked.salted)
 
 

@@ -164,11 +164,9 @@ class KeyProber:
             async with asyncio.timeout(float(ANSWER_WALL_SECONDS_MAX)):
                 status, content = await self.engines.ask(request)
         except TimeoutError as error:
-            msg = f"no answer within {ANSWER_WALL_SECONDS_MAX:g} s"
-            raise EngineFailedError(msg) from error
+            raise EngineFailedError(f"no answer within {ANSWER_WALL_SECONDS_MAX:g} s") from error
         if status >= 400:
-            msg = f"status {status}: {content[:200].decode(errors='replace')}"
-            raise EngineFailedError(msg)
+            raise EngineFailedError(f"status {status}: {content[:200].decode(errors='replace')}")
 
     def _request_id(self) -> str:
         return f"probe-{self.chance.getrandbits(48):012x}"

@@ -165,24 +165,21 @@ def _request(asked: OverlapBody, pool: Pool, model: Model, salt: str) -> Overlap
         ]
         return OverlapRequest(prompts=[OverlapPrompt(block_keys=packed) for packed in keys])
     except ValueError as error:
-        msg = f"The prompts cannot be looked up: {short_reason(error)}."
-        raise bad_request(msg, param="prompts") from error
+        raise bad_request(f"The prompts cannot be looked up: {short_reason(error)}.", param="prompts") from error
 
 
 def _tokens(asked: OverlapBody) -> list[Sequence[int]]:
     """Of each prompt. Raises ValueError."""
     tokens: list[Sequence[int]] = [token_ids(bytes(prompt.token_ids)) for prompt in asked.prompts]
     if (count := sum(map(len, tokens))) > TOKENS_MAX:
-        too_many = f"{count} token ids are more than {TOKENS_MAX}"
-        raise ValueError(too_many)
+        raise ValueError(f"{count} token ids are more than {TOKENS_MAX}")
     return tokens
 
 
 def _keys(tokens: Sequence[int], block_keys: bytes, pool: Pool, model: Model, salt: str) -> bytes:
     """Raises ValueError."""
     if tokens and block_keys:
-        both = "a prompt is given by `token_ids` or by `block_keys`, not by both"
-        raise ValueError(both)
+        raise ValueError("a prompt is given by `token_ids` or by `block_keys`, not by both")
     if not tokens:
         return block_keys
     return pool.block_keys.packed(model.base, tokens, lora=model.adapter, cache_salt=salt)

@@ -18,32 +18,30 @@ from pointsman.runtime.processes import PROCESSES_MAX
 from pointsman.runtime.settings import TEXT, DeploymentSettings, PoolNameType, ProcessSettings, setting
 
 ANY_ORIGIN = "*"
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#*,@]+")
-_MEDIA_HOST = re.compile(r"(\*\.)?[\w-]+(\.[\w-]+)*|[0-9a-f.]*(:[0-9a-f.]*){2,}")
 
 
-class OriginType(click.ParamType[str]):
-    name = "origin"
+class PatternType(click.ParamType[str]):
+    """A text that is taken in lower case. `expected`: what to write instead of one that does not match."""
 
-    @override
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        origin = str(value).lower()
-        if origin != ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
-            self.fail(f"'{value}' is no origin: write SCHEME://HOST[:PORT] without a path, or *", param, ctx)
-        return origin
-
-
-class MediaHostType(click.ParamType[str]):
-    name = "host"
+    def __init__(self, name: str, pattern: str, expected: str) -> None:
+        self.name = name
+        self._pattern = re.compile(pattern)
+        self._expected = expected
 
     @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        host = str(value).lower()
-        if not _MEDIA_HOST.fullmatch(host):
-            self.fail(
-                f"'{value}' is no host: write images.example or *.images.example, without scheme and port", param, ctx
-            )
-        return host
+        text = str(value).lower()
+        if not self._pattern.fullmatch(text):
+            self.fail(f"'{value}' is no {self.name}: write {self._expected}", param, ctx)
+        return text
+
+
+_ORIGIN = PatternType("origin", r"[a-z][a-z0-9+.-]*://[^\s/?#*,@]+|\*", "SCHEME://HOST[:PORT] without a path, or *")
+_MEDIA_HOST = PatternType(
+    "host",
+    r"(\*\.)?[\w-]+(\.[\w-]+)*|[0-9a-f.]*(:[0-9a-f.]*){2,}",
+    "images.example or *.images.example, without scheme and port",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +89,7 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
         (),
         "Origin of web pages that browsers may let use the API, as https://chat.example, or * for any; may be given several "
         "times. Without one no page of another origin can.",
-        form=OriginType(),
+        form=_ORIGIN,
     )
     engine_api_key: str = setting("", "Key to send to the engines, if they require one.", secret=True)
     slo_ttft_seconds: float = setting(5.0, "TTFT SLO of requests that name none, engine seconds.", bounds=POSITIVE)
@@ -161,7 +159,7 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
         (),
         "Host, or *.DOMAIN, from which engines may fetch the images, audio and video that a request names by URL; may be "
         "given several times. Without one, clients with keys may send data: URLs only and others any.",
-        form=MediaHostType(),
+        form=_MEDIA_HOST,
     )
     access_log: bool = setting(False, "Write one JSON line per request to standard output.")
     probe: bool = setting(True, "Check at each engine's start that its cache keys are those computed here.")
@@ -196,22 +194,19 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
     def check(self) -> None:
         _ = self.pool_tokenizers
         if bool(self.tls_certificate) != bool(self.tls_key):
-            lone = "--tls-certificate and --tls-key need each other"
-            raise click.UsageError(lone)
+            raise click.UsageError("--tls-certificate and --tls-key need each other")
         if not self.oidc_issuer:
             if self.oidc_audience or self.oidc_jwks_url:
-                open_to_all = (
+                raise click.UsageError(
                     "--oidc-audience and --oidc-jwks-url need --oidc-issuer: without it nobody is asked for a token"
                 )
-                raise click.UsageError(open_to_all)
             return
         if not self.oidc_audience:
             needed = "--oidc-issuer needs --oidc-audience: tokens for other services must not be accepted here"
             raise click.UsageError(needed)
         for url in filter(None, (self.oidc_issuer, self.oidc_jwks_url)):
             if not is_trustworthy(url):
-                untrusted = f"{url} must be an https URL: whoever answers there decides who is admitted"
-                raise click.UsageError(untrusted)
+                raise click.UsageError(f"{url} must be an https URL: whoever answers there decides who is admitted")
 
 
 def is_trustworthy(url: str) -> bool:

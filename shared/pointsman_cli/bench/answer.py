@@ -42,8 +42,7 @@ class StreamedAnswer:
                 raise StreamError(_error_text(content["error"]))
             usage = usage or content.get("usage") or {}
         if not ended:
-            msg = "the stream broke off"
-            raise StreamError(msg)
+            raise StreamError("the stream broke off")
         return usage
 
 

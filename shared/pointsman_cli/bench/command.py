@@ -82,8 +82,7 @@ def _names(known: Sequence[str]) -> Callable[..., tuple[str, ...]]:
     def read(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
         names = tuple(name.strip() for name in value.split(",")) if value else ()
         if unknown := [name for name in names if name not in known]:
-            msg = f"unknown policy {unknown[0]}; there are: {', '.join(sorted(known))}"
-            raise click.BadParameter(msg)
+            raise click.BadParameter(f"unknown policy {unknown[0]}; there are: {', '.join(sorted(known))}")
         return names
 
     return read
@@ -96,8 +95,7 @@ def _sizes(_context: click.Context, _parameter: click.Parameter, value: str | No
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
     if any(not 0 <= size < float("inf") for size in sizes):
-        msg = f"'{value}' has a size that is none"
-        raise click.BadParameter(msg)
+        raise click.BadParameter(f"'{value}' has a size that is none")
     return sizes
 
 

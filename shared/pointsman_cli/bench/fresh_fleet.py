@@ -102,8 +102,7 @@ async def _ready(process: "subprocess.Popen[bytes]", data: Path, output: Path, s
             return find_fleet(data=data)
         except NoFleetError:
             await asyncio.sleep(POLL_SECONDS)
-    msg = f"the fleet was not ready within {seconds_max:.0f} s:\n{_last_lines(output)}"
-    raise FleetStartError(msg)
+    raise FleetStartError(f"the fleet was not ready within {seconds_max:.0f} s:\n{_last_lines(output)}")
 
 
 async def _stopped(process: "subprocess.Popen[bytes]") -> None:

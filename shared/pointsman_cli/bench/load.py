@@ -210,7 +210,12 @@ async def _outcome(
         async with session.post("v1/completions", data=prepared.body, headers=prepared.headers) as response:
             instance = response.headers.get("x-pointsman-instance", "")
             if response.status != HTTPStatus.OK:
-                return _refused(response.status, await response.read(), late_s, instance)
+                return Outcome(
+                    ending="rejected" if response.status == HTTPStatus.TOO_MANY_REQUESTS else "failed",
+                    late_s=late_s,
+                    problem=f"HTTP {response.status} {error_code(await response.read())[:80]}".strip(),
+                    instance=instance,
+                )
             answer = StreamedAnswer()
             async for data in response.content.iter_any():
                 answer.feed(data, time.monotonic())
@@ -224,23 +229,13 @@ async def _outcome(
     return Outcome(ending="failed", late_s=late_s, problem=problem, instance=instance)
 
 
-def _refused(status: int, body: bytes, late_s: EngineSeconds, instance: str) -> Outcome:
-    return Outcome(
-        ending="rejected" if status == HTTPStatus.TOO_MANY_REQUESTS else "failed",
-        late_s=late_s,
-        problem=f"HTTP {status} {error_code(body)[:80]}".strip(),
-        instance=instance,
-    )
-
-
 def _completed(
     answer: StreamedAnswer, headers: Mapping[str, str], sent_at: float, *, late_s: EngineSeconds, speed: float
 ) -> Outcome:
     """Raises StreamError."""
     usage = answer.usage()
     if answer.first_data_at is None or answer.last_data_at is None:
-        msg = "the stream was empty"
-        raise StreamError(msg)
+        raise StreamError("the stream was empty")
     predicted = headers.get("x-pointsman-predicted-ttft-ms")
     upper = headers.get("x-pointsman-predicted-ttft-upper-ms")
     return Outcome(

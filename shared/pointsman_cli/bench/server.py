@@ -54,8 +54,7 @@ async def served_model(url: str, api_key: str | None) -> tuple[str, int | None]:
             session.get(f"{url}/v1/models", headers=headers) as answer,
         ):
             if answer.status == HTTPStatus.UNAUTHORIZED:
-                msg = f"{url} asks for an API key; set POINTSMAN_API_KEY"
-                raise UnreachableError(msg)
+                raise UnreachableError(f"{url} asks for an API key; set POINTSMAN_API_KEY")
             model = (await answer.json())["data"][0]
             return str(model["id"]), model.get("max_model_len")
     except (aiohttp.ClientConnectionError, TimeoutError, OSError) as error:

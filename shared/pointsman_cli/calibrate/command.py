@@ -86,8 +86,7 @@ def calibrate_command(
     try:
         write_calibration(path, calibration)
     except OSError as error:
-        message = f"cannot write {path}: {error.strerror or error}"
-        raise click.ClickException(message) from error
+        raise click.ClickException(f"cannot write {path}: {error.strerror or error}") from error
     if as_json:
         print_json(calibration)
     else:
@@ -105,8 +104,7 @@ async def _measure(
             report(f"it is busy with {target.busy} requests: measured times are too long")
         bound = min(longest, target.max_model_len - DECODED) if target.max_model_len else longest
         if bound < 2 * SHORTEST:
-            msg = f"the model takes {target.max_model_len} tokens, too few to measure anything"
-            raise EngineError(msg)
+            raise EngineError(f"the model takes {target.max_model_len} tokens, too few to measure anything")
         planned = list(rounds(bound, target.block_tokens))
         for _ in range(WARMING_PROMPTS):
             await engine.time(target, engine.fresh_prompt(SHORTEST), expected_cached=0, output=1)

@@ -20,8 +20,7 @@ DEPENDENT = 1e-6
 def fitted(points: Sequence[Measurement]) -> PrefillCost:
     """Raises ValueError with fewer than three points."""
     if len(points) < 3:
-        msg = f"{len(points)} measurements are too few to fit three coefficients"
-        raise ValueError(msg)
+        raise ValueError(f"{len(points)} measurements are too few to fit three coefficients")
     best = _polynomial(points)
     plain_error = lowest = _squared_error(best, points)
     if plain_error < EXACT * len(points):

@@ -102,12 +102,10 @@ class Engine:
             async with HttpEngine(self._url, api_key=self._api_key, seconds_max=QUESTION_WALL_SECONDS_MAX) as engine:
                 facts, load = await engine.describe(), await engine.load()
         except EngineUnreachableError as error:
-            msg = f"no engine answers at {self._url}: {error}"
-            raise EngineError(msg) from error
+            raise EngineError(f"no engine answers at {self._url}: {error}") from error
         served = (facts.model, *facts.further_names.aliases, *facts.further_names.adapters)
         if model and model not in served:
-            msg = f"{self._url} serves {', '.join(served)}, not {model!r}"
-            raise EngineError(msg)
+            raise EngineError(f"{self._url} serves {', '.join(served)}, not {model!r}")
         return Target(
             url=self._url,
             model=model or facts.model,
@@ -142,8 +140,7 @@ class Engine:
         try:
             async with self._session.post(f"{self._url}/v1/completions", json=body) as answer:
                 if answer.status != 200:
-                    msg = f"{self._url} answered {answer.status}: {(await answer.text())[:300]}"
-                    raise EngineError(msg)
+                    raise EngineError(f"{self._url} answered {answer.status}: {(await answer.text())[:300]}")
                 async for line in answer.content:
                     data = event_data(line)
                     if not data.startswith(b"{"):
@@ -155,17 +152,14 @@ class Engine:
                     elif usage.prompt_tokens_details and usage.prompt_tokens_details.cached_tokens is not None:
                         cached = usage.prompt_tokens_details.cached_tokens
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
-            msg = f"{self._url} broke off: {str(error) or type(error).__name__}"
-            raise EngineError(msg) from error
+            raise EngineError(f"{self._url} broke off: {str(error) or type(error).__name__}") from error
         if not first:
-            msg = f"{self._url} gave no token"
-            raise EngineError(msg)
+            raise EngineError(f"{self._url} gave no token")
         if cached and not expected_cached:
-            msg = (
+            raise EngineError(
                 f"{self._url} has {cached:,} of the {len(prompt):,} tokens of a new prompt cached, so its times say nothing of "
                 "cold prompts: empty its prefix cache (restart it) and calibrate again"
             )
-            raise EngineError(msg)
         between = (last - first) / (output - 1) if output > 1 else 0.0
         return Timing(len(prompt), cached, first - begun, between)
 

@@ -132,12 +132,10 @@ def console_command(
     It follows the log by itself and asks the scheduler for nothing. Reading needs no password on this machine.
     """
     if record and place:
-        msg = f"{record} or --from {place}: choose one log"
-        raise click.UsageError(msg)
+        raise click.UsageError(f"{record} or --from {place}: choose one log")
     place = record or place
     if place == STANDARD_INPUT:
-        msg = "the console reads a log more than once: name a file"
-        raise click.UsageError(msg)
+        raise click.UsageError("the console reads a log more than once: name a file")
     configure_logging(log_level, log_format)
     warn_of_unknown_variables()
     guard = Guard(
@@ -274,9 +272,7 @@ def _token(file: Path | None) -> str:
     try:
         token = file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        msg = f"cannot read {file}: {error}"
-        raise click.BadParameter(msg) from error
+        raise click.BadParameter(f"cannot read {file}: {error}") from error
     if len(token) < TOKEN_LENGTH_MIN:
-        msg = f"{file} holds no token of at least {TOKEN_LENGTH_MIN} characters"
-        raise click.BadParameter(msg)
+        raise click.BadParameter(f"{file} holds no token of at least {TOKEN_LENGTH_MIN} characters")
     return token

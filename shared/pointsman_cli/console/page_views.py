@@ -12,20 +12,14 @@ from pointsman.policies.ordering import ORDERING_POLICIES
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.policies.setting_text import SettingTextError, parts_of
 from pointsman_cli.console.jobs.jobs import Jobs
-from pointsman_cli.console.jobs.views import DoctorView, RequestPageView, WhatIfChange, WhatIfRun, WhatIfView
+from pointsman_cli.console.jobs.views import RequestPageView, WhatIfChange, WhatIfRun, WhatIfView
 from pointsman_cli.console.log.ladder_views import ladder_view
 from pointsman_cli.console.log.log_views import RequestFilter, history_view, request_view, requests_view, tenants_view
-from pointsman_cli.console.log.observer import Observer
 from pointsman_cli.console.log.recent_requests import STAGES
 from pointsman_cli.console.log.source import LogSource
 from pointsman_cli.console.views import (
-    FleetView,
-    HistoryView,
-    LadderView,
-    RequestsView,
     ShadowsView,
     StatusView,
-    TenantsView,
     View,
 )
 from pointsman_cli.console.web.actions import Actions
@@ -64,41 +58,41 @@ class PageViews:
 
     def view(self, path: str, query: Mapping[str, str]) -> tuple[str, View]:
         """`path`: as in an address, so names in it are quoted. Raises NotThereError, BadQueryError."""
-        parts = [unquote(part) for part in path.split("/") if part]
-        match parts:
+        observer = self.source.observer
+        match [unquote(part) for part in path.split("/") if part]:
             case []:
-                return "fleet", self.fleet(query)
+                return "fleet", self.source.fleet_at(_number(query, "at", 0))
             case ["requests"]:
-                return "requests", self.requests(query)
+                return "requests", requests_view(observer, filter_of(query))
             case ["requests", request]:
                 return "request", self.request(request)
             case ["doctor"]:
-                return "doctor", self.doctor()
+                return "doctor", self.jobs.examination()
             case ["history"]:
-                return "history", self.history()
+                return "history", history_view(observer)
             case ["tenants"]:
-                return "tenants", self.tenants()
+                return "tenants", tenants_view(observer)
             case ["hit-rate"]:
-                return "hit_rate", self.hit_rate()
+                return "hit_rate", ladder_view(self.source.ladder)
             case ["shadow"]:
-                return "shadow", self.shadow()
+                shadow = self.source.shadow
+                return "shadow", ShadowsView(policy=self.status().policy, summary=shadow.summary() if shadow else None)
             case ["what-if"]:
-                return "what_if", self.what_if()
+                return "what_if", WhatIfView(
+                    runs=self.jobs.runs,
+                    policies=sorted(ROUTING_POLICIES),
+                    orders=sorted(ORDERING_POLICIES),
+                    admissions=sorted(ADMISSION_POLICIES),
+                    busy=self.jobs.busy,
+                )
             case ["what-if", number]:
                 return "what_if_run", self.what_if_run(number)
             case _:
-                msg = "There is no such page."
-                raise NotThereError(msg)
-
-    def fleet(self, query: Mapping[str, str]) -> FleetView:
-        return self.source.fleet_at(_number(query, "at", 0))
-
-    def requests(self, query: Mapping[str, str]) -> RequestsView:
-        return requests_view(self._observer, filter_of(query))
+                raise NotThereError("There is no such page.")
 
     def request(self, request: str) -> RequestPageView:
         text = request[:ID_LENGTH_MAX]
-        observer = self._observer
+        observer = self.source.observer
         found = observer.requests.named(text)
         known = found[0] if len(found) == 1 else None
         job = self.jobs.timeline(
@@ -115,40 +109,11 @@ class PageViews:
             absent=job.absent and known is None,
         )
 
-    def doctor(self) -> DoctorView:
-        return self.jobs.examination()
-
-    def history(self) -> HistoryView:
-        return history_view(self._observer)
-
-    def tenants(self) -> TenantsView:
-        return tenants_view(self._observer)
-
-    def hit_rate(self) -> LadderView:
-        return ladder_view(self.source.ladder)
-
-    def shadow(self) -> ShadowsView:
-        shadow = self.source.shadow
-        return ShadowsView(policy=self.status().policy, summary=shadow.summary() if shadow else None)
-
-    def what_if(self) -> WhatIfView:
-        return WhatIfView(
-            runs=self.jobs.runs,
-            policies=sorted(ROUTING_POLICIES),
-            orders=sorted(ORDERING_POLICIES),
-            admissions=sorted(ADMISSION_POLICIES),
-            busy=self.jobs.busy,
-        )
-
     def what_if_run(self, number: str) -> WhatIfRun:
         found = self.jobs.run(_whole(number))
         if found is None:
-            msg = "There is no such run, or it is no longer kept."
-            raise NotThereError(msg)
+            raise NotThereError("There is no such run, or it is no longer kept.")
         return found
-
-    def examine(self) -> None:
-        self.jobs.examine()
 
     def start_what_if(self, form: Mapping[str, str]) -> int | str:
         """As `start_change`, of a form's fields."""
@@ -193,10 +158,6 @@ class PageViews:
 
     def cancel_what_if(self, number: str) -> None:
         self.jobs.cancel(_whole(number))
-
-    @property
-    def _observer(self) -> Observer:
-        return self.source.observer
 
 
 def is_absent(view: View) -> TypeIs[RequestPageView]:

@@ -12,7 +12,7 @@ from pointsman.contracts.decisions import RequestPlaced
 from pointsman.contracts.requests import RequestArrived
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.state import PoolSettings, State
-from pointsman.state.workload import EMPTY_QUEUE, Request
+from pointsman.state.workload import EMPTY_QUEUE
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding
 from pointsman_cli.doctor.late_causes import advice_for
@@ -70,14 +70,15 @@ class Balance(Examiner):
     def _waiting(self, name: InstanceId, state: State) -> EngineSeconds:
         """Work at an instance without that of its longest request."""
         queue = state.workload.queues.get(name, EMPTY_QUEUE)
-        requests = [r for r in (*queue.prefill.values(), *queue.pending.values()) if not self._late_on_purpose(r)]
+        requests = [
+            r
+            for r in (*queue.prefill.values(), *queue.pending.values())
+            if not (self._gathers_late and r.placed_at + r.predicted_ttft > r.deadline)
+        ]
         work = [request.prefill_seconds for request in requests]
         longest = max(work, default=0.0)
         tokens = sum(request.uncached_tokens for request in requests)
         return state.latency.expected_seconds(name, sum(work) - longest, tokens)
-
-    def _late_on_purpose(self, request: Request) -> bool:
-        return self._gathers_late and request.placed_at + request.predicted_ttft > request.deadline
 
     @override
     def findings(self, state: State) -> Iterator[Finding]:

@@ -68,25 +68,21 @@ class Caches(Examiner):
             case InstanceReported():
                 if event.undecodable:
                     self._undecodable[event.instance] = event.undecodable
-            case InstanceProbed():
-                self._note_probe(event, state.fleet.get(event.instance))
-            case InstanceJoined():
-                self._note_join(event, state.fleet.get(event.instance))
+            case InstanceProbed() | InstanceJoined():
+                present = state.fleet.get(event.instance)
+                if present is not None and present.epoch == event.epoch:
+                    self._note_probe(event) if isinstance(event, InstanceProbed) else self._note_join(event)
             case _:
                 pass
         self._watch_doubt(event.instance, event.at, state)
 
-    def _note_probe(self, event: InstanceProbed, present: Instance | None) -> None:
-        if present is None or present.epoch != event.epoch:
-            return
+    def _note_probe(self, event: InstanceProbed) -> None:
         if event.parity:
             self._disparity.pop(event.instance, None)
         else:
             self._disparity[event.instance] = event.detail
 
-    def _note_join(self, event: InstanceJoined, present: Instance | None) -> None:
-        if present is None or present.epoch != event.epoch:
-            return
+    def _note_join(self, event: InstanceJoined) -> None:
         self._disparity.pop(event.instance, None)
         if event.cache == "unknown":
             self._lose(event.instance, event.at, event.cache_detail or "its first events were missed")

@@ -1,7 +1,7 @@
 """Engines that name no KV cache after a prefill, so that the decode engine computes the prompt again."""
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from typing_extensions import override
 
@@ -14,18 +14,13 @@ from pointsman_cli.doctor.request_ends import Ended
 from pointsman_cli.formatting import plural
 
 
-@dataclass(slots=True)
-class _Prefiller:
-    example: RequestId
-    requests: int = 0
-
-
 class MissingTransfers(Examiner):
     area = "engines"
 
     def __init__(self, settings: PoolSettings) -> None:
         super().__init__(settings)
-        self._prefillers: dict[InstanceId, _Prefiller] = {}
+        self._requests: Counter[InstanceId] = Counter()
+        self._examples: dict[InstanceId, RequestId] = {}
 
     @override
     def ended(self, end: Ended, state: State) -> None:
@@ -36,15 +31,16 @@ class MissingTransfers(Examiner):
             and request is not None
             and request.prefilled_by
         ):
-            self._prefillers.setdefault(request.prefilled_by, _Prefiller(event.request)).requests += 1
+            self._requests[request.prefilled_by] += 1
+            self._examples.setdefault(request.prefilled_by, event.request)
 
     @override
     def findings(self, state: State) -> Iterator[Finding]:
-        for name, prefiller in sorted(self._prefillers.items()):
+        for name, count in sorted(self._requests.items()):
             yield self.warning(
-                f"{name} named no KV cache after the prefills of {plural(prefiller.requests, 'request')}: the engines that "
+                f"{name} named no KV cache after the prefills of {plural(count, 'request')}: the engines that "
                 "decoded them computed the prompts again",
-                [f"for example {prefiller.example}"],
+                [f"for example {self._examples[name]}"],
                 f"Give {name} a connector (--kv-transfer-config, docs/engines.md). Connectors that hand over without "
                 "kv_transfer_params, as vLLM's ExampleConnector, work all the same.",
             )

@@ -208,17 +208,14 @@ class Service(Examiner):
     def _worse_groups(self, what: str, groups: "dict[InstanceId, Share] | dict[str, Share]") -> Iterator[Finding]:
         worse = [(n, s) for n, s in groups.items() if self._is_worse(s)]
         if worse and len(groups) > 1:
-            yield self.warning(
-                f"{', '.join(str(name) for name, _ in worse[:3])} is served worse than the others"
-                if what == "tenant"
-                else f"{', '.join(str(name) for name, _ in worse[:3])} is late more often than the others",
-                self._worst_of(groups.items()),
-                "A fair ordering (--order vtc, fair_edf) shares what there is."
-                if what == "tenant"
-                else "Under pointsman late requests wait at one engine, so that the others stay in time: look at what makes them late."
-                if self._gathers_late
-                else "If it is slow, the predictions above say so; if its prefixes are hot, a policy that spreads them helps.",
-            )
+            how = "is late more often"
+            advice = "If it is slow, the predictions above say so; if its prefixes are hot, a policy that spreads them helps."
+            if what == "tenant":
+                how, advice = "is served worse", "A fair ordering (--order vtc, fair_edf) shares what there is."
+            elif self._gathers_late:
+                advice = "Under pointsman late requests wait at one engine, so that the others stay in time: look at what makes them late."
+            names = ", ".join(str(name) for name, _ in worse[:3])
+            yield self.warning(f"{names} {how} than the others", self._worst_of(groups.items()), advice)
 
     def _is_worse(self, share: Share) -> bool:
         return share.whole >= GROUP_MIN and share.value < min(TARGET, self._all.value - GROUP_BEHIND)

@@ -53,7 +53,7 @@ def is_idle(candidate: WeighedCandidate) -> bool:
 def why_not_elsewhere(timeline: RequestTimeline, wait: Wait) -> Iterator[Reason]:
     """Where the wait was at an instance, and not the work of its own prompt alone."""
     decision = timeline.placement
-    chosen = next((c for c in decision.candidates if c.chosen), None) if decision is not None else None
+    chosen = decision.chosen if decision is not None else None
     others = others_ready(decision) if decision is not None else []
     here = wait.whole - wait.own
     if decision is None or chosen is None or not others or here < max(NOTICED_SECONDS, WAIT_SHARE_MIN * wait.whole):

@@ -108,7 +108,7 @@ def _prediction(timeline: RequestTimeline) -> Iterator[str]:
 
 def _doubt(timeline: RequestTimeline) -> Iterator[str]:
     decision = timeline.placement
-    chosen = next((c for c in decision.candidates if c.chosen), None) if decision else None
+    chosen = decision.chosen if decision is not None else None
     if chosen is None:
         return
     if chosen.doubt:

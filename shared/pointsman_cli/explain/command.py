@@ -58,11 +58,9 @@ def explain_command(
     weighed by the policy; their numbers are computed from the same state.
     """
     if (request_id is None) == (slowest is None):
-        msg = "choose a request: an id (or an end of it), or --slowest N"
-        raise click.UsageError(msg)
+        raise click.UsageError("choose a request: an id (or an end of it), or --slowest N")
     if since is not None and slowest is None:
-        msg = "--since is for --slowest: an id is looked for in the whole log"
-        raise click.UsageError(msg)
+        raise click.UsageError("--since is for --slowest: an id is looked for in the whole log")
     with open_history(place, pool) as history:
         if request_id is not None:
             found = _named(history, request_id)
@@ -77,28 +75,26 @@ def explain_command(
 
 
 def _named(history: History, text: str) -> Found:
-    """A request that is not found may not have been written yet."""
     if recent := recent_request(history, text):
         return recent
     entries = shown(history, "looking for it")
     try:
         return request_named(entries, text, begins=history.begins if history.header.first > 1 else "")
     except NotInLogError as error:
-        if stalled := stalled_log(history.fleet):
-            msg = f"{stalled}; {error.message}"
-            raise NotInLogError(msg) from error
+        if stalled := stalled_log(history.fleet):  # it may not have been written yet
+            raise NotInLogError(f"{stalled}; {error.message}") from error
         raise
 
 
 def _explain(history: History, found: Found, *, everything: bool, as_json: bool) -> None:
-    timeline, note = timeline_around(history, found, partial(shown, history, "reading its events"))
+    timeline = timeline_around(history, found, partial(shown, history, "reading its events"))
     if as_json:
-        print_json({"origin": history.origin, "beginning": note, **timeline_as_json(timeline)})
+        print_json({"origin": history.origin, "beginning": timeline.note, **timeline_as_json(timeline)})
         return
     console = output_console()
     say(console, history.origin, "dim")
-    if note:
-        say(console, note, "yellow")
+    if timeline.note:
+        say(console, timeline.note, "yellow")
     show_timeline(console, timeline, everything=everything)
 
 

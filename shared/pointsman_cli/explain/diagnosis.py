@@ -38,14 +38,18 @@ def verdict(timeline: RequestTimeline) -> Verdict:
             return Verdict(top.cause if top is not None else Cause.NOT_ENDED, f"not ended: {_state(timeline)}{why}")
 
 
-def reasons(timeline: RequestTimeline) -> list[str]:
-    """Three to seven sentences, if there are so many."""
-    return _sentences(timeline)[0]
-
-
-def details(timeline: RequestTimeline) -> list[str]:
-    """The other sentences."""
-    return _sentences(timeline)[1]
+def reasons_and_details(timeline: RequestTimeline) -> tuple[list[str], list[str]]:
+    """Three to seven sentences, if there are so many, and the others."""
+    wait = divided(timeline)
+    every = [*found(timeline, wait), *why_not_elsewhere(timeline, wait), *background(timeline, wait)]
+    ranked = sorted(every, key=lambda reason: -reason.seconds)
+    cause = verdict(timeline).cause
+    ranked.sort(key=lambda reason: reason.cause is not cause or not reason.because)  # stable: the cause first
+    first = ranked[:1] if ranked and ranked[0].cause is cause else []
+    weighty = [*first, *(r for r in ranked[len(first) :] if r.seconds > REASON_SHARE_MIN * wait.whole)][:REASONS_MAX]
+    light = [r for r in ranked if r not in weighty]
+    count = max(0, REASONS_MIN - len(weighty))
+    return [r.sentence for r in (*weighty, *light[:count])], [r.sentence for r in light[count:]]
 
 
 def headline(timeline: RequestTimeline) -> str:
@@ -64,22 +68,6 @@ def headline(timeline: RequestTimeline) -> str:
         case RequestFinished():
             out = f"; {end.completion_tokens:,} tokens" if end.completion_tokens >= 0 else "; the whole answer"
             return f"finished{where}: {_punctuality(timeline, ttft or 0.0)}{out} in {seconds(end.e2e)}"
-
-
-def _sentences(timeline: RequestTimeline) -> tuple[list[str], list[str]]:
-    wait = divided(timeline)
-    ranked = sorted(_all(timeline, wait), key=lambda reason: -reason.seconds)
-    cause = verdict(timeline).cause
-    ranked.sort(key=lambda reason: reason.cause is not cause or not reason.because)  # stable: the cause first
-    first = ranked[:1] if ranked and ranked[0].cause is cause else []
-    weighty = [*first, *(r for r in ranked[len(first) :] if r.seconds > REASON_SHARE_MIN * wait.whole)][:REASONS_MAX]
-    light = [r for r in ranked if r not in weighty]
-    count = max(0, REASONS_MIN - len(weighty))
-    return [r.sentence for r in (*weighty, *light[:count])], [r.sentence for r in light[count:]]
-
-
-def _all(timeline: RequestTimeline, wait: Wait) -> list[Reason]:
-    return [*found(timeline, wait), *why_not_elsewhere(timeline, wait), *background(timeline, wait)]
 
 
 def _of_answered(timeline: RequestTimeline, wait: Wait) -> Verdict:

@@ -9,7 +9,7 @@ from pointsman.state.correction import CORRECTION_MAX
 from pointsman_cli.explain.alternatives import less_busy, others_ready, while_less_busy
 from pointsman_cli.explain.causes import Cause, Reason
 from pointsman_cli.explain.text import FAILURES, of_the_wait
-from pointsman_cli.explain.values import NOT_KNOWN, DecisionRecord, GrantRecord, RequestTimeline, WeighedCandidate
+from pointsman_cli.explain.values import NOT_KNOWN, DecisionRecord, GrantRecord, RequestTimeline
 from pointsman_cli.explain.wait import Wait, delivered_tokens, usual_elsewhere
 from pointsman_cli.formatting import milliseconds, plural, seconds, were
 
@@ -119,12 +119,10 @@ def _missed(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> 
         yield Reason(Cause.EVICTED, wait.missed, f"{spent} {missed}: {gone}", because)
         return
     because = f"the index was stale: {tokens:,} tokens expected in the cache of {instance} were not there"
-    report = _report(timeline, decision) if wait.own_missed else ""
-    yield Reason(Cause.STALE_INDEX, wait.missed, f"{spent} {missed}{report}", because)
-
-
-def _report(timeline: RequestTimeline, decision: DecisionRecord) -> str:
-    return f"; the index said that {decision.predicted_cached_tokens:,} were cached, the engine found {delivered_tokens(timeline):,}"
+    if wait.own_missed:
+        said = f"the index said that {decision.predicted_cached_tokens:,} were cached"
+        missed += f"; {said}, the engine found {delivered_tokens(timeline):,}"
+    yield Reason(Cause.STALE_INDEX, wait.missed, f"{spent} {missed}", because)
 
 
 def _gone_before_the_grant(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> str:
@@ -138,7 +136,7 @@ def _gone_before_the_grant(timeline: RequestTimeline, wait: Wait, decision: Deci
         or grant.held_tokens - delivered > wait.own_missed / 2
     ):
         return ""
-    chosen = next((c for c in decision.candidates if c.chosen), None)
+    chosen = decision.chosen
     promised = chosen.hit_blocks - chosen.held_blocks if chosen and chosen.status != NOT_KNOWN else 0
     if promised > 0:
         return f"{plural(promised, 'block')} of them were only promised by prompts placed there before it"
@@ -214,7 +212,7 @@ def _overtaken(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) 
 
 
 def _full(wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
-    chosen = _chosen(decision)
+    chosen = decision.chosen
     if wait.full > 0 and chosen is not None:
         places = int(float(decision.settings.get("running_max", 0)))
         taken = f"{plural(places, 'place')} of {decision.instance} {were(places)} taken"
@@ -319,7 +317,7 @@ def _peers(timeline: RequestTimeline, wait: Wait, name: InstanceId) -> Iterator[
 def _own(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
     if wait.own <= 0:
         return
-    chosen, arrival = _chosen(decision), timeline.arrival
+    chosen, arrival = decision.chosen, timeline.arrival
     tokens = wait.own_tokens - wait.own_missed
     work = f"{tokens:,} tokens of its own prompt"
     cached = decision.predicted_cached_tokens
@@ -351,7 +349,3 @@ def _whole_answer(timeline: RequestTimeline, wait: Wait) -> Iterator[Reason]:
             because += f", {milliseconds(each)} each where {milliseconds(timeline.arrival.slo_tpot)} were wanted"
         sentence = f"{because}{of_the_wait(wait.whole_answer, wait.whole)}"
         yield Reason(Cause.WHOLE_ANSWER, wait.whole_answer, sentence, because)
-
-
-def _chosen(decision: DecisionRecord) -> WeighedCandidate | None:
-    return next((c for c in decision.candidates if c.chosen), None)

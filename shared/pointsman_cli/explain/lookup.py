@@ -11,6 +11,7 @@ from pointsman.contracts.decisions import RequestGranted, is_final_end
 from pointsman.contracts.requests import RequestArrived, RequestEvent, RequestFinished
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Sequence, Tenant, Tokens
+from pointsman.state.workload import NO_INSTANCE
 from pointsman_cli.discovery import fleet_as_given
 from pointsman_cli.history.entries import History, HistoryError, NotInLogError
 
@@ -34,16 +35,16 @@ class Found:
     sequence: Sequence
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Slow:
     request: RequestId
     sequence: Sequence
     tenant: Tenant
-    instance: InstanceId
+    instance: InstanceId = NO_INSTANCE
     arrived_at: EngineSeconds
-    slo_ttft: EngineSeconds | None
+    slo_ttft: EngineSeconds | None = None
     """None where the log has no arrival: an ingress placed it alone."""
-    prompt_tokens: Tokens
+    prompt_tokens: Tokens = -1
     cached_tokens: Tokens = 0
     ttft: EngineSeconds = 0.0
     granted_at: EngineSeconds | None = None
@@ -86,8 +87,7 @@ def request_named(entries: Iterable[LogEntry], text: str, *, begins: str = "") -
         more = "" if len(found) == len(shown) else ", ..."
         count = f"{len(found)} or more" if len(found) == CANDIDATES_MAX else str(len(found))
         what = "was sent with" if sent else "begins or ends the ids of"
-        msg = f"{text} {what} {count} requests: {', '.join(shown)}{more}. Type more of the one you mean."
-        raise HistoryError(msg)
+        raise HistoryError(f"{text} {what} {count} requests: {', '.join(shown)}{more}. Type more of the one you mean.")
     return Found(*next(iter(found.items())))
 
 
@@ -112,8 +112,7 @@ def slowest_requests(entries: Iterable[LogEntry], count: int) -> list[Slow]:
     """Answered requests, longest TTFT first. Raises HistoryError."""
     slowest = nlargest(count, _answered(entries))
     if not slowest:
-        msg = "no request was answered"
-        raise HistoryError(msg)
+        raise HistoryError("no request was answered")
     return [slow for _, _, slow in slowest]
 
 
@@ -123,13 +122,30 @@ def _answered(entries: Iterable[LogEntry]) -> Iterator[tuple[EngineSeconds, int,
     for entry in entries:
         event = entry.event
         if isinstance(event, RequestArrived):
-            _keep(in_flight, _arrived(event, entry.sequence, in_flight.get(event.request)))
+            placed = in_flight.get(event.request)  # by its ingress, whose grant may come before the arrival
+            arrived = Slow(
+                request=event.request,
+                sequence=placed.sequence if placed is not None else entry.sequence,
+                tenant=event.tenant,
+                arrived_at=event.arrived_at + event.clock_offset,
+                slo_ttft=event.slo_ttft,
+                prompt_tokens=event.prompt_tokens,
+                granted_at=placed.granted_at if placed is not None else None,
+            )
+            _keep(in_flight, arrived)
         elif isinstance(event, RequestGranted):
             slow = in_flight.get(event.request)
             if slow is not None:
                 slow.granted_at = event.at
             elif event.stamp is None:
-                _keep(in_flight, _placed_alone(event, entry.sequence))
+                alone = Slow(
+                    request=event.request,
+                    sequence=entry.sequence,
+                    tenant=event.tenant,
+                    arrived_at=event.at,
+                    granted_at=event.at,
+                )
+                _keep(in_flight, alone)
         elif is_final_end(event):
             slow = in_flight.pop(event.request, None)
             if slow is not None and isinstance(event, RequestFinished):
@@ -141,30 +157,3 @@ def _keep(in_flight: dict[RequestId, Slow], slow: Slow) -> None:
     in_flight[slow.request] = slow
     if len(in_flight) > OPEN_MAX:
         in_flight.pop(next(iter(in_flight)))
-
-
-def _arrived(event: RequestArrived, sequence: Sequence, known: Slow | None) -> Slow:
-    """The grant of an ingress may come before the arrival."""
-    return Slow(
-        request=event.request,
-        sequence=known.sequence if known is not None else sequence,
-        tenant=event.tenant,
-        instance=InstanceId(""),
-        arrived_at=event.arrived_at + event.clock_offset,
-        slo_ttft=event.slo_ttft,
-        prompt_tokens=event.prompt_tokens,
-        granted_at=known.granted_at if known is not None else None,
-    )
-
-
-def _placed_alone(event: RequestGranted, sequence: Sequence) -> Slow:
-    return Slow(
-        request=event.request,
-        sequence=sequence,
-        tenant=event.tenant,
-        instance=InstanceId(""),
-        arrived_at=event.at,
-        slo_ttft=None,
-        prompt_tokens=-1,
-        granted_at=event.at,
-    )

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from pointsman.contracts.requests import RequestArrived, RequestFinished, cached_of_keys
 from pointsman_cli.explain.candidates import listed, others
-from pointsman_cli.explain.diagnosis import details, headline, reasons, verdict
+from pointsman_cli.explain.diagnosis import headline, reasons_and_details, verdict
 from pointsman_cli.explain.lookup import Slow
 from pointsman_cli.explain.values import (
     NOT_KNOWN,
@@ -51,7 +51,8 @@ ENDED_LATE = "bold red"
 def show_timeline(console: Console, timeline: RequestTimeline, *, everything: bool) -> None:
     """The verdict and the sentences behind it; with `everything` also what else is known."""
     _show_head(console, timeline)
-    for title, sentences in (("why", reasons(timeline)), ("also", details(timeline) if everything else [])):
+    reasons, details = reasons_and_details(timeline)
+    for title, sentences in (("why", reasons), ("also", details if everything else [])):
         if sentences:
             heading(console, title)
         for sentence in sentences:
@@ -96,15 +97,15 @@ def show_slowest(console: Console, slowest: Sequence[Slow], speed: float) -> Non
 
 
 def timeline_as_json(timeline: RequestTimeline) -> dict[str, Any]:
-    found = verdict(timeline)
+    found, (reasons, details) = verdict(timeline), reasons_and_details(timeline)
     return {
         "request": timeline.request,
         "arrived_at": timeline.arrived_at,
         "wall_time": wall_time(timeline.arrived_at, timeline.speed).isoformat(timespec="milliseconds"),
         "headline": headline(timeline),
         "verdict": {"cause": found.cause, "sentence": found.sentence},
-        "why": reasons(timeline),
-        "also": details(timeline),
+        "why": reasons,
+        "also": details,
         "arrival": _arrival_as_json(timeline.arrival),
         "ttft": timeline.ttft,
         "phases": msgspec.to_builtins(timeline.phases),

@@ -23,6 +23,9 @@ from pointsman.state.state import PoolSettings, State
 from pointsman_cli.explain.decisions import Decision, add_decisions
 from pointsman_cli.explain.phases import phases_of
 from pointsman_cli.explain.values import RequestTimeline
+from pointsman_cli.history.start_point import StartPoint
+
+NOTHING_BEFORE = StartPoint(None, "")
 
 
 def timeline_of(
@@ -30,20 +33,22 @@ def timeline_of(
     request: RequestId,
     settings: PoolSettings,
     *,
-    base: State | None = None,
-    known: Callable[[Sequence], State | None] = lambda _: None,
+    base: StartPoint | None = None,
+    beginning: Callable[[Sequence], StartPoint] = lambda _: NOTHING_BEFORE,
 ) -> RequestTimeline:
-    """Reads `entries` twice or more. `base`: the state before them, of a part of a log. `known`: state as of that entry or
+    """Reads `entries` twice or more. `base`: what was before them, of a part of a log. `beginning`: as of that entry or
     earlier, for a log that lost its beginning."""
-    timeline = _outline(entries, request, settings, base)
+    timeline = _outline(entries, request, settings, base.state if base is not None else None)
     points = [
         entry
         for entry in timeline.entries
         if isinstance(entry.event, Decision | RequestGranted) and entry.sequence not in timeline.fenced
     ]
-    if base is None and points:
-        base = known(min(point.sequence for point in points) - 1)
-    add_decisions(timeline, points, entries, settings, base)
+    start = base
+    if start is None:
+        start = beginning(min(point.sequence for point in points) - 1) if points else NOTHING_BEFORE
+    timeline.note = start.note
+    add_decisions(timeline, points, entries, settings, start.state)
     timeline.refused = _refused(timeline)
     timeline.phases = phases_of(timeline)
     return timeline
@@ -52,9 +57,7 @@ def timeline_of(
 def _outline(
     entries: Iterable[LogEntry], request: RequestId, settings: PoolSettings, base: State | None
 ) -> RequestTimeline:
-    timeline = RequestTimeline(
-        request=request, speed=settings.speed, block_tokens=settings.block_tokens, arrived_at=0.0
-    )
+    timeline = RequestTimeline(request=request, speed=settings.speed, block_tokens=settings.block_tokens)
     term, time = base.term if base is not None else Term(0), LogTime(settings.speed)
     for entry in entries:
         event = entry.event

@@ -119,6 +119,10 @@ class DecisionRecord:
     best_effort: bool = False
     """Admitted although late even alone."""
 
+    @property
+    def chosen(self) -> WeighedCandidate | None:
+        return next((c for c in self.candidates if c.chosen), None)
+
 
 @dataclass(slots=True, kw_only=True)
 class GrantRecord:
@@ -172,7 +176,9 @@ class RequestTimeline:
     request: RequestId
     speed: float
     block_tokens: Tokens
-    arrived_at: EngineSeconds
+    arrived_at: EngineSeconds = 0.0
+    note: str = ""
+    """What the log has lost of it."""
     arrival: RequestArrived | None = None
     log_begins: Sequence = 0
     log_begins_at: EngineSeconds = 0.0

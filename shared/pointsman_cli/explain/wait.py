@@ -148,7 +148,7 @@ def _own_work(
     wait: Wait, timeline: RequestTimeline, decision: DecisionRecord, grant: GrantRecord | None
 ) -> tuple[EngineSeconds, EngineSeconds]:
     """Predicted work of its own prompt, and what the hits that were missed added to it."""
-    chosen = next((c for c in decision.candidates if c.chosen), None)
+    chosen = decision.chosen
     tokens = chosen.uncached_tokens if chosen is not None else grant.own_tokens if grant is not None else 0
     if decision.cost is None:
         wait.own_tokens = tokens
@@ -202,7 +202,7 @@ def _divide_excess(
 
 def is_full(decision: DecisionRecord) -> bool:
     """Whether requests that decode or are in prefill took all places of the engine."""
-    chosen = next((c for c in decision.candidates if c.chosen), None)
+    chosen = decision.chosen
     places = decision.settings.get("running_max", 0)
     if chosen is None or not isinstance(places, int | float) or not places:
         return False

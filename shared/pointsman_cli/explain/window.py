@@ -6,12 +6,11 @@ from pointsman.contracts.decisions import is_final_end
 from pointsman.contracts.requests import RequestEvent
 from pointsman.ports import LogEntry
 from pointsman.primitives import RequestId, Sequence
-from pointsman.state.state import State
 from pointsman_cli.explain.lookup import Found
 from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.explain.values import RequestTimeline
 from pointsman_cli.history.entries import History
-from pointsman_cli.history.start_point import beginning_behind, beginning_of
+from pointsman_cli.history.start_point import StartPoint, beginning_behind, beginning_of
 from pointsman_cli.history.time_options import Moment
 
 BEFORE_ENTRIES = 2_000
@@ -42,18 +41,16 @@ class _Window:
             yield entry
 
 
-def timeline_around(history: History, found: Found, read: Read) -> tuple[RequestTimeline, str]:
-    """Returns also where it begins. A checkpoint is folded in the order of the log, where a leader applies its own
-    decisions at once; queues are the same soon after, learned factors nearly. Raises HistoryError."""
+def timeline_around(history: History, found: Found, read: Read) -> RequestTimeline:
+    """A checkpoint is folded in the order of the log, where a leader applies its own decisions at once; queues are the
+    same soon after, learned factors nearly. Raises HistoryError."""
     known = history.known_before(found.sequence - BEFORE_ENTRIES)
-    base = known.state if known is not None else None
-    note = beginning_behind(base.sequence) if base is not None else ""
-
-    def state_before(as_of: Sequence) -> State | None:
-        nonlocal note
-        beginning = beginning_of(history, Moment(sequence=as_of))
-        note = beginning.note
-        return beginning.state
-
-    entries = _Window(read, base.sequence + 1 if base is not None else 1, found.request)
-    return timeline_of(entries, found.request, history.settings, base=base, known=state_before), note
+    base = StartPoint(known, beginning_behind(known.state.sequence)) if known is not None else None
+    entries = _Window(read, base.start if base is not None else 1, found.request)
+    return timeline_of(
+        entries,
+        found.request,
+        history.settings,
+        base=base,
+        beginning=lambda as_of: beginning_of(history, Moment(sequence=as_of)),
+    )

@@ -76,7 +76,7 @@ class ArchiveHistory(History):
         found: dict[str, Any] = {}
         for name, (statement, kinds) in _catalogue().items():
             found[name] = [tuple(row) for batch in self._rows(statement) for row in batch]
-            if not all(_is_of_catalogue(row, kinds) for row in found[name]):
+            if not all(all(type(value) is kind for value, kind in zip(row, kinds, strict=True)) for row in found[name]):
                 self._refuse(f"{name} that the recorder does not write")
         by_age = sorted(found["logs"], key=itemgetter(3, 1, 2))
         chosen = self._chosen([row[0] for row in by_age], log)
@@ -128,16 +128,13 @@ class ArchiveHistory(History):
 
     def _chosen(self, known: list[str], requested: str | None) -> str:
         if requested is not None and requested not in known:
-            msg = f"{self.origin} has no log {requested}; it has: {', '.join(known) or 'none'}"
-            raise HistoryError(msg)
+            raise HistoryError(f"{self.origin} has no log {requested}; it has: {', '.join(known) or 'none'}")
         if not known:
-            msg = f"{self.origin} holds no log: the recorder has written nothing into it yet"
-            raise HistoryError(msg)
+            raise HistoryError(f"{self.origin} holds no log: the recorder has written nothing into it yet")
         return requested or known[-1]
 
     def _refuse(self, what: str) -> NoReturn:
-        msg = f"{self.origin} has {what}: it is not an archive of ours"
-        raise HistoryError(msg)
+        raise HistoryError(f"{self.origin} has {what}: it is not an archive of ours")
 
     def _extent(self) -> tuple[Sequence, Sequence, int, str]:
         first, last, entries, subject = 0, 0, 0, ""
@@ -173,8 +170,7 @@ class ArchiveHistory(History):
             reason = str(getattr(error, "orig", None) or error)
             if reason == INTERRUPTED:
                 self._refuse("more entries than fit its size")
-            msg = f"{self.origin} cannot be read: {reason}"
-            raise HistoryError(msg) from error
+            raise HistoryError(f"{self.origin} cannot be read: {reason}") from error
 
 
 def _parsed(url: str) -> URL:
@@ -309,8 +305,7 @@ def _check_tables(connection: Connection) -> None:
     plain = set(connection.execute(stored).scalars())
     for name in (kept.name for kept in (_logs, _events, _dead_letters, _gaps)):
         if name not in plain or connection.exec_driver_sql(COMPUTED_COLUMNS, (name,)).scalar():
-            msg = f"it has no plain table '{name}', so it is not an archive of ours"
-            raise OSError(msg)
+            raise OSError(f"it has no plain table '{name}', so it is not an archive of ours")
 
 
 def _check_keys(connection: Connection, statement: Select[Any]) -> None:
@@ -319,10 +314,6 @@ def _check_keys(connection: Connection, statement: Select[Any]) -> None:
     plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {compiled}")
     if any("TEMP B-TREE" in step.detail for step in plan):
         raise OSError(WITHOUT_KEYS)
-
-
-def _is_of_catalogue(row: tuple[Any, ...], kinds: tuple[type, ...]) -> bool:
-    return all(type(value) is kind for value, kind in zip(row, kinds, strict=True))
 
 
 def _rows_of_server(url: URL, statement: Select[Any]) -> Iterator[list[Any]]:

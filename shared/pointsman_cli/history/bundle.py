@@ -161,8 +161,7 @@ class BundleHistory(History):
             raise HistoryError(msg) from error
 
     def _refuse(self, how: str) -> NoReturn:
-        msg = f"{self.origin} {how}: it is not a log of ours"
-        raise HistoryError(msg)
+        raise HistoryError(f"{self.origin} {how}: it is not a log of ours")
 
     def _size(self) -> int:
         try:
@@ -176,8 +175,7 @@ class BundleHistory(History):
                 packed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
             return io.BufferedReader(gzip.open(self._file), BUFFER_BYTES) if packed else self._file.open("rb")
         except OSError as error:
-            msg = f"{self.origin} cannot be opened: {error.strerror}"
-            raise HistoryError(msg) from error
+            raise HistoryError(f"{self.origin} cannot be opened: {error.strerror}") from error
 
 
 def write_bundle(
@@ -234,11 +232,10 @@ def _first_line(line: bytes, origin: str) -> _First | _Line:
         try:
             return _lines.decode(line)
         except UNREADABLE as error:
-            msg = (
+            raise HistoryError(
                 f"{origin} is no log: neither an SQLite archive, nor what `pointsman export` writes, nor the JSON lines"
                 " of `pointsman tap --since 1 --until now --json`"
-            )
-            raise HistoryError(msg) from error
+            ) from error
     if first.format != FORMAT or first.version != FORMAT_VERSION:
         msg = f"{origin} has format {first.format} {first.version}; this version reads {FORMAT} {FORMAT_VERSION}"
         raise HistoryError(msg)

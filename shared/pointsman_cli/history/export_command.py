@@ -62,8 +62,7 @@ def export_command(
                 else write_bundle(file, header, everything, checkpoint)
             )
         except OSError as error:
-            msg = f"cannot write {file}: {error.strerror}"
-            raise HistoryError(msg) from error
+            raise HistoryError(f"cannot write {file}: {error.strerror}") from error
     if as_json:
         as_of = checkpoint.as_of if checkpoint else None
         size = file.stat().st_size
@@ -87,11 +86,9 @@ def _check(file: Path, *, force: bool, as_json: bool) -> None:
     """Raises click.UsageError, HistoryError."""
     if file != STANDARD_OUTPUT:
         if file.exists() and not force:
-            msg = f"{file} exists; name another file, or replace it with --force"
-            raise HistoryError(msg)
+            raise HistoryError(f"{file} exists; name another file, or replace it with --force")
     elif as_json:
-        both = "--json prints on standard output, where the log goes; leave it out, or name a file"
-        raise click.UsageError(both)
+        raise click.UsageError("--json prints on standard output, where the log goes; leave it out, or name a file")
     elif sys.stdout.isatty():
         terminal = "standard output is a terminal; send it into a file: pointsman export - > incident.pmlog"
         raise click.UsageError(terminal)

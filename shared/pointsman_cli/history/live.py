@@ -111,8 +111,7 @@ class LiveHistory(History):
             try:
                 return await call(link.checkpoints)
             except StoreUnavailableError as error:
-                msg = f"the checkpoints of {self.origin} cannot be read: {error}"
-                raise HistoryError(msg) from error
+                raise HistoryError(f"the checkpoints of {self.origin} cannot be read: {error}") from error
 
     async def _described(self) -> FleetDescribed | None:
         async with _linked(self._settings) as link:

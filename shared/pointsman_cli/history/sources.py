@@ -67,8 +67,7 @@ def _opened(place: str | None, pool: str | None) -> History:
     if path.is_dir():
         return _archive(f"sqlite:///{path / ARCHIVE_FILE}", pool)
     if not path.is_file():
-        msg = f"there is no file {place}; name an archive, an exported bundle, a data directory or a URL"
-        raise HistoryError(msg)
+        raise HistoryError(f"there is no file {place}; name an archive, an exported bundle, a data directory or a URL")
     if _begins_with(path, SQLITE_MAGIC):
         return _archive(f"sqlite:///{path}", pool)
     return BundleHistory(path)
@@ -93,8 +92,7 @@ def _begins_with(path: Path, magic: bytes) -> bool:
         with path.open("rb") as file:
             return file.read(len(magic)) == magic
     except OSError as error:
-        msg = f"{path} cannot be opened: {error.strerror}"
-        raise HistoryError(msg) from error
+        raise HistoryError(f"{path} cannot be opened: {error.strerror}") from error
 
 
 @contextmanager

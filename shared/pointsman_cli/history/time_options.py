@@ -113,8 +113,7 @@ def _sequence_in(history: History, sequence: Sequence) -> Sequence:
     last = history.header.last
     if sequence < 1 or (last and sequence > last):
         end = f" and ends at entry {last:,}" if last else ""
-        msg = f"there is no entry {sequence:,}: {history.begins}{end}"
-        raise click.BadParameter(msg)
+        raise click.BadParameter(f"there is no entry {sequence:,}: {history.begins}{end}")
     return sequence
 
 
@@ -135,8 +134,7 @@ def _wall_time(text: str, beginning: datetime, now: datetime | None, *, begins: 
         moment = beginning.replace(hour=int(hour_text), minute=int(minute_text), second=int(seconds), microsecond=0)
         moment += timedelta(seconds=seconds % 1)
     except (ValueError, OverflowError) as error:
-        msg = f"'{text}' is no moment: give {MOMENT_HELP}"
-        raise click.BadParameter(msg) from error
+        raise click.BadParameter(f"'{text}' is no moment: give {MOMENT_HELP}") from error
     # Without a fraction, the whole second or minute is meant.
     whole = (
         timedelta(seconds=1) if second_text and "." not in text else timedelta(minutes=1) if not second_text else None

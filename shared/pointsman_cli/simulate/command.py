@@ -321,8 +321,7 @@ def _scenario(options: SimulateOptions) -> Scenario:
     """The scenario that all runs share. Raises click.UsageError."""
     split = options.split or (options.instances // 2, options.instances - options.instances // 2)
     if sum(split) > options.instances or (options.split is None and 0 in split):
-        msg = f"--split needs {max(2, sum(split))} instances; see --instances"
-        raise click.UsageError(msg)
+        raise click.UsageError(f"--split needs {max(2, sum(split))} instances; see --instances")
     if options.transfer_tokens_per_s and options.split != DEFAULTS.split:
         msg = "--transfer-tokens-per-s is of instances that do both parts of a request: give it without --split"
         raise click.UsageError(msg)

@@ -24,8 +24,7 @@ def drawing(console: Console, directory: Path, *only: str) -> Draw:
         try:
             pictures = draw_plots(results, directory, *only)
         except OSError as error:
-            msg = f"cannot draw into {directory}: {error.strerror}"
-            raise click.ClickException(msg) from error
+            raise click.ClickException(f"cannot draw into {directory}: {error.strerror}") from error
         for picture in pictures:
             say(console, f"drew {picture}")
 

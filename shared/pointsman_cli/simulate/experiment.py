@@ -143,17 +143,13 @@ def run_all(function: Callable[[J], R], jobs: Sequence[J], processes: int) -> It
         yield from map(function, jobs)
         return
     # Spawned, not forked: the progress bar has a thread.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(processes, len(jobs)), context, initializer=_die_of_interrupt) as pool:
+    context, dying = multiprocessing.get_context("spawn"), (signal.SIGINT, signal.SIG_DFL)
+    with ProcessPoolExecutor(min(processes, len(jobs)), context, initializer=signal.signal, initargs=dying) as pool:
         try:
             for future in as_completed([pool.submit(function, job) for job in jobs]):
                 yield future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _die_of_interrupt() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _at_rate(cell: Cell, qps: float) -> list[WorkloadRequest]:

@@ -119,7 +119,11 @@ def capacity_table(results: Sequence[CellResult], goodputs: Goodputs) -> Table:
     goodput_column = [f">goodput at {TARGET:.0%}"] if goodputs else []
     made = table("effective capacity at requests/s:", *(f">{rate:g}" for rate in rates), *goodput_column)
     best = {
-        rate: _best(mean_known(map(_capacity, group)) for (_, qps), group in cells.items() if qps == rate)
+        rate: _best(
+            mean_known(report.effective_capacity for report in group)
+            for (_, qps), group in cells.items()
+            if qps == rate
+        )
         for rate in rates
     }
     best_goodput = _best(fmean(found) for found in _goodput_rates(goodputs).values())
@@ -137,14 +141,6 @@ Column = tuple[str, Callable[[Report], float | None], Callable[[float], str]]
 
 def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value < 100 else f"{value:.0f} s"
-
-
-def _microseconds(value: float) -> str:
-    return f"{value:,.0f} us"
-
-
-def _capacity(report: Report) -> float | None:
-    return report.effective_capacity
 
 
 def worst_length(report: Report) -> float | None:
@@ -174,7 +170,7 @@ COLUMNS: Sequence[Column] = (
     ("worst tenant", worst_tenant, share),
     ("prediction off P50", lambda r: r.prediction_error_p50_s, _seconds),
     ("within upper", lambda r: r.upper_coverage, share),
-    ("decision", lambda r: r.decision_us, _microseconds),
+    ("decision", lambda r: r.decision_us, lambda value: f"{value:,.0f} us"),
 )
 COLUMNS_MAX = 12
 

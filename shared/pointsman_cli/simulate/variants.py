@@ -85,6 +85,5 @@ def _setting(text: str, policies: Sequence[str]) -> tuple[str, str, list[str]]:
     except SettingTextError as error:
         raise UnknownPolicyError(str(error)) from error
     if kind not in (ROUTING, *OTHER_KINDS, *policies):
-        msg = f"--set {text}: {kind} is not among the policies"
-        raise UnknownPolicyError(msg)
+        raise UnknownPolicyError(f"--set {text}: {kind} is not among the policies")
     return kind, name, value.split(",")

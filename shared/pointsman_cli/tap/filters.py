@@ -46,8 +46,7 @@ def subject_pattern(text: str) -> tuple[str | None, SubjectPattern]:
     """Returns the pool, if the pattern names one, and the pattern. Raises BadPatternError."""
     tokens = text.split(".") if text else []
     if any(not token or (token == ">" and place < len(tokens) - 1) for place, token in enumerate(tokens)):
-        msg = f"'{text}' is not a subject: tokens between dots, * for one of them, > for the rest"
-        raise BadPatternError(msg)
+        raise BadPatternError(f"'{text}' is not a subject: tokens between dots, * for one of them, > for the rest")
     if tokens[:1] != [SUBJECT_ROOT]:
         return None, SubjectPattern(tuple(tokens))
     pool = tokens[1] if len(tokens) > 1 and tokens[1] not in ("*", ">") else None
@@ -66,8 +65,7 @@ class Filter:
     def __post_init__(self) -> None:
         for wanted in self.types:
             if not _is_one_of(wanted, EVENT_TYPES):
-                msg = f"no event is a {wanted}; there are: {', '.join(EVENT_TYPES)}"
-                raise BadPatternError(msg)
+                raise BadPatternError(f"no event is a {wanted}; there are: {', '.join(EVENT_TYPES)}")
 
     @property
     def kinds(self) -> tuple[str, ...]:

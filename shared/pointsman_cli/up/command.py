@@ -150,8 +150,7 @@ def _say_ignored(console: Console, decided: list[str]) -> None:
 
 def _check_ports(settings: UpSettings) -> None:
     if reason := why_taken(0, settings.host):
-        message = f"cannot listen on {settings.host} here ({reason}); see --host"
-        raise click.ClickException(message)
+        raise click.ClickException(f"cannot listen on {settings.host} here ({reason}); see --host")
     for port in _ingress_ports(settings):
         if reason := why_taken(port, settings.host):
             message = f"port {port} on {settings.host} cannot be had: {reason}; choose another one with --port"
@@ -186,10 +185,9 @@ async def _check_nats(settings: UpSettings) -> None:
     if settings.nats and not any(
         [await accepts_connections(url, timeout=ENGINE_ANSWER_SECONDS) for url in settings.nats.split(",")]
     ):
-        message = (
+        raise click.ClickException(
             f"no nats-server answers at {nats_shown(settings.nats)}; start it, or leave --nats away to have one started"
         )
-        raise click.ClickException(message)
 
 
 async def check_pools(plan: FleetPlan) -> None:
@@ -222,8 +220,7 @@ async def _leader_of(commands: Commands, pool: PoolName) -> str:
             command_subject(pool, "fleet"), DescribeFleet(), timeout=WallSeconds(ENGINE_ANSWER_SECONDS)
         )
     except (ForbiddenError, CommandUnsendableError, LogUnavailableError) as error:
-        message = f"whether the pool '{pool}' is in use is not known: {error}"
-        raise click.ClickException(message) from error
+        raise click.ClickException(f"whether the pool '{pool}' is in use is not known: {error}") from error
     except (CommandRefusedError, CommandTimeoutError) as error:
         return f"its scheduler says: {error}"
     except NoResponderError:
@@ -247,8 +244,7 @@ async def _check_models(further: list[FurtherPool], api_key: str) -> None:
     for pool in further:
         for engine in pool.addresses:
             if (served := await model_of(engine.url, api_key=api_key)) != pool.model:
-                message = f"the engine {engine.url} serves {served}, not {pool.model}: see --also"
-                raise click.ClickException(message)
+                raise click.ClickException(f"the engine {engine.url} serves {served}, not {pool.model}: see --also")
 
 
 def _engines_max(settings: UpSettings) -> int:
@@ -273,8 +269,7 @@ def _secret(settings: UpSettings, file: Path) -> str:
             return SECRET.convert(file.read_text(), None, None)
         except (click.BadParameter, OSError, UnicodeDecodeError) as error:
             reason = error.message if isinstance(error, click.BadParameter) else error
-            message = f"{file} holds no secret ({reason}); restore it from the backup"
-            raise click.ClickException(message) from error
+            raise click.ClickException(f"{file} holds no secret ({reason}); restore it from the backup") from error
     secret = settings.secret or secrets.token_urlsafe(SECRET_BYTES)
     with written_to(file.parent):
         write_whole(file, f"{secret}\n".encode(), synced=True)

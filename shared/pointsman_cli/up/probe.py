@@ -32,14 +32,12 @@ async def http_get(url: str, *, timeout: float, api_key: str = "") -> tuple[int,
                 body += chunk
             return answer.status, body
     except TimeoutError as error:
-        message = f"no answer within {timeout:g} s"
-        raise NoAnswerError(message) from error
+        raise NoAnswerError(f"no answer within {timeout:g} s") from error
     except aiohttp.ClientConnectorError as error:
         number = error.os_error.errno
         raise NoAnswerError(os.strerror(number) if number else str(error)) from error
     except aiohttp.ClientResponseError as error:
-        message = "the answer is not HTTP"
-        raise NoAnswerError(message) from error
+        raise NoAnswerError("the answer is not HTTP") from error
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise NoAnswerError(str(error) or type(error).__name__) from error
 
@@ -68,5 +66,4 @@ async def model_of(url: str, *, api_key: str) -> str:
         problem = str(error)
     except (ValueError, LookupError, TypeError):
         problem = "/v1/models names no model"
-    message = f"the engine {url} is of no use: {problem}"
-    raise click.ClickException(message)
+    raise click.ClickException(f"the engine {url} is of no use: {problem}")

@@ -31,8 +31,7 @@ def check_processes(plan: FleetPlan, planned: Iterable[ProcessPlan]) -> list[str
             try:
                 known = _checked(process, table)
             except click.ClickException as error:
-                message = f"{process.name}: {error.format_message()}"
-                raise click.UsageError(message) from error
+                raise click.UsageError(f"{process.name}: {error.format_message()}") from error
             except MissingScriptError as error:
                 raise click.ClickException(str(error)) from error
         if plan.config is not None:
@@ -85,8 +84,7 @@ def _check_decided(plan: FleetPlan, process: ProcessPlan, table: str, file: File
 def _refuse(plan: FleetPlan, key: str, name: str) -> None:
     alike = _own_alike(name)
     instead = f"set {alike} in [up]" if alike else "leave it out"
-    message = f"{plan.config}: pointsman up decides {key} itself; {instead}"
-    raise click.UsageError(message)
+    raise click.UsageError(f"{plan.config}: pointsman up decides {key} itself; {instead}")
 
 
 def _own_alike(name: str) -> str:

@@ -294,8 +294,7 @@ def _sockets(plan: FleetPlan, engine: str) -> tuple[str, str]:
     paths = [plan.runtime / f"{engine}.{kind}" for kind in ("kv", "replay")]
     for path in paths:
         if len(str(path).encode()) > SOCKET_PATH_MAX:
-            message = f"{path} is too long for a Unix socket; set TMPDIR to a shorter directory"
-            raise click.ClickException(message)
+            raise click.ClickException(f"{path} is too long for a Unix socket; set TMPDIR to a shorter directory")
     return f"ipc://{paths[0]}", f"ipc://{paths[1]}"
 
 

@@ -32,5 +32,4 @@ def settings_type_of(script: str) -> type[ProcessSettings]:
             if isinstance(member, type) and issubclass(member, ProcessSettings) and member.__module__ == module.__name__
         ]
         return found
-    message = f"{script} is not installed; install Pointsman into this Python again (make setup)"
-    raise MissingScriptError(message)
+    raise MissingScriptError(f"{script} is not installed; install Pointsman into this Python again (make setup)")

@@ -247,7 +247,9 @@ def service_arguments(texts: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
         if kind in SERVICE_OF_KIND:
             found[SERVICE_OF_KIND[kind]] += ("--set", text)
         elif (kind, flag) in (("ingress", "tls-certificate"), ("ingress", "tls-key")):
-            refuse("--set", "pointsman up serves without TLS; start pointsman-ingress yourself, or put a proxy before it")
+            refuse(
+                "--set", "pointsman up serves without TLS; start pointsman-ingress yourself, or put a proxy before it"
+            )
         elif kind in SETTABLE:
             switch = {"true": f"--{flag}", "false": f"--no-{flag}"}.get(value)
             found[kind] += (switch,) if switch else (f"--{flag}", value)

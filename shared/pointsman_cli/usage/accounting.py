@@ -294,8 +294,7 @@ class UsageAccount:
         usage = self.groups.get(group)
         if usage is None:
             if len(self.groups) == GROUPS_MAX:
-                msg = f"there are more than {GROUPS_MAX:,} rows; ask for fewer with --by or --since"
-                raise TooManyGroupsError(msg)
+                raise TooManyGroupsError(f"there are more than {GROUPS_MAX:,} rows; ask for fewer with --by or --since")
             usage = self.groups[group] = Usage()
         usage.add(_usage_of(ended.event, ended.request), sign)
         if not usage.requests:

@@ -67,8 +67,7 @@ def usage_command(
     engines, in engine time, also if they failed or were cancelled. docs/data.md defines each number.
     """
     if as_csv and as_json:
-        msg = "--csv or --json, not both"
-        raise click.UsageError(msg)
+        raise click.UsageError("--csv or --json, not both")
     with open_history(place, pool) as history:
         end, begin = moment_in(history, until), moment_in(history, since, begins=True)
         beginning = beginning_of(history, end)
@@ -92,8 +91,7 @@ def usage_command(
 def _dimensions(context: click.Context, option: click.Parameter, value: str) -> tuple[str, ...]:
     names = comma_list(context, option, value)
     if unknown := [name for name in names if name not in DIMENSIONS]:
-        msg = f"'{unknown[0]}' is none of {', '.join(DIMENSIONS)}"
-        raise click.BadParameter(msg)
+        raise click.BadParameter(f"'{unknown[0]}' is none of {', '.join(DIMENSIONS)}")
     return tuple(name for name in DIMENSIONS if name in names)
 
 

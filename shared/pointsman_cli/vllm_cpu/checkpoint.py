@@ -37,8 +37,7 @@ def convert(source: Path, target: Path) -> None:
     """Write configuration, tokenizer and weights of the one GGUF file in `source` to `target`. Raises NotThisModelError."""
     files = sorted(source.glob("*.gguf"))
     if len(files) != 1:
-        message = f"{source} holds {len(files)} GGUF files instead of one"
-        raise NotThisModelError(message)
+        raise NotThisModelError(f"{source} holds {len(files)} GGUF files instead of one")
     reader = gguf.GGUFReader(files[0])
     config = configuration(reader)
     weights = dict(checkpoint_tensors(reader, config))
@@ -55,8 +54,7 @@ def configuration(reader: Any) -> Any:
         return reader.fields[key].contents()
 
     if said("general.architecture") != "llama":
-        message = f"the model is a {said('general.architecture')}, not a llama"
-        raise NotThisModelError(message)
+        raise NotThisModelError(f"the model is a {said('general.architecture')}, not a llama")
     (embeddings,) = (tensor for tensor in reader.tensors if tensor.name == "token_embd.weight")
     config = LlamaConfig(
         vocab_size=int(embeddings.shape[1]),
@@ -87,8 +85,7 @@ def checkpoint_tensors(reader: Any, config: Any) -> Iterator[tuple[str, Any]]:
             values = halves_in_sequence(values, heads[part[-1]])
         name = _checkpoint_name(part)
         if name is None:
-            message = f"the tensor {tensor.name} has no place in the checkpoint"
-            raise NotThisModelError(message)
+            raise NotThisModelError(f"the tensor {tensor.name} has no place in the checkpoint")
         yield name, torch.from_numpy(np.ascontiguousarray(values)).to(torch.bfloat16)
 
 

@@ -22,20 +22,18 @@ class UnsuitableMachineError(Exception):
 def check_can_run(engines: int = 1) -> None:
     """Raises UnsuitableMachineError."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
-        message = (
+        raise UnsuitableMachineError(
             f"vLLM's CPU build is for Linux on x86-64, this is {platform.system()} on {platform.machine()}; {ELSEWHERE}"
         )
-        raise UnsuitableMachineError(message)
     if not CPU_FLAGS & _cpu_flags():
         message = f"this processor has neither AVX2 nor AVX-512, which vLLM's CPU build needs; {ELSEWHERE}"
         raise UnsuitableMachineError(message)
     available = _memory_bytes()
     needed = engines * MEMORY_BYTES_MIN
     if available is not None and available < needed:
-        message = (
+        raise UnsuitableMachineError(
             f"{_gib(available)} of memory are free, {_gib(needed)} are needed for {engines} such engine(s); {ELSEWHERE}"
         )
-        raise UnsuitableMachineError(message)
 
 
 def check_can_make(directory: Path) -> None:
@@ -46,8 +44,7 @@ def check_can_make(directory: Path) -> None:
         raise UnsuitableMachineError(message)
     existing = next(path for path in (directory, *directory.parents) if path.exists())
     if not os.access(existing, os.W_OK):
-        message = f"{existing} cannot be written to; name another directory with POINTSMAN_VLLM_DIR"
-        raise UnsuitableMachineError(message)
+        raise UnsuitableMachineError(f"{existing} cannot be written to; name another directory with POINTSMAN_VLLM_DIR")
     free = shutil.disk_usage(existing).free
     if free < DISK_BYTES_MIN:
         message = f"{_gib(free)} are free at {existing}, {_gib(DISK_BYTES_MIN)} are needed; make room, or name another directory with POINTSMAN_VLLM_DIR"

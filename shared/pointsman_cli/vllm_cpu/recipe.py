@@ -157,8 +157,7 @@ class Making:
                 reported = elapsed
                 self.report(f"{self.title}: {elapsed:.0f} s, {_megabytes(self.home.directory)} MB on disk")
             if elapsed > STEP_SECONDS_MAX:
-                message = f"{self.title}: given up after {elapsed:.0f} s; the log is {self.home.log}"
-                raise MakingError(message)
+                raise MakingError(f"{self.title}: given up after {elapsed:.0f} s; the log is {self.home.log}")
         return code
 
     def _failure(self, code: int, begins: int) -> str:

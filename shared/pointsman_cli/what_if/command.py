@@ -132,8 +132,7 @@ def _read(history: History, since: str | None, until: str | None, warmup: float 
     entries = shown(history, "reading the record")
     first, end = moment_in(history, since, begins=True), moment_in(history, until)
     if warmup is not None and first.at is None:
-        msg = "--warmup counts back from a time: give --since as a time"
-        raise click.UsageError(msg)
+        raise click.UsageError("--warmup counts back from a time: give --since as a time")
     try:
         return record_of(history, entries, first, end, warmup)
     except UnusableTrafficError as error:

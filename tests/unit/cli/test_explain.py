@@ -25,7 +25,7 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, PoolName, RequestId, Tenant
 from pointsman.simulation.replay import pool_settings
 from pointsman_cli.explain.causes import Cause
-from pointsman_cli.explain.diagnosis import reasons, verdict
+from pointsman_cli.explain.diagnosis import reasons_and_details, verdict
 from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.history.bundle import BundleHistory, write_bundle
 from pointsman_cli.history.sources import Header
@@ -202,7 +202,7 @@ def test_a_wait_in_the_queue_names_who_was_ahead() -> None:
 
     assert timeline.placement is not None
     assert timeline.placement.ahead
-    assert "which were before it on engine-1" in reasons(timeline)[0]
+    assert "which were before it on engine-1" in reasons_and_details(timeline)[0][0]
 
 
 @pytest.mark.parametrize("other", [{"role": "decode"}, {"max_model_len": 100}])
@@ -218,7 +218,7 @@ def test_an_engine_that_cannot_serve_a_request_was_not_idle_for_it(other: dict[s
     assert timeline.placement is not None
     assert {c.instance: c.status for c in timeline.placement.candidates} == {"engine-1": "ready", "other": "unsuited"}
     assert verdict(timeline).cause is Cause.OVERLOAD
-    assert not [sentence for sentence in reasons(timeline) if "other " in sentence]
+    assert not [sentence for sentence in reasons_and_details(timeline)[0] if "other " in sentence]
     assert ("other" in timeline.grants[-1].corrections) is ("role" not in other)
 
 
@@ -248,7 +248,7 @@ def test_a_sum_of_cached_tokens_for_several_answers_or_prompts_makes_no_index_st
     assert any(verdict(timeline).cause is Cause.STALE_INDEX for timeline in plain)
     assert any(timeline.delivered for timeline in plain)
     assert not any(verdict(timeline).cause is Cause.STALE_INDEX for timeline in several)
-    assert not any("stale" in reason for timeline in several for reason in reasons(timeline))
+    assert not any("stale" in reason for timeline in several for reason in reasons_and_details(timeline)[0])
 
 
 def test_a_first_token_that_came_while_its_ingress_hung_blames_no_engine() -> None:

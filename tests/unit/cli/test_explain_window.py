@@ -24,6 +24,7 @@ from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.explain.window import timeline_around
 from pointsman_cli.history.bundle import BundleHistory, write_bundle
 from pointsman_cli.history.sources import Header, History, open_history
+from pointsman_cli.history.start_point import StartPoint
 from pointsman_cli.main import main
 from tests.support.recorded_log import renumbered
 from tests.support.served_log import ServedLog
@@ -66,12 +67,12 @@ def test_a_part_of_the_log_tells_the_same_of_a_request_as_all_of_it(entries: lis
                 read.append(start)
                 return history.entries(start)
 
-            timeline, note = timeline_around(history, Found(request, entry.sequence), reading)
+            timeline = timeline_around(history, Found(request, entry.sequence), reading)
 
         as_of = max(0, (entry.sequence - 101) // CHECKPOINT_EVERY * CHECKPOINT_EVERY)
         assert timeline_as_json(timeline) == timeline_as_json(timeline_of(entries, request, settings))
         assert set(read) == {as_of + 1}
-        assert (f"begins behind entry {as_of:,}" in note) == bool(as_of)
+        assert (f"begins behind entry {as_of:,}" in timeline.note) == bool(as_of)
         from_checkpoints += bool(as_of)
     assert from_checkpoints > 3
 
@@ -85,7 +86,7 @@ def test_what_a_superseded_leader_wrote_does_not_count_where_its_successor_was_e
     log = renumbered([*entries[:500], msgspec.structs.replace(entries[0], event=successor), *entries[500:]])
     base = fold(log, settings=settings, until=lambda entry: entry.sequence > 600)
 
-    timeline = timeline_of(log[600:], request, settings, base=base)
+    timeline = timeline_of(log[600:], request, settings, base=StartPoint(BaseState(base, policy_set()), ""))
 
     stamped = {
         entry.sequence for entry in timeline.entries if entry.event is not None and entry.event.stamp is not None
@@ -100,7 +101,7 @@ def test_what_came_long_after_its_end_is_not_read(
     end = next(entry for entry in entries if isinstance(entry.event, RequestFinished))
     assert isinstance(end.event, RequestFinished)
     with open_history(str(bundle)) as history:
-        timeline, _ = timeline_around(history, Found(end.event.request, 1), history.entries)
+        timeline = timeline_around(history, Found(end.event.request, 1), history.entries)
 
     assert timeline.last_at == max(entry.event.at for entry in entries[: end.sequence + 30] if entry.event is not None)
 

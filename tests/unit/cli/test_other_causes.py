@@ -1,6 +1,7 @@
 """Causes beside the five of `test_planted_causes`, each told as a small story: the verdict names it, with its number."""
 
 from collections.abc import Callable
+from itertools import chain
 
 import pytest
 
@@ -16,7 +17,7 @@ from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.primitives import Epoch, InstanceId, RequestId, Tenant
 from pointsman.simulation.replay import pool_settings
 from pointsman_cli.explain.causes import Verdict
-from pointsman_cli.explain.diagnosis import details, reasons, verdict
+from pointsman_cli.explain.diagnosis import reasons_and_details, verdict
 from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.explain.values import RequestTimeline
 from tests.support.events import stored
@@ -42,7 +43,10 @@ def test_failed_attempts_name_the_engine_what_it_did_and_the_time_lost() -> None
 
     assert told.cause == "failed_attempts"
     assert told.sentence == "slow because a failed it (its first byte did not come in time): 6.000 s were lost"
-    assert "6.000 s were lost (96% of the wait) until it was placed again, on b" in reasons(about(story, "slow"))[0]
+    assert (
+        "6.000 s were lost (96% of the wait) until it was placed again, on b"
+        in reasons_and_details(about(story, "slow"))[0][0]
+    )
 
 
 def test_a_request_that_every_engine_failed_names_them() -> None:
@@ -129,7 +133,7 @@ def test_a_move_that_came_too_late_and_was_refused_is_in_no_first_line() -> None
     assert timeline.refused
     assert told.cause == "long_prompt_ahead"
     assert told.sentence == "slow because 6,401 tokens were ahead of it on a, of one long prompt"
-    sentences = [*reasons(timeline), *details(timeline)]
+    sentences = list(chain(*reasons_and_details(timeline)))
     assert next(n for n, sentence in enumerate(sentences) if "requested a move" in sentence) >= 2
 
 
@@ -144,7 +148,7 @@ def test_time_in_the_queue_is_not_called_an_unusual_pace() -> None:
     for number in range(1, 30):
         story.answers(f"r{number}", after=0.257)
     timeline = about(story, "r29")
-    text = " ".join([*reasons(timeline), *details(timeline)])
+    text = " ".join(chain(*reasons_and_details(timeline)))
 
     assert verdict(timeline).cause == "slow_engine"
     assert "unusual" not in text
@@ -301,7 +305,7 @@ def test_an_engine_whose_cache_nobody_knows_is_told() -> None:
     timeline = about(story, "blind")
 
     assert verdict(timeline).cause == "nothing"
-    assert any("no KV events" in sentence for sentence in reasons(timeline))
+    assert any("no KV events" in sentence for sentence in reasons_and_details(timeline)[0])
 
 
 def test_blocks_that_were_evicted_while_it_waited_are_no_stale_index() -> None:
@@ -342,4 +346,4 @@ def test_every_request_of_a_story_has_a_verdict_while_it_goes_on(gone: str) -> N
         for request in {e.event.request for e in story.log if isinstance(e.event, RequestArrived)}:
             timeline = about(story, request)
             assert verdict(timeline).sentence
-            assert len(reasons(timeline)) <= 7
+            assert len(reasons_and_details(timeline)[0]) <= 7

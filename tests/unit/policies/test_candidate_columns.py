@@ -30,8 +30,8 @@ from pointsman.primitives import InstanceId
 from pointsman.state.checkpoint import decode_state, encode_state
 from pointsman.state.instance_columns import InstanceColumns
 from pointsman.state.state import State
-from pointsman_lab.route import BusyPool
 from pointsman_lab.traffic import BLOCK_TOKENS
+from tests.support.busy_pool import BusyPool
 from tests.support.examples import examples
 from tests.support.random_logs import fresh_state, random_log
 
@@ -218,7 +218,7 @@ def test_no_decision_of_a_prepared_large_pool_makes_its_columns() -> None:
 def test_arrays_are_loaded_for_a_large_pool_alone() -> None:
     script = (
         "import sys\n"
-        "from pointsman_lab.route import BusyPool\n"
+        "from tests.support.busy_pool import BusyPool\n"
         "from pointsman.policies.pool_view import COLUMNS_FROM, prepare_columns\n"
         "for size in (COLUMNS_FROM - 1, COLUMNS_FROM):\n"
         "    prepare_columns(BusyPool(size, 'pointsman').state)\n"

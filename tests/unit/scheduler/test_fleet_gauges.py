@@ -7,8 +7,8 @@ from prometheus_client import REGISTRY, Gauge
 
 from pointsman.policies.policy_set import policy_set
 from pointsman.primitives import PoolName
-from pointsman_lab.route import BusyPool
 from pointsman_scheduler.fleet_status import FleetGauges
+from tests.support.busy_pool import BusyPool
 
 
 @pytest.fixture

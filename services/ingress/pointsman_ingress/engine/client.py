@@ -218,7 +218,7 @@ class EngineAnswer:
         """`repeated_bytes_max`: of the request, in a stream."""
         self._timers = timers
         self.status = response.status
-        self.content_type = _content_type(response.headers.get("content-type", ""))
+        self.content_type = _header_text(response.headers.get("content-type", ""), CONTENT_TYPE_CHARACTERS_MAX) or JSON
         self.streams = self.content_type.lower().startswith(EVENT_STREAM)
         self.tail = StreamTail(shape, repeated_bytes_max)
         self._repeated_bytes_max = repeated_bytes_max
@@ -290,8 +290,7 @@ class EngineAnswer:
     def _check_chunk_timeout(self, waited: WallSeconds) -> None:
         """Hidden reasoning, and a tool call that is parsed whole, are silent for as long as they take."""
         if waited >= self._chunk_timeout_seconds and not self._is_working():
-            msg = f"it sent nothing more for {waited:.3g} s"
-            raise EngineFailedError(msg, failure="chunk_timeout")
+            raise EngineFailedError(f"it sent nothing more for {waited:.3g} s", failure="chunk_timeout")
 
     async def whole(
         self, first: bytes = b"", *, bytes_max: int = ANSWER_BYTES_MAX, take: Callable[[int], None] = lambda _: None
@@ -302,8 +301,7 @@ class EngineAnswer:
         while chunk:
             size += len(chunk)
             if size > bytes_max:
-                msg = f"its answer is larger than {bytes_max} bytes"
-                raise AnswerTooLargeError(msg)
+                raise AnswerTooLargeError(f"its answer is larger than {bytes_max} bytes")
             take(len(chunk))
             chunks.append(chunk)
             chunk = await self.chunk()
@@ -349,8 +347,7 @@ class EngineAnswer:
                 return b""
             connection = self._response.connection
             if connection is not None and connection.transport is None:
-                msg = "what came is no HTTP"
-                raise ConnectionResetError(msg)
+                raise ConnectionResetError("what came is no HTTP")
             waited += wait
             if self._opened:
                 self._check_chunk_timeout(waited)
@@ -423,10 +420,6 @@ def _connection_events() -> aiohttp.TraceConfig:
 @lru_cache(URLS_MAX)  # parsing a URL costs as much as sending the request
 def _url(engine: str, path: str) -> URL:
     return URL(engine.rstrip("/") + path)
-
-
-def _content_type(sent: str) -> str:
-    return _header_text(sent, CONTENT_TYPE_CHARACTERS_MAX) or JSON
 
 
 def _header_text(sent: str, characters_max: int) -> str:

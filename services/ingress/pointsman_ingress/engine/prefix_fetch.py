@@ -117,9 +117,7 @@ class PrefixFetcher:
         try:
             status, body = await self.engines.ask(request, bytes_max=ANSWER_BYTES_MAX)
         except EngineFailedError as error:
-            msg = f"{who}: {error}"
-            raise _FetchFailedError(msg) from error
+            raise _FetchFailedError(f"{who}: {error}") from error
         if status >= 400:
-            msg = f"{who} refused with status {status}"
-            raise _FetchFailedError(msg)
+            raise _FetchFailedError(f"{who} refused with status {status}")
         return body

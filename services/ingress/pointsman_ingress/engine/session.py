@@ -46,14 +46,12 @@ class DirectSession:
         try:
             connection = await self._connector.connect(destination.request, [], self._timeout)
         except TimeoutError as error:
-            late = f"Connection timeout to host {url.host}"
-            raise aiohttp.ConnectionTimeoutError(late) from error
+            raise aiohttp.ConnectionTimeoutError(f"Connection timeout to host {url.host}") from error
         try:
             return await _exchanged(connection, head + data)
         except HttpProcessingError as error:
             connection.close()
-            no_http = f"{error.code}, {error.message}"
-            raise aiohttp.ClientPayloadError(no_http) from error
+            raise aiohttp.ClientPayloadError(f"{error.code}, {error.message}") from error
         except BaseException:
             connection.close()
             raise
@@ -62,8 +60,7 @@ class DirectSession:
 async def _exchanged(connection: aiohttp.connector.Connection, sent: bytes) -> "_DirectAnswer":
     protocol, transport = connection.protocol, connection.transport
     if protocol is None or transport is None or transport.is_closing():
-        closing = "Cannot write to closing transport"
-        raise aiohttp.ClientConnectionResetError(closing)
+        raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
     protocol.set_response_params(read_until_eof=True, auto_decompress=False, max_field_size=FIELD_BYTES_MAX)
     transport.write(sent)
     message, content = await protocol.read()
@@ -87,11 +84,9 @@ class _Destination:
     def head(self, headers: Mapping[str, str], length: int) -> bytes:
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         if lines.count("\n") != len(headers) or lines.count("\r") != len(headers) or "\0" in lines:
-            forbidden = "a header has a line end"
-            raise ValueError(forbidden)
+            raise ValueError("a header has a line end")
         if self._signs_in and any(name.lower() == "authorization" for name in headers):
-            two = "both the URL and a header have credentials"
-            raise ValueError(two)
+            raise ValueError("both the URL and a header have credentials")
         return b"%b%bcontent-length: %d\r\n\r\n" % (self._first, lines.encode(), length)
 
 

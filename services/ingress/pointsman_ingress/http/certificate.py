@@ -72,5 +72,4 @@ def _context() -> ssl.SSLContext:
 
 def _no_password() -> str:
     """OpenSSL would ask the terminal."""
-    encrypted = "the key has a password"
-    raise ValueError(encrypted)
+    raise ValueError("the key has a password")

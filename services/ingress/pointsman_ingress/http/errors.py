@@ -128,6 +128,17 @@ invalid_credential = _Kind(
 credentials_unread = _Kind(
     503, "credentials_unread", "Credentials cannot be checked yet. Ask again later.", retry_after=1.0
 )
+foreign_page = _Kind(
+    403,
+    "cross_site",
+    "The request comes from a page of another site. Your operator can name that page's origin with --cors-origin.",
+)
+engine_key_refused = _Kind(
+    502,
+    FailReason.ENGINE_FAILED.value,
+    "The engine refused the key of this gateway. Ask your operator to check its engine key; yours is not to blame.",
+    (NO_RETRY_HEADER,),
+)
 post_only = _Kind(405, "method_not_allowed", "This path takes POST only.", ((b"allow", b"POST"),))
 not_json = _Kind(400, "unsupported_media_type", "The body must be JSON, and the content-type application/json.")
 encoded_body = _Kind(
@@ -177,11 +188,6 @@ def overlap_refused(answer: OverlapRefused) -> ApiError:
 
 def bad_request(message: str, *, param: str | None = None, code: str = "invalid_request") -> ApiError:
     return ApiError(400, code, message, param=param)
-
-
-def foreign_page() -> ApiError:
-    msg = "The request comes from a page of another site. Your operator can name that page's origin with --cors-origin."
-    return ApiError(403, "cross_site", msg)
 
 
 def endpoint_out_of_scope(path: str) -> ApiError:
@@ -253,13 +259,6 @@ def engine_broke_off(reason: str) -> ApiError:
     return ApiError(
         502, FailReason.ENGINE_FAILED.value, f"The engine broke off in the middle of its answer: {reason}. Ask again."
     )
-
-
-def engine_key_refused() -> ApiError:
-    msg = (
-        "The engine refused the key of this gateway. Ask your operator to check its engine key; yours is not to blame."
-    )
-    return ApiError(502, FailReason.ENGINE_FAILED.value, msg, headers=(NO_RETRY_HEADER,))
 
 
 def retry_budget_spent(reason: str) -> ApiError:

@@ -98,8 +98,7 @@ class IssuerKeys:
         """Replace the keys by those of a JWKS document. Raises IssuerUnreachableError if it has none."""
         found = _issuer_keys(document)
         if not found:
-            empty = "its JWKS document has no key that can be used"
-            raise IssuerUnreachableError(empty)
+            raise IssuerUnreachableError("its JWKS document has no key that can be used")
         if found != self._keys:
             self._keys = found
             log.info("oidc_keys_read", keys=len(found))
@@ -118,7 +117,7 @@ class IssuerKeys:
     async def _refresh(self, session: aiohttp.ClientSession) -> bool:
         self._began, self._fetching = self._clock.wall(), True
         try:
-            self.take(await self._fetch(session))
+            self.take(await _document(session, self._jwks_url or await self._discovered(session)))
         except IssuerUnreachableError as error:
             reason = short_reason(error)
             self._lacks(ISSUER_PART, reason) if not self._keys else self._board.degraded(ISSUER_PART, reason)
@@ -130,17 +129,12 @@ class IssuerKeys:
         self._board.restored(ISSUER_PART)
         return True
 
-    async def _fetch(self, session: aiohttp.ClientSession) -> dict[str, Any]:
-        """The JWKS document. Raises IssuerUnreachableError."""
-        return await _document(session, self._jwks_url or await self._discovered(session))
-
     async def _discovered(self, session: aiohttp.ClientSession) -> str:
         """Raises IssuerUnreachableError."""
         document = await _document(session, self._issuer.rstrip("/") + "/.well-known/openid-configuration")
         url = document.get("jwks_uri")
         if document.get("issuer") != self._issuer or not isinstance(url, str) or not is_trustworthy(url):
-            wrong = "its discovery document names another issuer, or no https URL of keys"
-            raise IssuerUnreachableError(wrong)
+            raise IssuerUnreachableError("its discovery document names another issuer, or no https URL of keys")
         return url
 
 
@@ -157,19 +151,15 @@ async def _document(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
         headers = {"accept": "application/json", "accept-encoding": "identity"}
         async with session.get(url, allow_redirects=False, headers=headers, proxy=_proxy_of(url)) as answer:
             if answer.status != 200:
-                refused = f"{url} answers {answer.status}"
-                raise IssuerUnreachableError(refused)
+                raise IssuerUnreachableError(f"{url} answers {answer.status}")
             body = await bounded_body(answer, DOCUMENT_BYTES_MAX)
         if body is None:
-            large = f"{url} is larger than {DOCUMENT_BYTES_MAX} bytes"
-            raise IssuerUnreachableError(large)
+            raise IssuerUnreachableError(f"{url} is larger than {DOCUMENT_BYTES_MAX} bytes")
         document = msgspec.json.decode(body)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RecursionError) as error:
-        unread = f"{url}: {type(error).__name__} {error}"
-        raise IssuerUnreachableError(unread) from error
+        raise IssuerUnreachableError(f"{url}: {type(error).__name__} {error}") from error
     if not isinstance(document, dict):
-        wrong = f"{url} is no JSON object"
-        raise IssuerUnreachableError(wrong)
+        raise IssuerUnreachableError(f"{url} is no JSON object")
     return document
 
 

@@ -2,6 +2,7 @@
 reads `receive`."""
 
 import asyncio
+from functools import partial
 from typing import Self
 
 from pointsman.adapters.shared_timers import SharedTimer
@@ -24,7 +25,7 @@ class RequestDeadline:
         """Call after reading the body."""
         when_gone = scope.get(WHEN_GONE)
         if when_gone is not None:
-            when_gone(self._on_gone)
+            when_gone(partial(self._interrupt, CancelCause.CLIENT_GONE))
             return
         self._supervisor.start(self._wait_for_disconnect(receive), name="hang-up")
 
@@ -38,7 +39,7 @@ class RequestDeadline:
         task = asyncio.current_task()
         assert task is not None, "a request is handled in a task"
         self._task = task
-        self._number = self._timer.set(self._on_timeout)
+        self._number = self._timer.set(partial(self._interrupt, CancelCause.TIMEOUT))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -48,12 +49,6 @@ class RequestDeadline:
     async def _wait_for_disconnect(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._on_gone()
-
-    def _on_timeout(self) -> None:
-        self._interrupt(CancelCause.TIMEOUT)
-
-    def _on_gone(self) -> None:
         self._interrupt(CancelCause.CLIENT_GONE)
 
     def _interrupt(self, cause: CancelCause) -> None:

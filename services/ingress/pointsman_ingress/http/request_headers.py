@@ -63,6 +63,5 @@ def _milliseconds(headers: Headers, *names: bytes) -> EngineSeconds | None:
         milliseconds = 0.0
     if not SLO_MILLISECONDS_MIN <= milliseconds <= SLO_MILLISECONDS_MAX:
         bounds = f"from {SLO_MILLISECONDS_MIN} to {SLO_MILLISECONDS_MAX:.0f}"
-        msg = f"The header {name.decode()} must be a number of milliseconds {bounds}."
-        raise bad_request(msg, param=name.decode())
+        raise bad_request(f"The header {name.decode()} must be a number of milliseconds {bounds}.", param=name.decode())
     return milliseconds / 1000

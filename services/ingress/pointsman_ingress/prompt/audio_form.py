@@ -48,8 +48,7 @@ def read_form(body: bytes, content_type: bytes) -> AudioForm:
         parser.write(body)
         parser.finalize()
     except FormParserError as error:
-        msg = "The body is not valid multipart/form-data."
-        raise bad_request(msg, code="malformed_body") from error
+        raise bad_request("The body is not valid multipart/form-data.", code="malformed_body") from error
     if not reader.ended:
         msg = "The body is not valid multipart/form-data: it ends before its last boundary."
         raise bad_request(msg, code="malformed_body")
@@ -84,8 +83,7 @@ class _Reader:
         self._parts += 1
         self._name, self._named = b"", False
         if self._parts > PARTS_MAX:
-            msg = f"The form has more than {PARTS_MAX} parts."
-            raise bad_request(msg, code="invalid_body")
+            raise bad_request(f"The form has more than {PARTS_MAX} parts.", code="invalid_body")
 
     def _on_header_begin(self) -> None:
         self._header = self._value = b""

@@ -39,8 +39,7 @@ def parse_messages(body: bytes) -> ParsedRequest:
     """Raises ApiError."""
     fields = decoded(_messages_body, body)
     if not fields.messages:
-        msg = "`messages` must hold at least one message."
-        raise bad_request(msg, param="messages")
+        raise bad_request("`messages` must hold at least one message.", param="messages")
     prompt = _chat(fields, fields.messages, body, system_first=False)
     if any(message.get("role") == "system" for message in fields.messages):
         prompt = replace(prompt, system_first=_chat(fields, fields.messages, body, system_first=True))

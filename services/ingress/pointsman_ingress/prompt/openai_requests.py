@@ -129,8 +129,7 @@ def parse_chat(body: bytes) -> ParsedRequest:
     """Raises ApiError, as all parsers here."""
     fields = decoded(_chat_body, body)
     if not fields.messages:
-        msg = "`messages` must hold at least one message."
-        raise bad_request(msg, param="messages")
+        raise bad_request("`messages` must hold at least one message.", param="messages")
     newer = positive(fields.max_completion_tokens, "max_completion_tokens")
     older = positive(fields.max_tokens, "max_tokens")
     output_tokens, output_field = (older, "max_tokens") if newer is None else (newer, "max_completion_tokens")
@@ -177,8 +176,7 @@ def parse_embeddings(body: bytes) -> ParsedRequest:
     fields = decoded(_embeddings_body, body, entries_max=TOKEN_IDS_MAX)
     given = _sized(fields.messages, prompts=1) if fields.messages else _raw_size(fields.input)
     if given is None:
-        msg = "`input` must be a text, a list of texts, or token ids."
-        raise bad_request(msg, param="input")
+        raise bad_request("`input` must be a text, a list of texts, or token ids.", param="input")
     return _without_output(fields, given, "input")
 
 
@@ -228,11 +226,9 @@ def _decoded(decoder: msgspec.json.Decoder[T], body: bytes, *, field: str = "") 
     except msgspec.ValidationError as error:
         problem, _, place = str(error).partition(" - at `$")
         at = f"{problem} - at `$.{field}{place or '`'}" if field else str(error)
-        msg = f"The body does not fit: {at}."
-        raise bad_request(msg, code="invalid_body") from error
+        raise bad_request(f"The body does not fit: {at}.", code="invalid_body") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        msg = f"The body is not valid JSON: {error}."
-        raise bad_request(msg, code="malformed_body") from error
+        raise bad_request(f"The body is not valid JSON: {error}.", code="malformed_body") from error
 
 
 def parsed(
@@ -246,8 +242,7 @@ def parsed(
 ) -> ParsedRequest:
     salt, options = fields.cache_salt or "", fields.stream_options
     if len(salt) > SALT_LENGTH_MAX:
-        msg = f"`cache_salt` is longer than {SALT_LENGTH_MAX} characters."
-        raise bad_request(msg, param="cache_salt")
+        raise bad_request(f"`cache_salt` is longer than {SALT_LENGTH_MAX} characters.", param="cache_salt")
     # `continuous_usage_stats` alone shows none in vLLM: the tenant would pay for a guess.
     shows_usage = options is not None and options.include_usage
     return ParsedRequest(
@@ -279,8 +274,7 @@ def session_name(*given: Any) -> str:
 
 def positive(value: int | None, name: str) -> Tokens | None:
     if value is not None and value < 1:
-        msg = f"`{name}` must be at least 1, not {value}."
-        raise bad_request(msg, param=name)
+        raise bad_request(f"`{name}` must be at least 1, not {value}.", param=name)
     return value
 
 
@@ -310,15 +304,13 @@ def _completion_prompt(fields: _CompletionBody) -> Prompt:
     if isinstance(prompt, str):
         return Texts([prompt], special)
     if not prompt:
-        msg = "`prompt` must be a text, a list of texts, or token ids."
-        raise bad_request(msg, param="prompt")
+        raise bad_request("`prompt` must be a text, a list of texts, or token ids.", param="prompt")
     kind = type(prompt[0])
     if kind is int:
         return TokenIds([_token_ids(prompt)])
     _check_prompts(len(prompt))
     if any(type(part) is not kind for part in prompt):
-        msg = "`prompt` must not mix texts and token ids."
-        raise bad_request(msg, param="prompt")
+        raise bad_request("`prompt` must not mix texts and token ids.", param="prompt")
     if kind is str:
         return Texts([part for part in prompt if isinstance(part, str)], special)
     return TokenIds([_token_ids(part) for part in prompt if isinstance(part, list)])
@@ -347,8 +339,7 @@ def _long_prompt(given: bytes) -> TokenIds:
 
 def _check_prompts(prompts: int) -> None:
     if prompts > PROMPTS_MAX:
-        msg = f"`prompt` must hold at most {PROMPTS_MAX} prompts."
-        raise bad_request(msg, param="prompt")
+        raise bad_request(f"`prompt` must hold at most {PROMPTS_MAX} prompts.", param="prompt")
 
 
 def _not_ids() -> ApiError:

@@ -48,8 +48,7 @@ def parse_response(body: bytes) -> ParsedRequest:
     """Raises ApiError."""
     fields = decoded(_response_body, body)
     if not fields.input and not fields.previous_input_messages:
-        msg = "`input` must be a text or a list of items."
-        raise bad_request(msg, param="input")
+        raise bad_request("`input` must be a text or a list of items.", param="input")
     given, tools = fields.input or "", fields.tools or []
     kept = next((name for name in KEPT_BY_ENGINE if getattr(fields, name)), "")
     form = chat_form(instructions=fields.instructions or "", given=given, tools=tools, kept_by_engine=kept)

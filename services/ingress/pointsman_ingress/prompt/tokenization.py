@@ -122,8 +122,7 @@ class PromptTokenizer:
         try:
             tokens = _truncated(_within(await self._tokens(request, context), context.model_len), request)
         except _InvalidPromptError as error:
-            msg = f"The prompt does not fit this model: {error}."
-            raise bad_request(msg, param=request.prompt_field) from error
+            raise bad_request(f"The prompt does not fit this model: {error}.", param=request.prompt_field) from error
         except PromptTooLongError as error:
             raise prompt_too_long(error.tokens_min, context.model_len, param=request.prompt_field) from error
         finally:
@@ -260,8 +259,7 @@ class PromptTokenizer:
     ) -> T:
         status, answer = await self._post(engine, TOKENIZE_PATH, body, context)
         if status != 200:
-            msg = f"its status was {status}"
-            raise EngineFailedError(msg)
+            raise EngineFailedError(f"its status was {status}")
         return await self._read(context, answer, read)
 
     async def _read(self, context: TokenizeContext, answer: bytes, read: Callable[[bytes], T]) -> T:
@@ -328,26 +326,20 @@ def _encode(tokenizer: Tokenizer, prompt: Texts | Chat, model_len: Tokens) -> "l
     """Packed: a list takes ten times as much. Raises PromptTooLongError for texts that exceed the context even in the longest
     tokens."""
     if isinstance(prompt, Texts):
-        for text in prompt.prompts:
-            _check_text(text, tokenizer, model_len)
-        return [
-            array("I", tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)) for text in prompt.prompts
-        ]
-    text = tokenizer.render_chat(
-        prompt.messages,
-        tools=prompt.tools,
-        add_generation_prompt=prompt.add_generation_prompt,
-        continue_final_message=prompt.continue_final_message,
-        chat_template_kwargs=prompt.chat_template_kwargs,
-    )
-    _check_text(text, tokenizer, model_len)
-    return [array("I", tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens))]
-
-
-def _check_text(text: str, tokenizer: Tokenizer, model_len: Tokens) -> None:
-    tokens_min = tokenizer.tokens_min(text) if model_len else 0
-    if tokens_min > model_len:
-        raise PromptTooLongError(tokens_min)
+        given = prompt.prompts
+    else:
+        rendered = tokenizer.render_chat(
+            prompt.messages,
+            tools=prompt.tools,
+            add_generation_prompt=prompt.add_generation_prompt,
+            continue_final_message=prompt.continue_final_message,
+            chat_template_kwargs=prompt.chat_template_kwargs,
+        )
+        given = [rendered]
+    for text in given if model_len else ():
+        if (tokens_min := tokenizer.tokens_min(text)) > model_len:
+            raise PromptTooLongError(tokens_min)
+    return [array("I", tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)) for text in given]
 
 
 def _tokenize_bodies(prompt: Texts | Chat, model: str) -> list[bytes]:

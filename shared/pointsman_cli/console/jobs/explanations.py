@@ -3,7 +3,8 @@
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import RequestId, Sequence
 from pointsman_cli.console.jobs.views import EventView, PhaseView, TimelineView
-from pointsman_cli.explain.diagnosis import details, headline, reasons, verdict
+from pointsman_cli.console.views import view_of
+from pointsman_cli.explain.diagnosis import verdict
 from pointsman_cli.explain.lookup import Found, request_named
 from pointsman_cli.explain.page import timeline_as_json
 from pointsman_cli.explain.values import RequestTimeline
@@ -23,11 +24,10 @@ def timeline_of_request(history: History, text: str, *, first: Sequence = 0) -> 
         if first
         else request_named(history, text, begins=history.begins if history.header.first > 1 else "")
     )
-    timeline, note = timeline_around(history, found, history.entries)
-    return _view(timeline, history.origin, note)
+    return _view(timeline_around(history, found, history.entries), history.origin)
 
 
-def _view(timeline: RequestTimeline, origin: str, note: str) -> TimelineView:
+def _view(timeline: RequestTimeline, origin: str) -> TimelineView:
     told = timeline_as_json(timeline)
     found, arrival, placement = verdict(timeline), timeline.arrival, timeline.placement
     end = timeline.end if isinstance(timeline.end, RequestFinished) else None
@@ -35,13 +35,13 @@ def _view(timeline: RequestTimeline, origin: str, note: str) -> TimelineView:
     return TimelineView(
         request=timeline.request,
         origin=origin,
-        note=note,
+        note=timeline.note,
         arrived_at=wall_time(timeline.arrived_at, timeline.speed).timestamp(),
-        headline=headline(timeline),
+        headline=told["headline"],
         cause=str(found.cause),
         verdict=found.sentence,
-        reasons=list(reasons(timeline)),
-        details=list(details(timeline)),
+        reasons=told["why"],
+        details=told["also"],
         ttft=timeline.ttft,
         slo_ttft=slo,
         late=slo is not None and timeline.ttft is not None and timeline.ttft > slo,
@@ -65,14 +65,8 @@ def _view(timeline: RequestTimeline, origin: str, note: str) -> TimelineView:
 def _phases(timeline: RequestTimeline) -> list[PhaseView]:
     whole = max((phase.since_seconds + phase.seconds for phase in timeline.phases), default=0.0) or 1.0
     return [
-        PhaseView(
-            kind=phase.kind,
-            name=phase.name,
-            instance=phase.instance,
-            since_seconds=phase.since_seconds,
-            seconds=phase.seconds,
-            since_share=round(phase.since_seconds / whole, 4),
-            share=round(phase.seconds / whole, 4),
+        view_of(
+            PhaseView, phase, since_share=round(phase.since_seconds / whole, 4), share=round(phase.seconds / whole, 4)
         )
         for phase in timeline.phases
     ]

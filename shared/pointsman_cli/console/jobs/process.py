@@ -6,6 +6,7 @@ answer is wanted. Out: steps as lines on standard error, the answer on standard 
 import os
 import sys
 import threading
+from functools import partial
 from typing import Literal
 
 import click
@@ -25,7 +26,7 @@ ABSENT_EXIT_CODE = 3
 
 
 class Task(View, frozen=True, kw_only=True):
-    """`place`, `pool`, `until`: as `--from`, `--pool` and `--until`. `first`, `ended`: entries of the request, if known."""
+    """`place`, `pool`, `until`: as `--from`, `--pool` and `--until`. `first`: first entry of the request, if known."""
 
     kind: Literal["timeline", "examination", "what-if"]
     place: str | None
@@ -66,12 +67,7 @@ def _answer(task: Task) -> View:
                 from pointsman_cli.console.jobs.simulations import run_of
 
                 assert task.change is not None
-                return run_of(history, task.change, _step)
-
-
-def _step(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+                return run_of(history, task.change, partial(print, file=sys.stderr, flush=True))
 
 
 def _end_when_unwanted() -> None:

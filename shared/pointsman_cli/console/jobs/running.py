@@ -36,23 +36,19 @@ async def work(
     try:
         output, code, tail = await _worked(task, environment, step)
     except TimeoutError as error:
-        msg = f"it took longer than {JOB_WALL_SECONDS_MAX:g} s"
-        raise JobError(msg) from error
+        raise JobError(f"it took longer than {JOB_WALL_SECONDS_MAX:g} s") from error
     except (OSError, ValueError) as error:  # no process could be started; a line that is too long
-        msg = f"its process failed: {short_reason(error)}"
-        raise JobError(msg) from error
+        raise JobError(f"its process failed: {short_reason(error)}") from error
     if code == ABSENT_EXIT_CODE and output:
         raise AbsentError(short_reason(output.decode(errors="replace")))
     if code == REFUSED_EXIT_CODE and output:
         raise JobError(short_reason(output.decode(errors="replace")))
     if code:
-        msg = f"its process ended with {code}: {short_reason(' '.join(tail))}"
-        raise JobError(msg)
+        raise JobError(f"its process ended with {code}: {short_reason(' '.join(tail))}")
     try:
         return msgspec.json.decode(output, type=answer)
     except msgspec.DecodeError as error:
-        msg = f"its answer cannot be read: {short_reason(error)}"
-        raise JobError(msg) from error
+        raise JobError(f"its answer cannot be read: {short_reason(error)}") from error
 
 
 async def _worked(
@@ -87,8 +83,7 @@ async def _output(process: asyncio.subprocess.Process) -> bytes:
     while chunk := await process.stdout.read(64 * 1024):
         found += chunk
         if len(found) > ANSWER_BYTES_MAX:
-            msg = f"its answer is longer than {ANSWER_BYTES_MAX >> 20} MiB"
-            raise JobError(msg)
+            raise JobError(f"its answer is longer than {ANSWER_BYTES_MAX >> 20} MiB")
     return bytes(found)
 
 

@@ -20,8 +20,7 @@ IDLE_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 def shadow_of(texts: Sequence[str]) -> Callable[..., Shadow] | None:
     """Raises click.BadParameter. None without any."""
     if len(set(texts)) > SHADOWS_MAX:
-        msg = f"at most {SHADOWS_MAX}"
-        raise click.BadParameter(msg, param_hint="--shadow")
+        raise click.BadParameter(f"at most {SHADOWS_MAX}", param_hint="--shadow")
     try:
         choices = [shadow_choice(text) for text in dict.fromkeys(texts)]
     except ValueError as error:

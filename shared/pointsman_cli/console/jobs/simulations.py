@@ -11,8 +11,10 @@ from pointsman_cli.what_if.comparison import Compared, compared
 from pointsman_cli.what_if.inputs import limits_of, record_of
 
 
-def change_of(wanted: WhatIfChange) -> Change:
-    return Change(
+def run_of(history: History, wanted: WhatIfChange, step: Callable[[str], None]) -> WhatIfRun:
+    """Raises HistoryError, click.BadParameter."""
+    step("reading the record")
+    change = Change(
         policy=wanted.policy or None,
         texts=tuple(wanted.settings),
         ordering=wanted.order or None,
@@ -20,12 +22,6 @@ def change_of(wanted: WhatIfChange) -> Change:
         instances=wanted.instances,
         limits=limits_of(wanted.settings),
     )
-
-
-def run_of(history: History, wanted: WhatIfChange, step: Callable[[str], None]) -> WhatIfRun:
-    """Raises HistoryError, click.BadParameter."""
-    step("reading the record")
-    change = change_of(wanted)
     since, until = moment_in(history, wanted.since or None, begins=True), moment_in(history, wanted.until or None)
     try:
         record = record_of(history, history, since, until)

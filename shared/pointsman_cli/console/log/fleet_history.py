@@ -29,7 +29,7 @@ from pointsman.contracts.fleet import (
 )
 from pointsman.contracts.tenants import TenantPoliciesSet
 from pointsman.primitives import EngineSeconds, InstanceId, Sequence
-from pointsman_cli.console.views import FleetEventView, MoveView, ScaleView, unix_seconds
+from pointsman_cli.console.views import FleetEventView, MoveView, ScaleView, unix_seconds, view_of
 from pointsman_cli.doctor.samples import keep
 from pointsman_cli.tap.event_lines import details
 
@@ -71,7 +71,9 @@ class Happenings:
                 self.refused += 1
                 self.moves.append(self._move(event, sequence))
             case ScaleDecided() if event.number not in self.scaling:
-                keep(self.scaling, event.number, self._decision(event, sequence), KEPT_MAX)
+                at = self._wall(event.at)
+                view = view_of(ScaleView, event, sequence=sequence, at=at, applied_at=0.0, applied_detail="")
+                keep(self.scaling, event.number, view, KEPT_MAX)
             case ScaleApplied() if (decided := self.scaling.get(event.number)) is not None and not decided.applied_at:
                 self.scaling[event.number] = msgspec.structs.replace(
                     decided, applied_at=self._wall(event.at), applied_detail=event.detail
@@ -98,36 +100,14 @@ class Happenings:
             case _:
                 pass
 
-    def _decision(self, event: ScaleDecided, sequence: Sequence) -> ScaleView:
-        return ScaleView(
-            sequence=sequence,
-            at=self._wall(event.at),
-            policy=event.policy,
-            by=event.by,
-            current=event.current,
-            wanted=event.wanted,
-            prefill=event.prefill,
-            decode=event.decode,
-            reason=event.reason,
-        )
-
     def _move(self, event: RequestMigrated | MigrationRefused, sequence: Sequence) -> MoveView:
         own: dict[str, Any]
-        match event:
-            case RequestMigrated():
-                own = {"cause": str(event.cause), "reason": event.reason, "rebound": event.rebound}
-            case MigrationRefused():
-                own = {"cause": "", "reason": event.detail, "rebound": event.rebind, "refusal": event.reason}
-        return MoveView(
-            sequence=sequence,
-            at=self._wall(event.at),
-            request=event.request,
-            source=event.source,
-            instance=event.instance,
-            policy=event.policy,
-            benefit=round(event.benefit, 3),
-            **own,
-        )
+        if isinstance(event, MigrationRefused):
+            own = {"cause": "", "reason": event.detail, "rebound": event.rebind, "refusal": event.reason}
+        else:
+            own = {"cause": str(event.cause), "refusal": ""}
+        benefit = round(event.benefit, 3)
+        return view_of(MoveView, event, sequence=sequence, at=self._wall(event.at), benefit=benefit, **own)
 
     def _wall(self, at: EngineSeconds) -> float:
         return unix_seconds(at, self.speed)

@@ -2,14 +2,12 @@
 event loop folds them, so that nothing else touches the State."""
 
 import asyncio
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 
 from typing_extensions import override
 
-from pointsman.ports import LogEntry
 from pointsman.primitives import PoolName
 from pointsman.runtime.health import HealthBoard
 from pointsman.simulation.replay.folding import copy_state
@@ -70,14 +68,10 @@ class RecordedLog(LogSource):
         entries = self._history.entries(beginning.start)
         passed = self._moment.passed()
         try:
-            while batch := await in_thread(_next, entries):
+            while batch := await in_thread(lambda: list(islice(entries, BATCH_ENTRIES))):
                 for entry in batch:
                     if passed(entry):
                         return
                     self.take(observer, entry)
         finally:
             await in_thread(entries.close)
-
-
-def _next(entries: Iterator[LogEntry]) -> list[LogEntry]:
-    return list(islice(entries, BATCH_ENTRIES))

@@ -16,7 +16,6 @@ from pointsman_cli.console.pages.health import Verdict
 from pointsman_cli.console.pages.request_page import timeline_page
 from pointsman_cli.console.views import (
     FleetView,
-    HistoryView,
     LadderView,
     RequestsView,
     Session,
@@ -44,7 +43,7 @@ def values_of_page(page: str, view: Any, status: StatusView, session: Session, q
         case "doctor":
             return _doctor(view)
         case "history":
-            return _history(view)
+            return {"history_verdict": health.history_verdict(view), "size_chart": charts.sizes(view.sizes)}
         case "tenants":
             return _tenants(view)
         case "hit_rate":
@@ -131,29 +130,19 @@ def _doctor(view: DoctorView) -> Values:
     return {"doctor_verdict": Verdict(level, sentence, [], {"ok": "Sound", "note": "Reading"}.get(level, ""))}
 
 
-def _history(view: HistoryView) -> Values:
-    return {"history_verdict": health.history_verdict(view), "size_chart": charts.sizes(view.sizes)}
-
-
 def _tenants(view: TenantsView) -> Values:
     if not view.tenants:
         return {"tenants_verdict": Verdict("note", "No tenant has sent a request yet.", [])}
     worst = min(
         (one for one in view.tenants if one.goodput is not None), key=lambda one: one.goodput or 0.0, default=None
     )
-    said = f"{plural(len(view.tenants), 'tenant')}"
+    said = plural(len(view.tenants), "tenant")
     if worst is None or worst.goodput is None:
         return {"tenants_verdict": Verdict("ok", f"{said}; no request has ended yet.", [])}
     if worst.goodput >= 1:
         return {"tenants_verdict": Verdict("ok", f"{said}, all requests in time.", [])}
     named = worst.tenant or "requests without a tenant"
-    level: Level = (
-        "ok"
-        if worst.goodput >= health.GOODPUT_WARNING
-        else "warning"
-        if worst.goodput >= health.GOODPUT_SERIOUS
-        else "serious"
-    )
+    level = health.goodput_level(worst.goodput)
     return {"tenants_verdict": Verdict(level, f"{said}; least well served: {named}, {worst.goodput:.1%} in time.", [])}
 
 
@@ -200,14 +189,6 @@ def run_verdict(run: WhatIfRun) -> Verdict:
                 f"{row.name} {row.again} → {row.changed} ({row.change})" for row in run.rows if row.name in COMPARED
             ]
             judged = [row.better for row in run.rows if row.name in COMPARED and row.better is not None]
-            better = (
-                "better"
-                if judged and all(judged)
-                else "worse"
-                if judged and not any(judged)
-                else "mixed"
-                if judged
-                else "same"
-            )
-            level: Level = "ok" if better in {"better", "same"} else "warning"
-            return Verdict(level, f"{name}: {'; '.join(said) or 'no figure changes'}.", [], better.capitalize())
+            word = "Same" if not judged else "Better" if all(judged) else "Mixed" if any(judged) else "Worse"
+            level: Level = "ok" if word in {"Better", "Same"} else "warning"
+            return Verdict(level, f"{name}: {'; '.join(said) or 'no figure changes'}.", [], word)

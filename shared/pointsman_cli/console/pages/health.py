@@ -82,9 +82,9 @@ def _out_of_service(engines: list[InstanceView], ready: int) -> Iterator[Trouble
     if not ready:
         yield Trouble("serious", f"No engine is ready: of {plural(len(engines), 'engine')} {_by_status(engines)}.")
     elif out:
-        worst = "serious" if len(out) * 2 >= len(engines) else "warning"
         yield Trouble(
-            LEVELS[worst], f"{len(out):,} of {plural(len(engines), 'engine')} out of service: {_by_status(out)}."
+            "serious" if len(out) * 2 >= len(engines) else "warning",
+            f"{len(out):,} of {plural(len(engines), 'engine')} out of service: {_by_status(out)}.",
         )
 
 
@@ -100,11 +100,10 @@ def _by_status(engines: list[InstanceView]) -> str:
 def _service(fleet: FleetView) -> Iterator[Trouble]:
     totals = fleet.totals
     if totals.goodput is not None and totals.goodput < GOODPUT_WARNING:
-        level = "serious" if totals.goodput < GOODPUT_SERIOUS else "warning"
         queued = f"; {plural(totals.pending, 'request')} waiting" if totals.pending else ""
         rejected = f"; {totals.rejected:,} rejected" if totals.rejected else ""
         yield Trouble(
-            LEVELS[level],
+            goodput_level(totals.goodput),
             f"{1 - totals.goodput:.1%} of the last minute's requests were not served in time{rejected}{queued}.",
         )
     if totals.placed_alone:
@@ -142,6 +141,10 @@ def attention(fleet: FleetView) -> list[tuple[Level, InstanceView, str, str]]:
     return sorted(found, key=lambda one: ORDER.index(one[0]))
 
 
+def goodput_level(goodput: float) -> Level:
+    return "ok" if goodput >= GOODPUT_WARNING else "warning" if goodput >= GOODPUT_SERIOUS else "serious"
+
+
 def requests_verdict(view: RequestsView, slowest: bool = False) -> Verdict:
     shown = view.requests
     if not shown:
@@ -151,9 +154,8 @@ def requests_verdict(view: RequestsView, slowest: bool = False) -> Verdict:
     numbers = {word: sum(one.lateness == word for one in shown) for word in ("in time", "late", "unserved", "open")}
     ended = len(shown) - numbers["open"]
     goodput = numbers["in time"] / ended if ended else 1.0
-    level: Level = "ok" if goodput >= GOODPUT_WARNING else "warning" if goodput >= GOODPUT_SERIOUS else "serious"
     said = ", ".join(f"{number:,} {word}" for word, number in numbers.items() if number)
-    return Verdict(level, f"Of the newest {plural(len(shown), 'request')}: {said}.", [])
+    return Verdict(goodput_level(goodput), f"Of the newest {plural(len(shown), 'request')}: {said}.", [])
 
 
 def _of_slowest(worst: RequestView, matching: int) -> Verdict:

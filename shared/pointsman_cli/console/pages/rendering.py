@@ -54,7 +54,7 @@ class Pages:
             loader=FileSystemLoader(TEMPLATES),
             autoescape=True,
             undefined=StrictUndefined,
-            finalize=_finalized,
+            finalize=lambda value: value if isinstance(value, Markup) else text(value),
             trim_blocks=True,
             lstrip_blocks=True,
             auto_reload=False,
@@ -125,7 +125,3 @@ def _path(page: str, view: Any) -> str:
 
 def _rows(page: str, view: Any, query: Query) -> dict[str, list[Row]]:
     return {table.key: table.rows(getattr(view, field), query) for table, field in TABLES.get(page, ())}
-
-
-def _finalized(value: Any) -> Any:
-    return value if isinstance(value, Markup) else text(value)

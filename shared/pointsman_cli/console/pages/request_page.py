@@ -1,6 +1,6 @@
 """One request for the reader: how far it asks for attention, the axis of its picture, and who was ahead of it."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from pointsman_cli.console.jobs.views import TimelineView
 from pointsman_cli.console.pages.cells import Level
@@ -11,35 +11,9 @@ WORDS = {"nothing": "In time", "limit": "Tenant's limit", "transport": "Between 
 SERIOUS = frozenset({"rejected", "limit", "failed"})
 
 
-class TimelinePage(NamedTuple):
-    """`marks`: kind, label and seconds of the moments drawn; `lines`: the same as shares of the axis. `ahead`: requests
-    before it in its engine or in its queue, where more was
-    to compute, largest first."""
-
-    level: Level
-    word: str
-    streaming: bool
-    queued: float | None
-    marks: list[tuple[str, str, float]]
-    lines: list[tuple[str, float]]
-    ticks: list[float]
-    longest: int
-    ahead: list[dict[str, Any]]
-    ahead_on: str
-    ahead_tokens: int
-    ahead_most: int
-    slowest_candidate: dict[int, float]
-    failed: list["FailedAttempt"]
-    open: bool
-
-
-class FailedAttempt(NamedTuple):
-    attempt: int
-    instance: str
-    what: str
-
-
-def timeline_page(view: TimelineView) -> TimelinePage:
+def timeline_page(view: TimelineView) -> dict[str, Any]:
+    """`marks`: kind, label and seconds of the moments drawn; `lines`: the same as shares of the axis. `ahead`: requests before
+    it in its engine or in its queue, where more was to compute, largest first."""
     whole = max((phase.since_seconds + phase.seconds for phase in view.phases), default=0.0)
     marks = [
         (kind, label, at)
@@ -51,9 +25,9 @@ def timeline_page(view: TimelineView) -> TimelinePage:
         if at is not None and at > 0
     ]
     waits = [(phase.seconds, place) for place, phase in enumerate(view.phases) if phase.kind != "decoding"]
-    ahead, where = _ahead(view)
+    ahead = _ahead(view)
     slow = view.late or view.cause in SERIOUS
-    return TimelinePage(
+    return dict(  # noqa: C408 - as keywords it reads like the template that uses it
         level=_level(view),
         word=WORDS.get(view.cause, view.cause.replace("_", " ").capitalize() or "Unknown"),
         streaming=view.arrival is None or bool(view.arrival.get("streaming", True)),
@@ -63,7 +37,7 @@ def timeline_page(view: TimelineView) -> TimelinePage:
         ticks=[whole * place / (TICKS - 1) for place in range(TICKS)] if whole else [],
         longest=max(waits)[1] if slow and waits else -1,
         ahead=ahead,
-        ahead_on=where,
+        ahead_on=view.instance,
         ahead_tokens=sum(one["uncached_tokens"] for one in ahead),
         ahead_most=max((one["uncached_tokens"] for one in ahead), default=0),
         slowest_candidate={
@@ -71,14 +45,14 @@ def timeline_page(view: TimelineView) -> TimelinePage:
             for decision in view.decisions
         },
         failed=[_failed(one) for one in view.failed_attempts],
-        open=False,
     )
 
 
-def _failed(event: dict[str, Any]) -> FailedAttempt:
+def _failed(event: dict[str, Any]) -> dict[str, Any]:
     """`event`: a RequestAttemptFailed, without the fields that have their defaults."""
     what, status = event.get("detail") or event["failure"], event.get("status", 0)
-    return FailedAttempt(event.get("attempt", 1), event["instance"], f"{status} {what}" if status else what)
+    said = f"{status} {what}" if status else what
+    return {"attempt": event.get("attempt", 1), "instance": event["instance"], "what": said}
 
 
 def _level(view: TimelineView) -> Level:
@@ -89,7 +63,7 @@ def _level(view: TimelineView) -> Level:
     return "ok" if view.cause == "nothing" else "note"
 
 
-def _ahead(view: TimelineView) -> tuple[list[dict[str, Any]], str]:
+def _ahead(view: TimelineView) -> list[dict[str, Any]]:
     inside: list[dict[str, Any]] = view.grants[-1]["in_engine"] if view.grants else []
     placed = [decision for decision in view.decisions if decision["kind"] != "rejected"]
     queued: list[dict[str, Any]] = placed[-1]["ahead"] if placed else []
@@ -98,4 +72,4 @@ def _ahead(view: TimelineView) -> tuple[list[dict[str, Any]], str]:
         if sum(one["uncached_tokens"] for one in queued) > sum(one["uncached_tokens"] for one in inside)
         else inside
     )
-    return sorted(chosen, key=lambda one: -one["uncached_tokens"]), view.instance
+    return sorted(chosen, key=lambda one: -one["uncached_tokens"])

@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from pointsman.analysis.shadow import ShadowReport, ShadowSummary
 from pointsman.analysis.shadow_figures import DecisionFigures, ShadowDecision
-from pointsman.analysis.shadow_windows import ShadowFigures, WindowFigures, WindowResult
+from pointsman.analysis.shadow_windows import ShadowFigures, WindowResult
 from pointsman_cli.console.pages.cells import NOTHING, Level, clock, duration, share
 from pointsman_cli.console.pages.health import Verdict
 from pointsman_cli.console.views import ShadowsView
@@ -29,19 +29,12 @@ class Change(NamedTuple):
     better: bool | None
 
 
-class WindowRow(NamedTuple):
-    window: WindowResult
-    begin: Markup
-    end: Markup
-    theirs: WindowFigures
-    figures: ShadowFigures
-
-
 class Shadowed(NamedTuple):
     report: ShadowReport
     settings: str
     changes: list[Change]
-    windows: list[WindowRow]
+    windows: list[tuple[WindowResult, ShadowFigures, Markup, Markup]]
+    """With the begin and the end of each."""
     problem: str
     differences: list[tuple[Markup, ShadowDecision]]
 
@@ -72,9 +65,7 @@ def _sentence(report: ShadowReport) -> str:
 
 
 def shadowed(summary: ShadowSummary | None, speed: float) -> list[Shadowed]:
-    if summary is None:
-        return []
-    return [_shadowed(report, summary.windows, speed) for report in summary.shadows]
+    return [_shadowed(report, summary.windows, speed) for report in summary.shadows] if summary is not None else []
 
 
 def _shadowed(report: ShadowReport, windows: list[WindowResult], speed: float) -> Shadowed:
@@ -83,17 +74,14 @@ def _shadowed(report: ShadowReport, windows: list[WindowResult], speed: float) -
         report=report,
         settings=", ".join(f"{name}={value}" for name, value in sorted(report.settings.items()) if value != ""),
         changes=_changes(report.total),
-        windows=[_row(window, report.name, speed) for window in windows[::-1] if report.name in window.shadows][
-            :WINDOWS_SHOWN
-        ],
+        windows=[
+            (window, window.shadows[report.name], _clock(window.since, speed), _clock(window.until, speed))
+            for window in windows[::-1]
+            if report.name in window.shadows
+        ][:WINDOWS_SHOWN],
         problem=report.problem or report.failure or (problems[-1] if problems else ""),
         differences=[(_clock(one.at, speed), one) for one in report.differences[: -DIFFERENCES_SHOWN - 1 : -1]],
     )
-
-
-def _row(window: WindowResult, name: str, speed: float) -> WindowRow:
-    figures = window.shadows[name]
-    return WindowRow(window, _clock(window.since, speed), _clock(window.until, speed), figures.figures, figures)
 
 
 def _clock(at: float, speed: float) -> Markup:

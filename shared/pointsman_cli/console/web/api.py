@@ -92,8 +92,8 @@ def api_router(console: PageViews, guard: Guard) -> APIRouter:
 
     async def examine(request: Request) -> Response:
         visit_of(request, guard, changes=True)
-        console.examine()
-        return answered_json(console.doctor(), 202)
+        console.jobs.examine()
+        return answered_json(console.jobs.examination(), 202)
 
     async def start(request: Request) -> Response:
         visit_of(request, guard, changes=True)

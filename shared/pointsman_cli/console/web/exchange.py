@@ -18,7 +18,7 @@ from pointsman_cli.console.web.security import (
     READING_NEEDS_A_TOKEN,
     Guard,
     Refusal,
-    new_cookie,
+    new_session_id,
 )
 
 FIELDS_MAX = 64
@@ -53,7 +53,7 @@ def visit_of(
     """Raises RefusedError if it may not change, or not act on the fleet, but would."""
     headers = request.headers
     known = guard.session_id(headers)
-    session_id = known or new_cookie()
+    session_id = known or new_session_id()
     session = guard.session(session_id, headers)
     if changes:
         shown = (form or {}).get(CSRF_FIELD) or headers.get(CSRF_HEADER, "")

@@ -131,7 +131,7 @@ class Guard:
         except CookieError:
             return ""
         found = cookies.get(COOKIE)
-        return found.value if found is not None and len(found.value) == len(_new_id()) else ""
+        return found.value if found is not None and len(found.value) == len(new_session_id()) else ""
 
     def session(self, session_id: str, headers: Mapping[str, str]) -> Session:
         acts = self._bearer_is(self.admin_token, headers) or self._known(session_id) is True
@@ -179,7 +179,7 @@ class Guard:
         if not acts and not reads:
             self._wrong_tokens.note(address)
             return Refusal(403, "wrong_token", "That is not the token.")
-        made = _new_id()
+        made = new_session_id()
         self._sessions[made] = (self.wall() + SESSION_WALL_SECONDS, acts)
         if len(self._sessions) > SESSIONS_MAX:
             self._sessions.popitem(last=False)
@@ -203,10 +203,6 @@ class Guard:
         return _equal(_bearer(headers), token)
 
 
-def new_cookie() -> str:
-    return _new_id()
-
-
 def set_cookie(session_id: str) -> str:
     return f"{COOKIE}={session_id}; Path=/; HttpOnly; SameSite=Strict"
 
@@ -216,7 +212,7 @@ def _bearer(headers: Mapping[str, str]) -> str:
     return shown.strip() if scheme.lower() == "bearer" else ""
 
 
-def _new_id() -> str:
+def new_session_id() -> str:
     return secrets.token_hex(TOKEN_BYTES)
 
 

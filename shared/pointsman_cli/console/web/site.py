@@ -99,10 +99,8 @@ class Site:
         ):
             router.add_api_route(path, handler, methods=["POST"])
         app.include_router(router)
-        app.add_exception_handler(RefusedError, self._refused)
-        app.add_exception_handler(NotThereError, self._not_there)
-        app.add_exception_handler(BadQueryError, self._bad_query)
-        app.add_exception_handler(StarletteHTTPException, self._http_error)
+        for error in (RefusedError, NotThereError, BadQueryError, StarletteHTTPException):
+            app.add_exception_handler(error, self._problem)
         return guarded(self._with_probes(app), self._guard)
 
     def _with_probes(self, app: AsgiApp) -> AsgiApp:
@@ -184,7 +182,7 @@ class Site:
 
     async def _examine(self, request: Request) -> Response:
         await self._changing(request)
-        self._console.examine()
+        self._console.jobs.examine()
         return _see("/doctor")
 
     async def _start_what_if(self, request: Request) -> Response:
@@ -243,21 +241,16 @@ class Site:
             return Response(status_code=NOT_MODIFIED, headers=headers)
         return Response(found.content, media_type=found.media_type, headers=headers)
 
-    async def _refused(self, request: Request, error: Exception) -> Response:
-        assert isinstance(error, RefusedError)
-        return self._problem(request, error.refusal)
-
-    async def _not_there(self, request: Request, error: Exception) -> Response:
-        return self._problem(request, Refusal(404, "not_found", str(error)))
-
-    async def _bad_query(self, request: Request, error: Exception) -> Response:
-        return self._problem(request, Refusal(400, "invalid_query", str(error)))
-
-    async def _http_error(self, request: Request, error: Exception) -> Response:
-        assert isinstance(error, StarletteHTTPException)
-        return self._problem(request, Refusal(error.status_code, "http_error", str(error.detail)))
-
-    def _problem(self, request: Request, refusal: Refusal) -> Response:
+    async def _problem(self, request: Request, error: Exception) -> Response:
+        match error:
+            case RefusedError():
+                refusal = error.refusal
+            case BadQueryError():
+                refusal = Refusal(400, "invalid_query", str(error))
+            case StarletteHTTPException():
+                refusal = Refusal(error.status_code, "http_error", str(error.detail))
+            case _:
+                refusal = Refusal(404, "not_found", str(error))
         view = ProblemView(status=refusal.status, error=refusal.error, detail=refusal.detail)
         if request.url.path.startswith("/api/") or request.url.path == "/live":
             return answered_json(view, refusal.status)

@@ -36,7 +36,7 @@ from pointsman_cli.options import CONTEXT, COUNT, out_option
 from pointsman_cli.output_file import write_json
 from pointsman_cli.terminal import table
 from pointsman_cli.up.scripts import console_script
-from pointsman_lab.cpu_time import cpu_seconds
+from pointsman_lab.proc import cpu_seconds, memory_mb, open_files, threads
 
 BLOCK_TOKENS = 16
 BLOCKS_A_BATCH = 4
@@ -256,23 +256,14 @@ async def _figures(bench: Bench, pids: Sequence[int], seconds: float) -> dict[st
         "batches_a_second": round(batches),
         "cpu_percent_of_a_core": round(100 * cpu / seconds, 1),
         "cpu_seconds_to_start": round(starting, 1),
-        "memory_mb": round(sum(_memory_kb(pid, "Pss") for pid in pids) / 1024),
-        "resident_mb": round(sum(_memory_kb(pid, "Rss") for pid in pids) / 1024),
-        "threads": sum(_entries(pid, "task") for pid in pids),
-        "open_files": sum(_entries(pid, "fd") for pid in pids),
+        "memory_mb": round(sum(memory_mb(pid, "Pss") for pid in pids)),
+        "resident_mb": round(sum(map(memory_mb, pids))),
+        "threads": sum(len(threads(pid)) for pid in pids),
+        "open_files": sum(map(open_files, pids)),
         "engines_followed": exact,
         "report_gap_p50_s": round(gaps[len(gaps) // 2], 2),
         "report_gap_max_s": round(gaps[-1], 2),
     }
-
-
-def _entries(pid: int, what: str) -> int:
-    return len(list(Path(f"/proc/{pid}/{what}").iterdir()))
-
-
-def _memory_kb(pid: int, kind: str) -> int:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith(f"{kind}:"))
 
 
 def _bound(socket: zmq.asyncio.Socket) -> str:

@@ -180,8 +180,7 @@ def _compare_answers(sides: list[Side], held: Holdings) -> None:
     for chain in held.chains[:20]:
         answers = [side.match(chain) for side in sides]
         if any(answer != answers[0] for answer in answers):
-            message = f"the sides disagree about a prompt: {answers}"
-            raise click.ClickException(message)
+            raise click.ClickException(f"the sides disagree about a prompt: {answers}")
 
 
 def _measure(sides: list[Side], held: Holdings, rng: Random) -> dict[str, Any]:

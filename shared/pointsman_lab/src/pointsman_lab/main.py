@@ -48,7 +48,6 @@ COMMANDS = {
         "following_command",
         "Measure one worker that follows many engines, beside a worker for each.",
     ),
-    "route": ("pointsman_lab.route", "route_command", "Measure the leader's calls by the number of instances."),
     "scale": (
         "pointsman_lab.scale.command",
         "scale_command",

@@ -114,13 +114,12 @@ def compare(seed: int) -> Compared:
     for ordering, admission in ADMISSIONS:
         capacities[admission] = {
             row.variant.called: effective_capacity(simulate(_scenario(row, workload), requests).rows[WARMUP:]) or 0.0
-            for row in _compared_rows(ordering, admission)
+            for row in [
+                *rows(POLICIES, ordering, admission),
+                *(tuned(policy, ordering, admission) for policy in TUNED_TOO),
+            ]
         }
     return Compared(workload, capacities)
-
-
-def _compared_rows(ordering: str, admission: str) -> list[Row]:
-    return [*rows(POLICIES, ordering, admission), *(tuned(policy, ordering, admission) for policy in TUNED_TOO)]
 
 
 def _scenario(row: Row, workload: Workload) -> Scenario:

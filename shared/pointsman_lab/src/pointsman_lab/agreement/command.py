@@ -141,7 +141,8 @@ class _Comparison:
         """The exit code. Raises click.ClickException."""
         options, found, interrupted = self._options, list[Agreement](), False
         paced = pace(self._pool(options.policies[0]), self._requests, warmup=WARMUP)
-        cells = [(policy, rate) for rate in self._rates(paced) for policy in options.policies]
+        rates = options.rates or tuple(round(load * paced.saturation, 2) for load in LOADS)
+        cells = [(policy, rate) for rate in rates for policy in options.policies]
         try:
             for turn, (policy, rate) in enumerate(cells, 1):
                 compared = self._compared(runner, policy, rate, paced, f"[{turn}/{len(cells)}]")
@@ -162,9 +163,6 @@ class _Comparison:
 
     def _pool(self, policy: str) -> Pool:
         return Pool(routing=policy, ordering=self._options.order, admission=self._options.admission)
-
-    def _rates(self, paced: Pace) -> tuple[float, ...]:
-        return self._options.rates or tuple(round(load * paced.saturation, 2) for load in LOADS)
 
     def _compared(self, runner: asyncio.Runner, policy: str, rate: float, paced: Pace, turn: str) -> Agreement:
         options, pool = self._options, self._pool(policy)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pointsman.primitives import EngineSeconds
+from pointsman_lab.proc import threads
 
 DISTURBED_SHARE_MAX = 0.03
 """Of a median prefill. Close to saturation this much less capacity doubles the queue."""
@@ -59,7 +60,7 @@ def waited_for_cores(pids: Iterable[int]) -> float:
     nanoseconds = 0
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, IndexError):
-            for thread in Path(f"/proc/{pid}/task").iterdir():
+            for thread in threads(pid):
                 nanoseconds += int((thread / "schedstat").read_text().split()[1])
     return nanoseconds / 1e9
 

@@ -126,15 +126,14 @@ async def run_haproxy(ingresses: Sequence[FleetProcess]) -> AsyncIterator[Balanc
     """haproxy before these, from when all are in rotation. Raises NoBalancerError."""
     program = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin:/sbin")
     if program is None:
-        msg = "there is no haproxy here; install it (Debian: apt-get install haproxy)"
-        raise NoBalancerError(msg)
+        raise NoBalancerError("there is no haproxy here; install it (Debian: apt-get install haproxy)")
     servers = [(each.name, urlsplit(each.url).netloc, urlsplit(each.probes).port or 0) for each in ingresses]
     with tempfile.TemporaryDirectory(prefix="pm-haproxy-") as place:
         bind = f"{LOOPBACK}:{free_ports(1)[0]}"
         balancer = Balancer(f"http://{bind}", Path(place) / "stats")
         config, output = Path(place) / "haproxy.cfg", Path(place) / "haproxy.log"
         config.write_text(SOCKET.format(socket=balancer.socket) + haproxy_config(bind, servers))
-        process = _start(program, config, output)
+        process = spawn([program, "-db", "-f", str(config)], output=output)
         watching = asyncio.create_task(balancer.watch())
         try:
             await _whole(process, balancer, output)
@@ -146,17 +145,12 @@ async def run_haproxy(ingresses: Sequence[FleetProcess]) -> AsyncIterator[Balanc
             await asyncio.to_thread(process.wait)
 
 
-def _start(program: str, config: Path, output: Path) -> "subprocess.Popen[bytes]":
-    return spawn([program, "-db", "-f", str(config)], output=output)
-
-
 async def _whole(process: "subprocess.Popen[bytes]", balancer: Balancer, output: Path) -> None:
     """Raises NoBalancerError when a server stays out of rotation."""
     deadline = time.monotonic() + START_SECONDS_MAX
     while not balancer.whole:
         if process.poll() is not None or time.monotonic() > deadline:
-            msg = f"haproxy has no whole rotation ({balancer.rotation}):\n{_end_of(output)}"
-            raise NoBalancerError(msg)
+            raise NoBalancerError(f"haproxy has no whole rotation ({balancer.rotation}):\n{_end_of(output)}")
         await asyncio.sleep(LOOK_SECONDS)
 
 

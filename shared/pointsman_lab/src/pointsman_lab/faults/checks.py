@@ -9,7 +9,6 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import BlockKey, RequestId
 from pointsman_lab.faults.bad_engines import BACK_SECONDS_MAX, FIRST_SECONDS, TOUCHED_SHARE_MAX
 from pointsman_lab.faults.clients import Ending, Exchange, unserved
-from pointsman_lab.faults.injector import Injection
 from pointsman_lab.faults.observations import Evidence
 from pointsman_lab.faults.schedule import GENTLE
 from pointsman_lab.invariants import (
@@ -152,7 +151,9 @@ def the_archive_holds_the_log(evidence: Evidence) -> Iterator[str]:
 
 
 def no_client_noticed(evidence: Evidence) -> Iterator[str]:
-    if evidence.balancer is None or not all(_gentle(injection) for injection in evidence.injections):
+    if evidence.balancer is None or not all(
+        injection.fault.partition(":")[0] in GENTLE for injection in evidence.injections
+    ):
         return
     failed = [e for e in evidence.exchanges if unserved(e)]
     yield from listed("were not served", [f"{e.request} {e.ending} {e.status} {e.detail}" for e in failed])
@@ -183,10 +184,6 @@ def bad_engines_are_avoided(evidence: Evidence) -> Iterator[str]:
         for command in ("doctor", "explain"):
             if not getattr(touched, command):
                 yield f"{what}: {command} does not name it"
-
-
-def _gentle(injection: Injection) -> bool:
-    return injection.fault.partition(":")[0] in GENTLE
 
 
 LOST: tuple[Check, ...] = (every_request_got_one_answer, every_request_has_one_end, clients_and_log_tell_the_same)

@@ -148,8 +148,7 @@ def faults_command(context: click.Context, /, **values: object) -> None:
     time, thousands of times.
     """
     if values["rolling"] and context.get_parameter_source("faults") is ParameterSource.COMMANDLINE:
-        msg = "--rolling has faults of its own; leave --faults away"
-        raise click.UsageError(msg)
+        raise click.UsageError("--rolling has faults of its own; leave --faults away")
     speed = values.pop("speed") or (STEADY_SPEED if values["haproxy"] or values["rolling"] else DEFAULT_SPEED)
     options = FaultsOptions(**values, speed=speed)  # type: ignore[arg-type]
     configure_logging("error", "text")
@@ -250,12 +249,10 @@ def _requests(options: FaultsOptions, seed: int) -> list[WorkloadRequest]:
     """Empty for a steady load. Raises click.ClickException."""
     if options.steady:
         if options.trace is not None or options.workload is not None:
-            msg = "a steady load takes neither --trace nor --workload"
-            raise click.UsageError(msg)
+            raise click.UsageError("a steady load takes neither --trace nor --workload")
         return []
     if options.nats_servers != "1" and any(name.startswith("network") for name in options.faults):
-        msg = "faults of the network are for one nats-server"
-        raise click.UsageError(msg)
+        raise click.UsageError("faults of the network are for one nats-server")
     check_one_workload(options.trace, options.workload)
     rate = options.rate or RATE_EACH_ENGINE * options.instances
     found = workload_requests(

@@ -68,7 +68,6 @@ async def _events_since_start(endpoint: str) -> list[dict[str, Any]]:
                 raise EngineSilentError(msg)
             expected += 1
             events += msgspec.msgpack.decode(payload)[1]
-        msg = f"no end of the replay on {endpoint} within {REPLAY_TIMEOUT_MS} ms"
-        raise EngineSilentError(msg)
+        raise EngineSilentError(f"no end of the replay on {endpoint} within {REPLAY_TIMEOUT_MS} ms")
     finally:
         context.destroy(linger=0)

@@ -6,7 +6,6 @@ import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,7 +16,6 @@ from pointsman.ports import Link, LogEntry, LogMissingError, LogUnavailableError
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId
 from pointsman.runtime.settings import FleetSettings
 from pointsman.state.state import State
-from pointsman_cli.discovery import FleetProcess
 from pointsman_cli.history.archive import ArchiveHistory
 from pointsman_cli.history.entries import HistoryError
 from pointsman_cli.up.plan import archive_file
@@ -25,7 +23,7 @@ from pointsman_lab.faults.balancer import Balancer
 from pointsman_lab.faults.clients import Exchange
 from pointsman_lab.faults.engine_truth import EngineSilentError, held_keys, replay_endpoint_of
 from pointsman_lab.faults.fleet import FleetUnderTest
-from pointsman_lab.faults.injector import Injection, Injector
+from pointsman_lab.faults.injector import Injection
 from pointsman_lab.faults.log_tail import LogTail
 
 QUIET_SECONDS_MAX = 45.0
@@ -49,27 +47,6 @@ class Evidence:
     balancer: Balancer | None = None
     quiet_s: EngineSeconds | None = None
     log_replicas: int = 1
-
-
-async def gathered(
-    fleet: FleetUnderTest,
-    link: Link,
-    injector: Injector,
-    log_tail: LogTail,
-    exchanges: list[Exchange],
-    *,
-    in_agreement: Callable[[Evidence], bool],
-) -> Evidence:
-    """As `evidence_of` a fleet of processes."""
-    return await evidence_of(
-        link,
-        log_tail,
-        exchanges,
-        injector.injections,
-        leader=injector.leader,
-        look=partial(look_at, fleet),
-        in_agreement=in_agreement,
-    )
 
 
 async def evidence_of(
@@ -123,15 +100,13 @@ async def look_at(fleet: FleetUnderTest, evidence: Evidence) -> None:
     endpoints = {}
     for engine in fleet.file.of_role("engine"):
         try:
-            endpoints[InstanceId(engine.name)] = _reached(replay_endpoint_of(engine.pid), engine)
+            endpoints[InstanceId(engine.name)] = replay_endpoint_of(engine.pid).replace(
+                "*", urlsplit(engine.url).hostname or ""
+            )
         except (OSError, ValueError) as error:
             evidence.silent.append(f"{engine.name}: {error}")
     await ask_engines(endpoints, fleet.settings, fleet.file.model, evidence)
     await asyncio.to_thread(read_archive, archive_file(fleet.data), evidence)
-
-
-def _reached(endpoint: str, engine: FleetProcess) -> str:
-    return endpoint.replace("*", urlsplit(engine.url).hostname or "")
 
 
 async def ask_engines(

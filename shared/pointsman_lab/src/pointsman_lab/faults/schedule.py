@@ -63,8 +63,7 @@ def checked(names: Sequence[str]) -> tuple[str, ...]:
         action, targets = _parts(name)
         if not set(targets) <= set(ACTIONS.get(action, ())) or (action == "network" and len(targets) > 1):
             known = "; ".join(f"{one}:{{{','.join(targets)}}}" for one, targets in ACTIONS.items())
-            msg = f"there is no fault {name!r}; there are {known}"
-            raise FaultError(msg)
+            raise FaultError(f"there is no fault {name!r}; there are {known}")
     return tuple(names)
 
 

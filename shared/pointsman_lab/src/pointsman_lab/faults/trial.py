@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,7 +30,7 @@ from pointsman_lab.faults.fleet import FleetUnderTest
 from pointsman_lab.faults.injector import Injector
 from pointsman_lab.faults.load import BusyShare, SteadyClients
 from pointsman_lab.faults.log_tail import LogTail, followed
-from pointsman_lab.faults.observations import Evidence, gathered
+from pointsman_lab.faults.observations import Evidence, evidence_of, look_at
 from pointsman_lab.faults.report import FaultsReport, progress_line, reported
 from pointsman_lab.faults.schedule import Fault
 from pointsman_lab.faults.service import note_service
@@ -77,8 +78,14 @@ class Trial:
         started, busy = time.monotonic(), BusyShare()
         await load
         wall_s, busy_share = time.monotonic() - started, busy.share
-        evidence = await gathered(
-            self.fleet, self.link, injector, self.log_tail, clients.exchanges, in_agreement=agrees
+        evidence = await evidence_of(
+            self.link,
+            self.log_tail,
+            clients.exchanges,
+            injector.injections,
+            leader=injector.leader,
+            look=partial(look_at, self.fleet),
+            in_agreement=agrees,
         )
         evidence.balancer, evidence.log_replicas = self.balancer, self.log_replicas
         return TrialResult(evidence=evidence, clients=clients, wall_s=wall_s, busy_share=busy_share)

@@ -82,7 +82,7 @@ def gateway_command(
     figures = asyncio.run(_alone(place, requests))
     _print(figures)
     if out is not None:
-        write_json(out, figures.as_json())
+        write_json(out, figures)
 
 
 async def _alone(place: Path | None, requests: int) -> Figures:
@@ -113,7 +113,9 @@ async def _against(
 
 
 def _setup(fleet: FleetFile, requests: int) -> Setup:
-    return Setup(Target.of(fleet.ingress), _engines(fleet), _pids(fleet), fleet.model, requests, CONCURRENCY)
+    engines = {process.name: Target.of(process.url) for process in fleet.of_role("engine") if process.url}
+    pids = {one.role: one.pid for one in fleet.processes if one.role in ("ingress", "scheduler") and one.pid}
+    return Setup(Target.of(fleet.ingress), engines, pids, fleet.model, requests, CONCURRENCY)
 
 
 @asynccontextmanager
@@ -123,14 +125,6 @@ async def _fleet(place: Path | None) -> AsyncIterator[FleetFile]:
         return
     async with FreshFleet(policy=FRESH_POLICY, instances=1, speed=FRESH_ENGINE_SPEED).running() as fleet:
         yield fleet
-
-
-def _engines(fleet: FleetFile) -> dict[str, Target]:
-    return {process.name: Target.of(process.url) for process in fleet.of_role("engine") if process.url}
-
-
-def _pids(fleet: FleetFile) -> dict[str, int]:
-    return {p.role: p.pid for p in fleet.processes if p.role in ("ingress", "scheduler") and p.pid}
 
 
 def _print_comparison(found: dict[str, Figures]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from pointsman_lab.gateway.measurements import Added, Figures, Setup, Work, measure
+from pointsman_lab.gateway.measurements import Figures, Setup, Work, measure
 
 OURS = "pointsman"
 
@@ -39,7 +39,9 @@ async def compare(setups: Mapping[str, Setup], rounds: int, console: Console | N
 def quieter(one: Figures, other: Figures) -> Figures:
     """Noise only adds: the lower latency and work, the higher rate. Each median with its own percentiles."""
     return Figures(
-        added={name: _lower(added, other.added[name]) for name, added in one.added.items()},
+        added={
+            name: min(added, other.added[name], key=lambda each: each.added_p50_ms) for name, added in one.added.items()
+        },
         requests_per_s={name: max(rate, other.requests_per_s[name]) for name, rate in one.requests_per_s.items()},
         concurrency=one.concurrency,
         work={name: _less(work, other.work[name]) for name, work in one.work.items()},
@@ -69,13 +71,9 @@ def total(figures: Figures, attribute: str) -> float:
 def as_json(found: Mapping[str, Figures], rounds: int) -> dict[str, Any]:
     return {
         "rounds": rounds,
-        "gateways": {name: figures.as_json() for name, figures in found.items()},
+        "gateways": found,
         "goals": [vars(goal) | {"met": goal.met} for goal in goals(found)],
     }
-
-
-def _lower(one: Added, other: Added) -> Added:
-    return min(one, other, key=lambda added: added.added_p50_ms)
 
 
 def _less(one: Work, other: Work) -> Work:

@@ -33,8 +33,7 @@ class Target:
     def of(cls, url: str) -> "Target":
         parts = urlsplit(url if "//" in url else f"http://{url}")
         if parts.hostname is None:
-            message = f"{url!r} is no URL"
-            raise BenchError(message)
+            raise BenchError(f"{url!r} is no URL")
         return cls(parts.hostname, parts.port or 80)
 
 
@@ -107,8 +106,7 @@ async def connection(target: Target) -> AsyncIterator[Connection]:
     try:
         reader, writer = await asyncio.open_connection(target.host, target.port, limit=4 * 1024 * 1024)
     except OSError as error:
-        message = f"nothing answers at {target.host}:{target.port}: {error.strerror or error}"
-        raise BenchError(message) from error
+        raise BenchError(f"nothing answers at {target.host}:{target.port}: {error.strerror or error}") from error
     try:
         yield Connection(target, reader, writer)
     finally:

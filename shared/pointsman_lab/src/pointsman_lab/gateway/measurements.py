@@ -6,7 +6,6 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -23,7 +22,7 @@ from pointsman_lab.gateway.connection import (
     stream,
     token_ids,
 )
-from pointsman_lab.gateway.cpu_work import cpu_us
+from pointsman_lab.proc import children, threads
 
 WARM_UP_REQUESTS = 20
 STREAM_TOKENS = 64
@@ -58,16 +57,6 @@ class Figures:
     not_measured: str = ""
     refused: dict[str, str] = field(default_factory=dict)
     """Bodies that another router does not take."""
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "added": {name: vars(added) for name, added in self.added.items()},
-            "requests_per_s": self.requests_per_s,
-            "concurrency": self.concurrency,
-            "work": {name: vars(work) for name, work in self.work.items()},
-            "not_measured": self.not_measured,
-            "refused": self.refused,
-        }
 
 
 @dataclass(frozen=True)
@@ -131,8 +120,7 @@ async def _added(setup: Setup, ask: Ask) -> Added:
             gateway.append(through)
     added = sorted(g - d for g, d in zip(gateway, direct, strict=True))
     if not added:
-        message = "the gateway never used the engine that was called directly"
-        raise BenchError(message)
+        raise BenchError("the gateway never used the engine that was called directly")
     return Added(
         direct_p50_ms=statistics.median(direct),
         gateway_p50_ms=statistics.median(gateway),
@@ -157,8 +145,7 @@ async def _same_engine(setup: Setup, ask: Ask) -> Target:
         used = [(await link.ask(ask)).header("x-pointsman-instance") for _ in range(3)]
     instance = used[-1]
     if instance not in setup.engines:
-        message = f"the gateway used {instance!r}, whose URL is not known"
-        raise BenchError(message)
+        raise BenchError(f"the gateway used {instance!r}, whose URL is not known")
     return setup.engines[instance]
 
 
@@ -203,3 +190,12 @@ async def _cpu_of(setup: Setup, work: Callable[[], Awaitable[None]]) -> dict[str
 
 async def _streams(setup: Setup, tokens: int) -> None:
     await _together(setup.gateway, stream(setup.model, tokens), STREAMS, STREAMS_AT_ONCE)
+
+
+def cpu_us(pid: int) -> float:
+    """CPU time of a process with its threads and children. Raises BenchError."""
+    try:
+        own = sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads(pid)) / 1000
+        return own + sum(map(cpu_us, children(pid)))
+    except (OSError, ValueError, IndexError) as error:
+        raise BenchError(f"the CPU time of process {pid} cannot be read: {error}") from error

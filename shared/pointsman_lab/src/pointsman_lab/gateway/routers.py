@@ -45,8 +45,7 @@ async def _running(name: str, environment: Path, directory: Path, engine: Target
     program, *rest = COMMANDS[name]
     script = environment / "bin" / program
     if not script.exists():
-        message = f"{name} is not installed in {environment}; `make routers` installs it"
-        raise BenchError(message)
+        raise BenchError(f"{name} is not installed in {environment}; `make routers` installs it")
     port, metrics_port = free_ports(2)
     flags = {
         "worker-urls": f"http://{engine.host}:{engine.port}",
@@ -77,5 +76,4 @@ async def _ready(name: str, process: "subprocess.Popen[bytes]", target: Target, 
         else:
             return
     said = await asyncio.to_thread(output.read_text, errors="replace")
-    message = f"{name} did not become ready: {said[-1000:]}"
-    raise BenchError(message)
+    raise BenchError(f"{name} did not become ready: {said[-1000:]}")

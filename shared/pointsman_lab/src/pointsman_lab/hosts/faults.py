@@ -41,8 +41,7 @@ def host_faults(names: Sequence[str]) -> list[Fault]:
         action, _, target = name.partition(":")
         if target not in TARGETS.get(action, ()):
             known = "; ".join(f"{one}:{{{','.join(targets)}}}" for one, targets in TARGETS.items())
-            msg = f"there is no fault {name!r}; there are {known}"
-            raise FaultError(msg)
+            raise FaultError(f"there is no fault {name!r}; there are {known}")
         faults.append(Fault(action, (target,), 0.0, LASTS_SECONDS[action]))
     return faults
 

@@ -119,7 +119,8 @@ class HostFleet(FleetUnderTest):
         waited = [one for host in self.processes.values() for one in host if one.role != "nats"]
         deadline = time.monotonic() + START_SECONDS_MAX
         while True:
-            lacking = [one for one, well in zip(waited, await _all_ready(waited), strict=True) if not well]
+            ready = await asyncio.gather(*(one.is_ready() for one in waited))
+            lacking = [one for one, well in zip(waited, ready, strict=True) if not well]
             if not lacking:
                 return
             if time.monotonic() > deadline:
@@ -155,10 +156,6 @@ async def start_hosts(shape: HostsShape, hosts: Hosts, directory: Path) -> Async
         await asyncio.gather(*keeping, return_exceptions=True)
         for name in fleet.processes:
             fleet.kill_host(name)
-
-
-async def _all_ready(processes: Sequence[ServiceProcess]) -> list[bool]:
-    return await asyncio.gather(*(process.is_ready() for process in processes))
 
 
 def _instances(host: int, shape: HostsShape) -> list[str]:

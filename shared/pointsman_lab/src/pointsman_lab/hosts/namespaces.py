@@ -79,8 +79,7 @@ class Hosts:
 def made_hosts(names: Sequence[str], *, seed: int) -> Iterator[Hosts]:
     """Namespaces and the switch between them, removed afterwards. Raises NoNamespacesError."""
     if os.geteuid() != 0 or not DEVICE.exists():
-        msg = f"hosts are network namespaces: this needs root and {DEVICE}"
-        raise NoNamespacesError(msg)
+        raise NoNamespacesError(f"hosts are network namespaces: this needs root and {DEVICE}")
     hosts = tuple(Host(name, 10 + number, f"pm{os.getpid()}-{name}") for number, name in enumerate(names, 1))
     _remove_abandoned()
     with ExitStack() as stack:
@@ -148,8 +147,6 @@ def _ip(*arguments: str) -> None:
     try:
         subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
     except FileNotFoundError as error:
-        msg = "there is no ip here; install it (Debian: apt-get install iproute2)"
-        raise NoNamespacesError(msg) from error
+        raise NoNamespacesError("there is no ip here; install it (Debian: apt-get install iproute2)") from error
     except subprocess.CalledProcessError as error:
-        msg = f"ip {' '.join(arguments)}: {error.stderr.strip()}"
-        raise NoNamespacesError(msg) from error
+        raise NoNamespacesError(f"ip {' '.join(arguments)}: {error.stderr.strip()}") from error

@@ -32,8 +32,7 @@ class CommandBus:
         """Raises NoResponderError."""
         services = self._serving(subject) if self.available() else []
         if not services:
-            no_responder = f"nobody serves {subject}"
-            raise NoResponderError(no_responder)
+            raise NoResponderError(f"nobody serves {subject}")
         for service in services:
             service.offer(subject, payload, answer)
 
@@ -98,8 +97,7 @@ class MemoryCommands(DecodingCommands):
             async with asyncio.timeout(float(timeout)):
                 return await answer
         except TimeoutError as error:
-            no_answer = f"no answer on {subject} within {timeout:g} s"
-            raise CommandTimeoutError(no_answer) from error
+            raise CommandTimeoutError(f"no answer on {subject} within {timeout:g} s") from error
 
     @override
     @asynccontextmanager

@@ -146,8 +146,7 @@ class MemoryBroker:
     def elect(self, event: LeaderElected, after: Sequence) -> Sequence:
         """Store if the newest remaining election is at `after`. Raises ElectionLostError."""
         if self._elected != after:
-            lost = f"the last election is at {self._elected}, not {after}"
-            raise ElectionLostError(lost)
+            raise ElectionLostError(f"the last election is at {self._elected}, not {after}")
         return self.store(event)
 
     def may_write(self, fence: Fence) -> bool:
@@ -271,8 +270,7 @@ class MemoryLog(EventLog):
     async def append(self, event: LogEvent) -> Sequence:
         sequence = self._writes.write(event) if self._broker.available else None
         if sequence is None:
-            unavailable = "the write was not confirmed"
-            raise LogUnavailableError(unavailable)
+            raise LogUnavailableError("the write was not confirmed")
         return sequence
 
     @override
@@ -292,8 +290,7 @@ class MemoryLog(EventLog):
     @override
     async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:
         if not self._broker.available:
-            unavailable = "the broker is away"
-            raise LogUnavailableError(unavailable)
+            raise LogUnavailableError("the broker is away")
         try:
             return Fence(self._broker.elect(event, after))
         except UnwritableError as error:
@@ -311,8 +308,7 @@ class MemoryLog(EventLog):
     @override
     async def extent(self) -> LogExtent:
         if not self._broker.available:
-            unavailable = "the broker is away"
-            raise LogUnavailableError(unavailable)
+            raise LogUnavailableError("the broker is away")
         return self._broker.extent
 
     @override

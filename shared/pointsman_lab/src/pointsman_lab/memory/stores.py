@@ -44,8 +44,7 @@ class MemoryLease(Lease):
         _require(self._available())
         revision = self._tenure.revision if self._tenure is not None else 0
         if revision != after:
-            taken = f"the revision is {revision}, not {after}"
-            raise LeaseTakenError(taken)
+            raise LeaseTakenError(f"the revision is {revision}, not {after}")
         self._tenure = Tenure(holder, term, revision + 1)
         return self._tenure
 
@@ -77,8 +76,7 @@ class MemoryKeyValueStore(KeyValueStore):
         if known is not None and revision != after:
             self._values[key] = known
         if revision != after:
-            changed = f"the revision is {revision}, not {after}"
-            raise ValueChangedError(changed)
+            raise ValueChangedError(f"the revision is {revision}, not {after}")
         self._revision += 1
         self._values[key] = StoredValue(key, value, self._revision)
         return self._revision

@@ -131,7 +131,9 @@ class _Central:
             engine = self._engines[number]
             now = max(now, free_at)
             while arrived < len(self._rows) and self._rows[arrived].arrived_at <= now:
-                self._arrive(self._rows[arrived])
+                row = self._rows[arrived]
+                self._uses_left.subtract(self._keys[row.number])
+                self._waiting.append(row)
                 arrived += 1
             ends_at = self._run_step(engine, now)
             if ends_at is None and arrived == len(self._rows):
@@ -142,10 +144,6 @@ class _Central:
             heappush(free, (self._rows[arrived].arrived_at if ends_at is None else ends_at, number))
         ends = [row.ended_at for row in self._rows if row.ended_at is not None]
         return Outcome(self._rows, virtual_seconds=max(ends, default=0.0))
-
-    def _arrive(self, row: RequestRow) -> None:
-        self._uses_left.subtract(self._keys[row.number])
-        self._waiting.append(row)
 
     # One step of one engine
 
@@ -208,13 +206,10 @@ class _Central:
         for row in [row for row in self._waiting if not self._can_be_on_time(row, now)]:
             self._waiting.remove(row)
             if self._late == "dropped":
-                self._drop(row, now)
+                row.end, row.reason, row.ended_at = "rejected", "slo_ttft", now
+                self._floors.count(row)
             else:
                 self._overdue.append(row)
-
-    def _drop(self, row: RequestRow, now: EngineSeconds) -> None:
-        row.end, row.reason, row.ended_at = "rejected", "slo_ttft", now
-        self._floors.count(row)
 
     def _most_on_time(self, waiting: list[RequestRow], now: EngineSeconds) -> list[RequestRow]:
         """By urgency, as many as can be on time; when one cannot, the request with the most work per weight is set
@@ -223,7 +218,7 @@ class _Central:
         before = 0.0
         urgency = {row.number: self._urgency(row) for row in waiting}
         for row in sorted(waiting, key=lambda row: (urgency[row.number], row.number)):
-            work = self._work(row)
+            work = computing_seconds(self._cost, row.prompt_tokens, self._cached(row))
             dear = work * (1 - self._discount * self._reused_share(row)) / self._floors.weight(row)
             heappush(kept, (-dear, row.number, row, work))
             if now + before + self._seconds(row) > row.arrived_at + row.slo_ttft:
@@ -256,9 +251,6 @@ class _Central:
 
     def _steps(self, tokens: Tokens) -> int:
         return -(-tokens // self._scenario.max_num_batched_tokens)
-
-    def _work(self, row: RequestRow) -> EngineSeconds:
-        return computing_seconds(self._cost, row.prompt_tokens, self._cached(row))
 
     def _cached(self, row: RequestRow) -> int:
         block = self._scenario.block_tokens

@@ -1,7 +1,7 @@
 """`pointsman-lab results`: runs the studies, writes `results.md`, its picture and its numbers."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from pointsman_cli.output_file import write_file
 from pointsman_cli.simulate.experiment import CellResult
 from pointsman_lab.results.numbers import Numbers
 from pointsman_lab.results.page import page
-from pointsman_lab.results.runs import Runs, run_studies
+from pointsman_lab.results.runs import run_studies
 from pointsman_lab.results.studies import measurements, studies
 from pointsman_lab.results.studies.rows import CONVERSATION, TOOL_AGENT
 from pointsman_lab.results.study import Study, shortened
@@ -71,10 +71,22 @@ def results_command(
         write_file(file, msgspec.json.encode(before.overlaid(found)) + b"\n")
 
     writes = add or (not only and not (quick and out is None))
-    studied = _checked(traces, [shortened(study) if quick else study for study in chosen])
+    studied = [shortened(study) if quick else study for study in chosen]
+    _check_traces(traces, studied)
     measured = [one for one in measurements() if only in one.key]
-    running = partial(run_studies, measurements=measured, traces=traces, keep=keep if writes else lambda _: None)
-    runs = _run(partial(running, studied, jobs or os.cpu_count() or 1, console, taste=quick))
+    try:
+        runs = run_studies(
+            studied,
+            jobs or os.cpu_count() or 1,
+            console,
+            taste=quick,
+            measurements=measured,
+            traces=traces,
+            keep=keep if writes else lambda _: None,
+        )
+    except BrokenProcessPool as error:
+        message = "a simulating process died, perhaps for lack of memory; the page was not written"
+        raise click.ClickException(message) from error
     _print_account(runs.seconds, console)
     if writes:
         _draw(runs.results, directory / PICTURES)
@@ -94,22 +106,12 @@ def _chosen(traces: Path, only: str) -> list[Study]:
     return chosen
 
 
-def _checked(traces: Path, chosen: list[Study]) -> list[Study]:
-    """The studies. Raises click.UsageError for a missing trace."""
+def _check_traces(traces: Path, chosen: list[Study]) -> None:
+    """Raises click.UsageError for a missing one."""
     needed = {study.source.trace for study in chosen if study.source.trace}
     missing = sorted(trace.name for trace in needed if not trace.is_file())
     if missing:
-        message = f"{traces} has no {' and no '.join(missing)}"
-        raise click.UsageError(message)
-    return chosen
-
-
-def _run(running: Callable[[], Runs]) -> Runs:
-    try:
-        return running()
-    except BrokenProcessPool as error:
-        message = "a simulating process died, perhaps for lack of memory; the page was not written"
-        raise click.ClickException(message) from error
+        raise click.UsageError(f"{traces} has no {' and no '.join(missing)}")
 
 
 def _raise_failures(failed: Mapping[str, str], file: Path | None) -> None:
@@ -143,8 +145,7 @@ def _read(directory: Path) -> Numbers:
     try:
         return msgspec.json.decode(file.read_bytes(), type=Numbers)
     except OSError as error:
-        message = f"cannot read {file}: {error.strerror}; run without --page first"
-        raise click.ClickException(message) from error
+        raise click.ClickException(f"cannot read {file}: {error.strerror}; run without --page first") from error
     except msgspec.DecodeError as error:
         message = f"{file} is not what this version writes ({error}); run without --page first"
         raise click.ClickException(message) from error
@@ -165,9 +166,6 @@ def _write_page(directory: Path, traces: Path, numbers: Numbers, console: Consol
     except KeyError as error:
         message = f"{directory / PICTURES / NUMBERS} lacks {error}: run it with --only and --add"
         raise click.ClickException(message) from error
-    _write(directory / "results.md", text.encode(), console)
-
-
-def _write(file: Path, content: bytes, console: Console) -> None:
-    write_file(file, content)
+    file = directory / "results.md"
+    write_file(file, text.encode())
     console.print(f"wrote {file}", soft_wrap=True)

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pointsman_lab.results.numbers import Numbers
+from pointsman_lab.results.numbers import METRICS, Numbers
 from pointsman_lab.results.studies.rows import LIVE_DEFAULT
 from pointsman_lab.results.study import OURS, Metric
-from pointsman_lab.results.tables import HEADINGS, code, table
+from pointsman_lab.results.tables import code, table
 from pointsman_lab.results.verdict import NEAR_POINTS, Duel
 
 DEFAULT = " + ".join(LIVE_DEFAULT)
@@ -142,7 +142,7 @@ def prediction_table(numbers: Numbers) -> str:
     for key, study in numbers.studies.items():
         if key.startswith(PREDICTED):
             metrics = study.point(OURS, study.rates()[-1]).metrics
-            shown = [(what, HEADINGS[what][1]) for what in ("ttft_p50_s", *ERRORS)]
+            shown = [(what, METRICS[what].form) for what in ("ttft_p50_s", *ERRORS)]
             cells = [form.format(metrics[what]) if what in metrics else "-" for what, form in shown]
             lines.append([key.removeprefix("answers-").removeprefix("condition-"), f"{study.rates()[-1]:g}/s", *cells])
-    return table(["study", "rate", *(HEADINGS[what][0] for what in ("ttft_p50_s", *ERRORS))], lines)
+    return table(["study", "rate", *(METRICS[what].heading for what in ("ttft_p50_s", *ERRORS))], lines)

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
+from typing import NamedTuple
 
 import msgspec
 
 from pointsman.simulation.goodput import Goodput
-from pointsman.simulation.metrics import Report
 from pointsman.simulation.outcome import LoadSample
 from pointsman_cli.simulate.experiment import CellResult
 from pointsman_cli.simulate.report import worst_length
-from pointsman_lab.results.study import Metric, Study
+from pointsman_lab.results.study import Study
 
 Goodputs = Mapping[tuple[str, int], Goodput]
 
@@ -95,7 +95,7 @@ def study_numbers(study: Study, results: Sequence[CellResult], goodputs: Goodput
 
 
 def _point(study: Study, row: str, rate: float, group: Sequence[CellResult]) -> Point:
-    found = {name: _mean(group, value_of) for name, value_of in METRICS.items()}
+    found = {name: _mean(group, column.value_of) for name, column in METRICS.items()}
     return Point(
         row=row,
         rate=rate,
@@ -105,44 +105,62 @@ def _point(study: Study, row: str, rate: float, group: Sequence[CellResult]) -> 
     )
 
 
-def _of_report(value_of: Callable[[Report], float | None]) -> Callable[[CellResult], float | None]:
-    return lambda result: value_of(result.report)
+class MetricColumn(NamedTuple):
+    heading: str
+    form: str
+    value_of: Callable[[CellResult], float | None]
 
 
-METRICS: Mapping[Metric, Callable[[CellResult], float | None]] = {
-    "hit_rate": _of_report(lambda r: r.hit_rate),
-    "loaded_share": _of_report(lambda r: r.loaded_share),
-    "fetched_share": _of_report(lambda r: r.fetched_share),
-    "copies": _of_report(lambda r: r.copies),
-    "load_cv": _of_report(lambda r: r.load_cv),
-    "hit_share_of_bound": _of_report(lambda r: r.hit_share_of_bound),
-    "busiest_share": lambda result: _busiest_share(result.series.samples),
-    "ttft_mean_s": _of_report(lambda r: r.ttft.mean_s),
-    "ttft_p50_s": _of_report(lambda r: r.ttft.p50_s),
-    "ttft_p90_s": _of_report(lambda r: r.ttft.p90_s),
-    "ttft_p99_s": _of_report(lambda r: r.ttft.p99_s),
-    "late_wait_s": _of_report(lambda r: r.late_ttft_s),
-    "e2e_p50_s": _of_report(lambda r: r.e2e.p50_s),
-    "e2e_p90_s": _of_report(lambda r: r.e2e.p90_s),
-    "tpot_p90_s": _of_report(lambda r: r.tpot.p90_s),
-    "capacity_with_tbt": _of_report(lambda r: r.effective_capacity_with_tbt),
-    "tbt_p90_s": _of_report(lambda r: r.tbt.p90_s),
-    "worst_length": _of_report(worst_length),
-    "migrations": _of_report(lambda r: 1000 * r.migrations / r.requests if r.requests else None),
-    "rejected_share": _of_report(lambda r: r.rejections / r.requests if r.requests else None),
-    "jain": _of_report(lambda r: r.jain),
-    "jain_of_amounts": _of_report(lambda r: r.jain_of_amounts),
-    "service_per_s": _of_report(lambda r: r.service_per_s),
-    "tokens_per_s": _of_report(lambda r: r.tokens_per_s),
-    "well_behaved_p50_s": _of_report(lambda r: r.well_behaved_ttft.p50_s),
-    "well_behaved_p90_s": _of_report(lambda r: r.well_behaved_ttft.p90_s),
-    "prediction_error_p50_s": _of_report(lambda r: r.prediction_error_p50_s),
-    "prediction_error_p90_s": _of_report(lambda r: r.prediction_error_p90_s),
-    "error_shortest_p50": _of_report(lambda r: r.by_length[0].prediction_error_p50 if r.by_length else None),
-    "error_shortest_p90": _of_report(lambda r: r.by_length[0].prediction_error_p90 if r.by_length else None),
-    "error_longest_p50": _of_report(lambda r: r.by_length[-1].prediction_error_p50 if r.by_length else None),
-    "error_longest_p90": _of_report(lambda r: r.by_length[-1].prediction_error_p90 if r.by_length else None),
-    "upper_coverage": _of_report(lambda r: r.upper_coverage),
+METRICS: Mapping[str, MetricColumn] = {
+    "hit_rate": MetricColumn("hit rate", "{:.3f}", lambda c: c.report.hit_rate),
+    "loaded_share": MetricColumn("of it loaded", "{:.3f}", lambda c: c.report.loaded_share),
+    "fetched_share": MetricColumn("fetched", "{:.3f}", lambda c: c.report.fetched_share),
+    "copies": MetricColumn("copies", "{:.0f}", lambda c: c.report.copies),
+    "load_cv": MetricColumn("load CV", "{:.2f}", lambda c: c.report.load_cv),
+    "hit_share_of_bound": MetricColumn("share of the bound", "{:.1%}", lambda c: c.report.hit_share_of_bound),
+    "busiest_share": MetricColumn("at the busiest", "{:.0%}", lambda c: _busiest_share(c.series.samples)),
+    "ttft_mean_s": MetricColumn("mean TTFT", "{:.2f} s", lambda c: c.report.ttft.mean_s),
+    "ttft_p50_s": MetricColumn("TTFT P50", "{:.2f} s", lambda c: c.report.ttft.p50_s),
+    "ttft_p90_s": MetricColumn("P90", "{:.2f} s", lambda c: c.report.ttft.p90_s),
+    "ttft_p99_s": MetricColumn("P99", "{:.1f} s", lambda c: c.report.ttft.p99_s),
+    "late_wait_s": MetricColumn("late ones wait", "{:.1f} s", lambda c: c.report.late_ttft_s),
+    "e2e_p50_s": MetricColumn("E2E P50", "{:.2f} s", lambda c: c.report.e2e.p50_s),
+    "e2e_p90_s": MetricColumn("E2E P90", "{:.2f} s", lambda c: c.report.e2e.p90_s),
+    "tpot_p90_s": MetricColumn("TPOT P90", "{:.3f} s", lambda c: c.report.tpot.p90_s),
+    "capacity_with_tbt": MetricColumn("with TBT", "{:.3f}", lambda c: c.report.effective_capacity_with_tbt),
+    "tbt_p90_s": MetricColumn("TBT P90", "{:.3f} s", lambda c: c.report.tbt.p90_s),
+    "worst_length": MetricColumn("worst tenth", "{:.2f}", lambda c: worst_length(c.report)),
+    "migrations": MetricColumn(
+        "moved", "{:.0f}", lambda c: 1000 * c.report.migrations / c.report.requests if c.report.requests else None
+    ),
+    "rejected_share": MetricColumn(
+        "rejected", "{:.1%}", lambda c: c.report.rejections / c.report.requests if c.report.requests else None
+    ),
+    "jain": MetricColumn("Jain", "{:.3f}", lambda c: c.report.jain),
+    "jain_of_amounts": MetricColumn("Jain of amounts", "{:.3f}", lambda c: c.report.jain_of_amounts),
+    "service_per_s": MetricColumn("service, tokens/s", "{:,.0f}", lambda c: c.report.service_per_s),
+    "tokens_per_s": MetricColumn("tokens/s", "{:,.0f}", lambda c: c.report.tokens_per_s),
+    "well_behaved_p50_s": MetricColumn("well-behaved P50", "{:.2f} s", lambda c: c.report.well_behaved_ttft.p50_s),
+    "well_behaved_p90_s": MetricColumn("well-behaved P90", "{:.2f} s", lambda c: c.report.well_behaved_ttft.p90_s),
+    "prediction_error_p50_s": MetricColumn("error P50", "{:.2f} s", lambda c: c.report.prediction_error_p50_s),
+    "prediction_error_p90_s": MetricColumn("error P90", "{:.2f} s", lambda c: c.report.prediction_error_p90_s),
+    "error_shortest_p50": MetricColumn(
+        "shortest tenth P50",
+        "{:.0%}",
+        lambda c: c.report.by_length[0].prediction_error_p50 if c.report.by_length else None,
+    ),
+    "error_shortest_p90": MetricColumn(
+        "P90", "{:.0%}", lambda c: c.report.by_length[0].prediction_error_p90 if c.report.by_length else None
+    ),
+    "error_longest_p50": MetricColumn(
+        "longest tenth P50",
+        "{:.0%}",
+        lambda c: c.report.by_length[-1].prediction_error_p50 if c.report.by_length else None,
+    ),
+    "error_longest_p90": MetricColumn(
+        "P90", "{:.0%}", lambda c: c.report.by_length[-1].prediction_error_p90 if c.report.by_length else None
+    ),
+    "upper_coverage": MetricColumn("within upper value", "{:.1%}", lambda c: c.report.upper_coverage),
 }
 
 

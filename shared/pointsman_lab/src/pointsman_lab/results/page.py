@@ -11,7 +11,7 @@ from pointsman.policies.rebalancing import DEFAULT_REBALANCING
 from pointsman.simulation.workload import HELD_OUT
 from pointsman_lab.results import claims, compare, tables
 from pointsman_lab.results.gap import GOAL, Gap, gap_summary, gap_table, gaps, is_bound
-from pointsman_lab.results.numbers import Numbers
+from pointsman_lab.results.numbers import METRICS, Numbers
 from pointsman_lab.results.studies import CLAIMS
 from pointsman_lab.results.studies.rows import AS_WRITTEN, TUNED
 from pointsman_lab.results.study import OURS, WARMUP, Study
@@ -173,7 +173,7 @@ def _is_held_out(duel: Duel) -> bool:
 
 
 def columns(study: str, rate: float | None, called: str, *shown: str) -> list[Column]:
-    headings = [tables.HEADINGS[what][0] if what in tables.HEADINGS else what for what in shown]
+    headings = [METRICS[what].heading if what in METRICS else what for what in shown]
     if called:
         headings[0] = f"{called}: {headings[0]}"
     return [(heading, study, rate, what) for heading, what in zip(headings, shown, strict=True)]

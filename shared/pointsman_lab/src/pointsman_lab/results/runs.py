@@ -130,7 +130,8 @@ class _Running:
         made = self._each(_run, asked, lambda job: self._needed_by[job[0]], lambda job: cost(job[1]))
         by_mark = {mark: result for (mark, _, _), result in made}
         for study in self._standing():
-            results = [_named(by_mark[_mark(cell)], cell) for cell in study.cells()]
+            # Where the run was made for another study, its row may have another name.
+            results = [replace(by_mark[_mark(cell)], cell=cell) for cell in study.cells()]
             self.runs.results[study.key] = results
             self.runs.numbers.studies[study.key] = study_numbers(study, results, {})
 
@@ -145,7 +146,7 @@ class _Running:
         once: dict[str, GoodputSearch] = {}
         needed_by: dict[str, list[str]] = {}
         for study, search in asked:
-            if _is_near(search):
+            if any(point.effective_capacity >= NEAR_SHARE for point in search.known):
                 once.setdefault(_search_mark(search), search)
                 needed_by.setdefault(_search_mark(search), []).append(study.key)
             else:
@@ -223,11 +224,6 @@ def _tried(function: Callable[[J], V], numbered: tuple[int, J]) -> Tried[V]:
     return Tried(number, value, time.process_time() - began)
 
 
-def _named(result: CellResult, cell: Cell) -> CellResult:
-    """The run may have been made for another study, where its row has another name."""
-    return replace(result, cell=cell)
-
-
 def _run(job: tuple[str, Cell, bool]) -> CellResult:
     _, cell, in_full = job
     result = run_cell(cell)
@@ -258,7 +254,3 @@ def _price(job: BoundJob | Measurement) -> float:
 def _search_mark(search: GoodputSearch) -> str:
     """Searches of one scenario begin with the same points only if their studies have the same rates."""
     return repr((search.cell.source, search.cell.scenario, [point.qps for point in search.known]))
-
-
-def _is_near(search: GoodputSearch) -> bool:
-    return any(point.effective_capacity >= NEAR_SHARE for point in search.known)

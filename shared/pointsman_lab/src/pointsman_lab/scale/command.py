@@ -59,7 +59,8 @@ def scale_command(
     found = [rows[size] for size in sorted(rows)]
     Console().print(_table(found))
     for row in found:
-        click.echo(f"{row['instances']} instances, MB: {_listed(row['memory_mb'])}")
+        listed = ", ".join(f"{name} {value:g}" for name, value in row["memory_mb"].items())
+        click.echo(f"{row['instances']} instances, MB: {listed}")
     if out:
         _write_page(out, found)
 
@@ -83,7 +84,3 @@ def _table(rows: list[Row]) -> Any:
     for row in rows:
         made.add_row(*(shown(row[name]) for _, name in COLUMNS))
     return made
-
-
-def _listed(values: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in values.items())

@@ -10,7 +10,7 @@ from pointsman.ports import Clock, EngineTarget, Link
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.prefix_index import ROOT
-from pointsman_lab.traffic import BLOCK_TOKENS, SimulatedInstance
+from pointsman_lab.traffic import BLOCK_TOKENS, SimulatedCache
 from pointsman_worker.engine_monitor import EngineMonitor
 from pointsman_worker.fleet_events import FleetEvents
 from pointsman_worker.heartbeats import Heartbeats
@@ -61,7 +61,7 @@ class FollowedInstance:
         url = f"http://127.0.0.1:{FIRST_PORT + self.number}"
         board = HealthBoard(pool=SETTINGS.pool)
         self.engine = MonitoredEngine(self.blocks)
-        self._cache = SimulatedInstance(self.name, self.blocks)
+        self._cache = SimulatedCache(self.blocks)
         self._state = state = SessionState(
             completed(EngineTarget(instance=self.name, url=url), SETTINGS), SETTINGS, self.clock, events=None
         )

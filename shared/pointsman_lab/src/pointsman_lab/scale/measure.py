@@ -22,9 +22,9 @@ from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import DeploymentSettings
 from pointsman.simulation.metrics import percentile
 from pointsman.state.state import PoolSettings, State
-from pointsman_lab.cpu_time import cpu_seconds
+from pointsman_lab.proc import children, cpu_seconds, memory_mb, threads
 from pointsman_lab.scale.load import Answers, ScaleLoad
-from pointsman_lab.scale.processes import Services, family_of, memory_mb, wait_seconds
+from pointsman_lab.scale.processes import Services, wait_seconds
 from pointsman_lab.traffic import BLOCK_TOKENS
 
 CHECKPOINT_SECONDS = 5.0
@@ -88,7 +88,7 @@ async def _figures(pool: Pool) -> dict[str, Any]:
     await _start_followers(pool)
     await asyncio.sleep(options.warm_seconds)
     figures["with_followers"] = await _steady(pool)
-    figures["memory_mb"] = {name: memory_mb(pid) for name, pid in _processes(pool).items()}
+    figures["memory_mb"] = {name: round(memory_mb(pid)) for name, pid in _processes(pool).items()}
     return figures
 
 
@@ -109,7 +109,7 @@ def _own_core(pool: Pool) -> Iterator[None]:
 
 
 def _pin(pid: int, cores: set[int]) -> None:
-    for thread in Path(f"/proc/{pid}/task").iterdir():
+    for thread in threads(pid):
         with suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread.name), cores)
 
@@ -187,8 +187,8 @@ def _processes(pool: Pool) -> dict[str, int]:
     """Pids by name."""
     found = {"instances and ingress": os.getpid(), "nats": pool.server.pid}
     for name, service in pool.services.running.items():
-        found[name], *children = family_of(service.pid)
-        for child in children:
+        found[name] = service.pid
+        for child in children(service.pid):
             found[f"{name}'s checkpointer"] = child
     return found
 

@@ -101,19 +101,6 @@ class Services:
         return what in (self.directory / f"{name}.log").read_text(errors="replace")
 
 
-def family_of(pid: int) -> list[int]:
-    """The process and its children."""
-    found = [pid]
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        found += [int(child) for child in (task / "children").read_text().split()]
-    return found
-
-
-def memory_mb(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return round(sum(int(line.split()[1]) for line in lines if line.startswith("Rss:")) / 1024)
-
-
 def wait_seconds(pid: int) -> float:
     """In which the main thread could have run and had no core."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9

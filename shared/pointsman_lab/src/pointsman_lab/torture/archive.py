@@ -74,5 +74,4 @@ class MemoryArchive(Archive):
 
     async def _fail(self) -> None:
         await asyncio.sleep(self._chance.expovariate(1 / ANSWER_SECONDS))
-        away = "the database is away"
-        raise OSError(away)
+        raise OSError("the database is away")

@@ -124,11 +124,9 @@ class HostProbe:
         await asyncio.sleep(host.chance.expovariate(1 / ANSWER_SECONDS))
         if host.paused or host.worker_cut:
             await asyncio.sleep(PROBE_SECONDS_MAX)
-            silent = f"{host.url} does not answer"
-            raise EngineUnreachableError(silent)
+            raise EngineUnreachableError(f"{host.url} does not answer")
         if host.running is None:
-            refused = f"nothing listens on {host.url}"
-            raise EngineUnreachableError(refused, refused=True)
+            raise EngineUnreachableError(f"nothing listens on {host.url}", refused=True)
         return host.running
 
 
@@ -222,8 +220,7 @@ class MemoryReplaySocket(ReplaySocket):
         running = host.running
         if running is None or host.paused or host.worker_cut:
             await asyncio.sleep(REPLAY_FRAME_SECONDS)
-            silent = "no answer in time"
-            raise ReplayError(silent)
+            raise ReplayError("no answer in time")
         answer = [batch for batch in running.publisher.buffer if batch[0] >= start]
         trouble = chance.random() < host.replay_failures
         broken_at = chance.randrange(len(answer) + 1) if trouble else -1
@@ -233,7 +230,6 @@ class MemoryReplaySocket(ReplaySocket):
                 await asyncio.sleep(chance.expovariate(1 / ANSWER_SECONDS))
             if position == broken_at:
                 if breaks_off:
-                    torn = "no answer in time"
-                    raise ReplayError(torn)
+                    raise ReplayError("no answer in time")
                 continue
             yield batch

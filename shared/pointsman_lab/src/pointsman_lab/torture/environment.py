@@ -41,7 +41,11 @@ class Environment:
 
     def link(self, clock: Clock, name: str, *, older: bool = False) -> Link:
         link = open_link(
-            self.network, clock, name=name, window_max=self.plan.window_max, on_failure=self._handler_failed
+            self.network,
+            clock,
+            name=name,
+            window_max=self.plan.window_max,
+            on_failure=lambda subject, error: self.violation(f"a handler of {subject} raised {error!r}"),
         )
         if older:
             self.note(f"{name} is of the release before")
@@ -60,6 +64,3 @@ class Environment:
         self._directory.cleanup()
         for part in (*self.network.links, *self.runs, self.network, self):
             vars(part).clear()
-
-    def _handler_failed(self, subject: str, error: Exception) -> None:
-        self.violation(f"a handler of {subject} raised {error!r}")

@@ -57,8 +57,7 @@ class Exchange:
         """Waits for the head. Raises ConnectionResetError."""
         message = await self._next()
         if message is None or message["type"] != "http.response.start":
-            broken = "the connection was closed before an answer came"
-            raise ConnectionResetError(broken)
+            raise ConnectionResetError("the connection was closed before an answer came")
         self.status = message["status"]
         self.headers = {name.decode().lower(): value.decode() for name, value in message["headers"]}
         return self
@@ -71,8 +70,7 @@ class Exchange:
         while not self.over:
             message = await self._next()
             if message is None:
-                broken = "the connection was closed in the middle of an answer"
-                raise ConnectionResetError(broken)
+                raise ConnectionResetError("the connection was closed in the middle of an answer")
             self.over = not message.get("more_body", False)
             if piece := bytes(message.get("body", b"")):
                 self.pieces.append(piece)
@@ -192,11 +190,9 @@ class Session:
         await asyncio.sleep(self._chance.expovariate(1 / HOP_SECONDS))
         if not self._can_reach(host) or not site.reachable:
             await asyncio.sleep(CONNECT_SECONDS_MAX)
-            unreachable = f"no answer from {host}"
-            raise TimeoutError(unreachable)
+            raise TimeoutError(f"no answer from {host}")
         if site.app is None:
-            refused = f"nothing listens on {host}"
-            raise ConnectionRefusedError(refused)
+            raise ConnectionRefusedError(f"nothing listens on {host}")
         self._connects(host, headers)
         exchange = Exchange(site, self._loop, self._chance, post_scope(url.path, headers), body)
         exchange.begin(site.app)

@@ -108,8 +108,7 @@ class Link:
     async def ask(self, subject: str, payload: bytes, timeout: EngineSeconds) -> bytes:
         """Raises NoResponderError, CommandTimeoutError."""
         if not self.connected or not self.alive:
-            nobody = f"not connected, so no process serves {subject}"
-            raise NoResponderError(nobody)
+            raise NoResponderError(f"not connected, so no process serves {subject}")
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting.append(answer)
         if self.open:  # to the server it comes once; who serves it may be brought it twice
@@ -119,8 +118,7 @@ class Link:
             async with asyncio.timeout(timeout):
                 return await answer
         except TimeoutError as error:
-            no_answer = f"no answer on {subject} within {timeout:g} s"
-            raise CommandTimeoutError(no_answer) from error
+            raise CommandTimeoutError(f"no answer on {subject} within {timeout:g} s") from error
         finally:
             self._waiting.remove(answer)
 
@@ -141,8 +139,7 @@ class Link:
             async with asyncio.timeout(STORE_SECONDS_MAX):
                 await (asyncio.Event().wait() if lost else self.one_delay())
         except TimeoutError as error:
-            away = "the store does not answer"
-            raise StoreUnavailableError(away) from error
+            raise StoreUnavailableError("the store does not answer") from error
 
     def _notice(self) -> None:
         if self.open or not self.connected:

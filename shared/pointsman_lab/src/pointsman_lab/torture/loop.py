@@ -199,8 +199,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._drop_timer()
         if not ready and not self._stopping:
             if not scheduled:
-                stalled = "all tasks wait and nothing is due"
-                raise StalledError(stalled)
+                raise StalledError("all tasks wait and nothing is due")
             if scheduled[0].when() > self._now:
                 self._now, self._moment = scheduled[0].when(), self.steps
         while scheduled and scheduled[0].when() <= self._now:
@@ -211,8 +210,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if self.steps > STEPS_MAX or here > STEPS_AT_ONE_MOMENT_MAX:
             who = ", ".join(f"{count} times {name}" for name, count in self._ran.most_common(3))
             what = f"{here} without that time passes" if here > STEPS_AT_ONE_MOMENT_MAX else "no end"
-            endless = f"{self.steps} steps and {what}, at {self._now:.3f}; of the last {WATCHED_STEPS} {who}"
-            raise StalledError(endless)
+            raise StalledError(f"{self.steps} steps and {what}, at {self._now:.3f}; of the last {WATCHED_STEPS} {who}")
 
     def _step(self, handle: asyncio.Handle) -> None:
         if handle._cancelled:

@@ -50,8 +50,7 @@ class OlderCommands(SimulatedCommands):
     @override
     async def request(self, subject: str, command: AnyCommand, *, timeout: WallSeconds) -> AnyCommand:
         if isinstance(command, NoteHeartbeat):
-            unsent = "this release sends none"
-            raise NoResponderError(unsent)
+            raise NoResponderError("this release sends none")
         return await super().request(subject, command, timeout=timeout)
 
     @override

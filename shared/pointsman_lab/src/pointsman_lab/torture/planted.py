@@ -205,8 +205,7 @@ def planted(root: Path, only: str = "") -> Iterator[Mutant]:
             continue
         places = [(file, text) for file, text in texts.items() for _ in range(text.count(defect.before))]
         if len(places) != 1:
-            message = f"{defect.name}: in {len(places)} places: {defect.before!r}"
-            raise LookupError(message)
+            raise LookupError(f"{defect.name}: in {len(places)} places: {defect.before!r}")
         file, text = places[0]
         line = text[: text.index(defect.before)].count("\n") + 1
         changed = text.replace(defect.before, defect.after)

@@ -80,5 +80,4 @@ class SimulatedProvider(InstanceProvider):
 
     def _fail(self, fails: float) -> None:
         if fails:
-            away = "the provider does not answer"
-            raise ProviderError(away)
+            raise ProviderError("the provider does not answer")

@@ -226,7 +226,7 @@ def _tear_down(cluster: Cluster, loop: VirtualLoop) -> None:
     """Ends every task, those of killed processes too."""
     for process in cluster.processes:
         process.kill()
-    loop.set_exception_handler(_ignore_errors)
+    loop.set_exception_handler(lambda *_: None)
     for run in cluster.runs:
         loop.release(run)
     for _ in range(TEAR_DOWN_ROUNDS_MAX):
@@ -242,7 +242,3 @@ def _tear_down(cluster: Cluster, loop: VirtualLoop) -> None:
     asyncio.set_event_loop(None)
     loop.close()
     cluster.forget()
-
-
-def _ignore_errors(_loop: asyncio.AbstractEventLoop, _context: dict[str, object]) -> None:
-    pass

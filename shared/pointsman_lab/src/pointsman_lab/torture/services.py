@@ -124,7 +124,7 @@ class IngressProcess(HttpProcess):
             environment.sites,
             environment.loop,
             environment.chance("http"),
-            can_reach=self._can_reach,
+            can_reach=lambda host: host not in self.engines_cut,
             sends=self._sends,
             connects=self._connects,
         )
@@ -158,9 +158,6 @@ class IngressProcess(HttpProcess):
     @property
     def takes_traffic(self) -> bool:
         return self.app is not None and self.run is not None and self.run.board.ready
-
-    def _can_reach(self, host: str) -> bool:
-        return host not in self.engines_cut
 
     def _was_rebound_from(self, host: str, request: RequestId) -> bool:
         """A redispatched request may return to an engine that had not failed it."""

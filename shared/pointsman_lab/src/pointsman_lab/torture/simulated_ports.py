@@ -84,8 +84,7 @@ class SimulatedLog(EventLog):
             async with asyncio.timeout(APPEND_SECONDS_MAX):
                 return await done
         except TimeoutError as error:
-            unconfirmed = f"not confirmed within {APPEND_SECONDS_MAX:g} s"
-            raise LogUnavailableError(unconfirmed) from error
+            raise LogUnavailableError(f"not confirmed within {APPEND_SECONDS_MAX:g} s") from error
         finally:
             self._link.window.withdraw(number)
 
@@ -104,8 +103,7 @@ class SimulatedLog(EventLog):
             async with asyncio.timeout(EXTENT_SECONDS_MAX):
                 await self._link.one_delay()
         except TimeoutError as error:
-            away = "the server does not answer"
-            raise LogUnavailableError(away) from error
+            raise LogUnavailableError("the server does not answer") from error
         return self._link.network.broker.extent
 
     @override
