@@ -85,6 +85,9 @@ def test_the_secret_and_the_fleet_file_are_where_they_belong(fleet: RunningUp) -
     assert find_fleet(data=fleet.data).pid == fleet.process.pid
 
 
+# Its console
+
+
 @pytest.fixture(scope="module")
 def url(fleet: RunningUp) -> str:
     return fleet.wait_for(r"Console +(http://\S+)")[1]
@@ -115,7 +118,7 @@ async def until(read: Callable[[], Any], done: Callable[[Any], bool]) -> Any:
     return found
 
 
-async def test_it_follows_the_log_of_the_fleet(url: str, asked: str) -> None:
+async def test_the_console_follows_the_log_of_the_fleet(url: str, asked: str) -> None:
     await until(lambda: api(url, "/api/requests"), lambda view: asked in [one["request"] for one in view["requests"]])
     status = api(url, "/api/status")
 
@@ -124,7 +127,7 @@ async def test_it_follows_the_log_of_the_fleet(url: str, asked: str) -> None:
     assert {one["status"] for one in api(url, "/api/fleet")["instances"]} == {"ready"}
 
 
-async def test_its_metrics_tell_its_version_and_every_step_that_may_fail(url: str) -> None:
+async def test_the_metrics_of_the_console_tell_its_version_and_every_step_that_may_fail(url: str) -> None:
     page = await asyncio.to_thread(lambda: urlopen(f"{url}/metrics", timeout=20).read().decode())
 
     assert 'pointsman_build_info{version="' in page
@@ -158,7 +161,7 @@ async def test_who_shows_the_token_drains_an_engine_and_takes_it_back(fleet: Run
     assert "by local" in next(event["detail"] for event in history if event["kind"] == "undrained")
 
 
-async def test_its_user_on_the_bus_can_ask_nothing_of_a_leader(fleet: RunningUp) -> None:
+async def test_the_consoles_user_on_the_bus_can_ask_nothing_of_a_leader(fleet: RunningUp) -> None:
     """`pointsman_up` checks at its end that no user was refused anything: the console never tries."""
     user = BusUser(BusRole.CONSOLE)
     listed = json.loads((fleet.data / "fleet.json").read_text())
@@ -177,7 +180,7 @@ async def test_its_user_on_the_bus_can_ask_nothing_of_a_leader(fleet: RunningUp)
                 await link.commands.request(subject, command, timeout=WallSeconds(2.0))
 
 
-async def test_the_page_itself_changes_nothing_without_its_form_token(fleet: RunningUp, url: str) -> None:
+async def test_a_page_of_the_console_changes_nothing_without_its_form_token(fleet: RunningUp, url: str) -> None:
     token = (fleet.data / "console-token").read_text().strip()
     form = urlencode({"token": token}).encode()
 
@@ -189,6 +192,9 @@ async def test_the_page_itself_changes_nothing_without_its_form_token(fleet: Run
             return int(getattr(error, "code", 0))
 
     assert await asyncio.to_thread(sign_in) == 401
+
+
+# Who is stopped or dies
 
 
 async def test_an_ingress_that_is_told_to_stop_finishes_its_streams_and_comes_back(fleet: RunningUp) -> None:
