@@ -3,6 +3,7 @@ properties, which may take their time: how long says something of the machine on
 
 import asyncio
 import builtins
+import gc
 import itertools
 import sys
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,11 @@ settings.register_profile("fuzz", settings.get_profile("pointsman"), derandomize
 settings.load_profile("pointsman")
 
 pools = (PoolName(f"pool-{number}") for number in itertools.count())
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: no garbage collection need look at it."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

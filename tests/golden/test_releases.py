@@ -11,7 +11,6 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from pointsman.contracts.codec import AnyCommand, LogEvent, decode_command, decode_event, encode
 from pointsman.contracts.envelope import Event
@@ -46,6 +45,8 @@ def test_a_message_of_the_release_before_means_the_same(line: bytes) -> None:
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_the_release_before_takes_what_we_write(message: LogEvent | AnyCommand) -> None:
+    from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # here, since importing it takes seconds
+
     name, written = type(message).__name__, json.loads(encode(message))
     if name not in SCHEMAS:
         assert name in NEW, "say in NEW why the release before need not know it"

@@ -1,16 +1,24 @@
-"""Leaders that die or stand still, as people would see it: real processes, a real nats-server, requests over HTTP.
+"""A slow disk of the log, and leaders that die or stand still, as people would see it: real processes, a real nats-server,
+requests over HTTP.
 
 Two schedulers lead and follow; a stream of clients sends all the while. Every client gets its one answer, every request
-has its one end in the log, and no decision of a deposed leader counts.
+has its one end in the log, and no decision of a deposed leader counts. While the disk is slow (300 ms for each write, put into
+the server's system calls by strace), nobody else is elected and nothing is lost; the log replays.
 """
 
 import asyncio
+import json
 import os
+import re
+import shutil
 import signal
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -18,25 +26,33 @@ import pytest
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import DescribeFleet, FleetDescribed
-from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestPlaced, RequestRejected
+from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestPlaced, RequestRejected, WritesLost
+from pointsman.contracts.fleet import InstanceLeft, InstanceSuspected
 from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
 from pointsman.contracts.subjects import command_subject
 from pointsman.ports import CommandTimeoutError, Link, NoResponderError
 from pointsman.primitives import PoolName, WallSeconds
 from pointsman_cli.discovery import FleetFile
 from tests.support.log_reading import events_in
-from tests.support.up import RunningUp, pointsman_up
+from tests.support.up import POINTSMAN, RunningUp, pointsman_up
+from tests.support.waiting import eventually
 
 SPEED = 20.0
 ENDS = (RequestFinished, RequestFailed, RequestCancelled, RequestRejected)
 PATIENT = {"x-slo-ttft-ms": "3600000"}
 RESUMES_SECONDS_MAX = 10.0
 """Five times what is promised, on a machine that does other things as well."""
+STRACE = shutil.which("strace")
+WRITE_MICROSECONDS = 300_000
+SLOW_SECONDS = 5.0
+GROWTH_BYTES_MAX = 64 * 1024**2
+"""A full window, and what Python keeps."""
+LOAD = re.compile(r'^pointsman_log_write_load_ratio\{pool="default"\} (\S+)', re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
-    arguments = ("--instances", "2", "--schedulers", "2", "--speed", str(SPEED))
+    arguments = ("--instances", "2", "--schedulers", "2", "--speed", str(SPEED), "--set", "nats.sync_interval=always")
     with pointsman_up(tmp_path_factory.mktemp("fleet"), *arguments) as running:
         running.wait_for("Try it")
         yield running
@@ -161,10 +177,98 @@ def assert_terms_are_in_order(events: list[LogEvent]) -> None:
         assert numbers == set(range(1, max(numbers) + 1))
 
 
-@pytest.mark.parametrize("round_", [1, 2])
-async def test_a_killed_leader_is_followed_at_once_and_no_request_is_lost(
-    fleet: FleetFile, link: Link, round_: int
+@contextmanager
+def slow_disk(pid: int) -> Iterator[None]:
+    if STRACE is None:
+        pytest.skip("strace is not installed")
+    calls = "fsync,fdatasync"
+    command = [
+        STRACE,
+        "-f",
+        "-o",
+        "/dev/null",
+        "-p",
+        str(pid),
+        "-e",
+        f"trace={calls}",
+        "-e",
+        f"inject={calls}:delay_exit={WRITE_MICROSECONDS}",
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            said = process.stderr.readline()
+            if "attached" not in said:
+                pytest.skip(f"strace cannot attach here: {said}")
+            yield
+        finally:
+            process.terminate()
+
+
+def nats_pid(fleet: FleetFile, up: RunningUp) -> int:
+    return int((up.data / "nats" / "nats-server.owner").read_text().split()[1])
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+
+
+async def write_loads(fleet: FleetFile) -> list[float]:
+    urls = [f"{process.url}/metrics" for process in fleet.processes if process.role == "scheduler"]
+    async with aiohttp.ClientSession() as session:
+        pages = [await (await session.get(url)).text() for url in urls]
+    return [float(found[1]) for page in pages if (found := LOAD.search(page))]
+
+
+@pytest.mark.timeout(180)
+async def test_a_slow_disk_costs_neither_a_term_nor_a_decision_and_clients_are_served(
+    fleet: FleetFile, link: Link, up: RunningUp
 ) -> None:
+    schedulers = [process.pid for process in fleet.processes if process.role == "scheduler"]
+    before = {pid: resident_bytes(pid) for pid in schedulers}
+    clients = Clients(fleet)
+    running = asyncio.create_task(clients.run(at_once=3))
+    await asyncio.sleep(1.0)
+    quick = len(clients.answers)
+    with slow_disk(nats_pid(fleet, up)):
+        await asyncio.sleep(SLOW_SECONDS)
+        highest = max(await write_loads(fleet))
+        answered_slowly = len(clients.answers) - quick
+    await asyncio.sleep(1.0)
+    clients.stopped = True
+    await running
+    await eventually(lambda: up.process.poll() is None)
+
+    async def caught_up() -> bool:
+        return max(await write_loads(fleet)) < 0.001
+
+    await eventually(caught_up, seconds=60)
+    await assert_each_request_has_one_end(link, clients.answers)
+
+    events = await events_in(link.log)
+    growth = max(resident_bytes(pid) - before[pid] for pid in schedulers)
+    print(f"{answered_slowly} answered while the disk was slow, load {highest:.2f}, memory +{growth / 1e6:.0f} MB")
+    assert highest > 0.02
+    assert answered_slowly > 10
+    assert set(clients.answers.values()) == {200}
+    assert [
+        type(e) for e in events if isinstance(e, WritesLost | InstanceSuspected | InstanceLeft | RequestRejected)
+    ] == []
+    assert len([e for e in events if isinstance(e, LeaderElected)]) == 1
+    assert_terms_are_in_order(events)
+    assert growth < GROWTH_BYTES_MAX
+    replayed = await asyncio.to_thread(
+        subprocess.run,
+        [POINTSMAN, "replay", "--verify", "--json", "--from", str(up.data)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    verdict = json.loads(replayed.stdout)["verdict"]
+    assert (verdict["different"], verdict["problems"]) == (0, [])
+
+
+async def test_a_killed_leader_is_followed_at_once_and_no_request_is_lost(fleet: FleetFile, link: Link) -> None:
     await both_are_ready(fleet)
     clients = Clients(fleet)
     running = asyncio.create_task(clients.run())
@@ -178,7 +282,7 @@ async def test_a_killed_leader_is_followed_at_once_and_no_request_is_lost(
 
     resumed = clients.silence_after(killed_at)
     slowest = max(answered - asked for asked, answered in clients.answered_at)
-    print(f"round {round_}: resumed after {resumed:.2f} s, the slowest of {len(clients.answers)} took {slowest:.2f} s")
+    print(f"resumed after {resumed:.2f} s, the slowest of {len(clients.answers)} took {slowest:.2f} s")
     assert resumed < RESUMES_SECONDS_MAX
     assert set(clients.answers.values()) == {200}
     await assert_each_request_has_one_end(link, clients.answers)

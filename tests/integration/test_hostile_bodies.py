@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -43,24 +43,26 @@ def tool_call(arguments: str) -> bytes:
 
 MESSAGES, TOOLS = b'"messages":[', b'"messages":[{"role":"user","content":"x"}],"tools":['
 OBJECTS = BRACKETS_MAX // 2 - 10
-LARGEST = {
-    "messages of nothing": (CHAT, filled(b"{}", MESSAGES, b"]}")),
-    "short messages": (CHAT, filled(b'{"role":"user","content":""}', MESSAGES, b"]}")),
-    "tools": (CHAT, filled(b'{"type":"function","function":{"name":"f"}}', TOOLS, b"]}")),
-    "lists of one id": (COMPLETIONS, filled(b"[1]", b'"prompt":[', b"]}")),
-    "texts": (COMPLETIONS, filled(b'"a"', b'"prompt":[', b"]}")),
-    "documents": ("/rerank", filled(b'"a"', b'"query":"q","documents":[', b"]}")),
-    "special tokens": (CHAT, chat(b"<|im_end|>ab" * (SIZE // 12 - 10))),
-    "letters": (CHAT, chat(b"a" * (SIZE - 100))),
-    "quotes": (CHAT, chat(b'\\"' * (SIZE // 2 - 100))),
-    "arguments": (CHAT, tool_call('{"a":[' + "{}," * 2_500_000 + "1]}")),
-    "deep arguments": (CHAT, tool_call('{"a":' + "[" * 100_000)),
+Bodies = dict[str, tuple[str, Callable[[], bytes]]]
+"""Path and body by name. A body is made by the test that sends it: all of them are 100 MB."""
+LARGEST: Bodies = {
+    "messages of nothing": (CHAT, lambda: filled(b"{}", MESSAGES, b"]}")),
+    "short messages": (CHAT, lambda: filled(b'{"role":"user","content":""}', MESSAGES, b"]}")),
+    "tools": (CHAT, lambda: filled(b'{"type":"function","function":{"name":"f"}}', TOOLS, b"]}")),
+    "lists of one id": (COMPLETIONS, lambda: filled(b"[1]", b'"prompt":[', b"]}")),
+    "texts": (COMPLETIONS, lambda: filled(b'"a"', b'"prompt":[', b"]}")),
+    "documents": ("/rerank", lambda: filled(b'"a"', b'"query":"q","documents":[', b"]}")),
+    "special tokens": (CHAT, lambda: chat(b"<|im_end|>ab" * (SIZE // 12 - 10))),
+    "letters": (CHAT, lambda: chat(b"a" * (SIZE - 100))),
+    "quotes": (CHAT, lambda: chat(b'\\"' * (SIZE // 2 - 100))),
+    "arguments": (CHAT, lambda: tool_call('{"a":[' + "{}," * 2_500_000 + "1]}")),
+    "deep arguments": (CHAT, lambda: tool_call('{"a":' + "[" * 100_000)),
 }
-WITHIN_BOUNDS = {
-    "ids": (COMPLETIONS, listed(b"12345", TOKEN_IDS_MAX - 10, b'"prompt":[', b"]}")),
-    "strings": (CHAT, listed(b'"a"', STRINGS_MAX - 20, b'"messages":[{"role":"user","content":[', b"]}]}")),
-    "messages": (CHAT, listed(b'{"role":"user","content":"a"}', OBJECTS, MESSAGES, b"]}")),
-    "entries": (CHAT, listed(b"1", ENTRIES_MAX - 20, TOOLS + b'{"function":{"name":"f","parameters":{"a":[', b"]}}}]}")),
+WITHIN_BOUNDS: Bodies = {
+    "ids": (COMPLETIONS, lambda: listed(b"12345", TOKEN_IDS_MAX - 10, b'"prompt":[', b"]}")),
+    "strings": (CHAT, lambda: listed(b'"a"', STRINGS_MAX - 20, b'"messages":[{"role":"user","content":[', b"]}]}")),
+    "messages": (CHAT, lambda: listed(b'{"role":"user","content":"a"}', OBJECTS, MESSAGES, b"]}")),
+    "entries": (CHAT, lambda: listed(b"1", ENTRIES_MAX - 20, TOOLS + b'{"function":{"name":"f","parameters":{"a":[', b"]}}}]}")),
 }  # fmt: skip
 
 
@@ -98,8 +100,9 @@ async def lags() -> AsyncIterator[list[float]]:
     watching.cancel()
 
 
-@pytest.mark.parametrize(("path", "body"), [*LARGEST.values(), *WITHIN_BOUNDS.values()], ids=[*LARGEST, *WITHIN_BOUNDS])
-async def test_no_body_holds_up_the_loop(world: World, path: str, body: bytes) -> None:
+@pytest.mark.parametrize(("path", "made"), [*LARGEST.values(), *WITHIN_BOUNDS.values()], ids=[*LARGEST, *WITHIN_BOUNDS])
+async def test_no_body_holds_up_the_loop(world: World, path: str, made: Callable[[], bytes]) -> None:
+    body = made()
     async with world.post(CHAT, HELLO) as answer:
         assert answer.status == 200
     worst = []
@@ -111,16 +114,17 @@ async def test_no_body_holds_up_the_loop(world: World, path: str, body: bytes) -
     assert is_short(worst), worst
 
 
-LONG = {
-    "ids": (COMPLETIONS, listed(b"12345", TOKEN_IDS_MAX - 10, b'"prompt":[', b"]}")),
-    "a list of ids": (COMPLETIONS, listed(b"12345", TOKEN_IDS_MAX - 10, b'"prompt":[[', b"]]}")),
-    "ids to embed": ("/v1/embeddings", listed(b"12345", TOKEN_IDS_MAX - 10, b'"input":[', b"]}")),
-    "words": (CHAT, chat(b"a word and " * 500_000)),
+LONG: Bodies = {
+    "ids": (COMPLETIONS, lambda: listed(b"12345", TOKEN_IDS_MAX - 10, b'"prompt":[', b"]}")),
+    "a list of ids": (COMPLETIONS, lambda: listed(b"12345", TOKEN_IDS_MAX - 10, b'"prompt":[[', b"]]}")),
+    "ids to embed": ("/v1/embeddings", lambda: listed(b"12345", TOKEN_IDS_MAX - 10, b'"input":[', b"]}")),
+    "words": (CHAT, lambda: chat(b"a word and " * 500_000)),
 }
 
 
-@pytest.mark.parametrize(("path", "body"), LONG.values(), ids=LONG)
-async def test_no_prompt_that_fits_the_model_holds_up_the_loop(path: str, body: bytes) -> None:
+@pytest.mark.parametrize(("path", "made"), LONG.values(), ids=LONG)
+async def test_no_prompt_that_fits_the_model_holds_up_the_loop(path: str, made: Callable[[], bytes]) -> None:
+    body = made()
     async with world_with(tokenizer="builtin", max_model_len=2_000_000, block_tokens=16) as world:
         world.scheduler.rejection = (429, "queue_full", 1.0)  # the engine here would read the body in the same loop
         worst = []

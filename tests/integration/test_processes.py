@@ -110,12 +110,16 @@ def alive(pid: int) -> bool:
     return True
 
 
-async def test_several_processes_serve_one_port_count_together_and_stop_together(tmp_path: Path) -> None:
+async def test_several_processes_name_a_misspelt_variable_once_serve_one_port_count_together_and_stop_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POINTSMAN_POLCY", "round_robin")
     refused = f'pointsman_http_requests_total{{model="",pool="",route="{PATH}",status="400"}}'
     async with running_nats(tmp_path) as nats:
         with ingresses(nats, tmp_path) as front:
             await eventually(lambda: len(front.named("log_ready")) == 3, seconds=60)
             assert sorted(front.named("listening")) == ["front-1", "front-2", "front-3"]
+            assert front.log.count("POINTSMAN_POLCY") == 1
 
             statuses = [await asked(front.url) for _ in range(30)]
             assert set(statuses) == {400}
@@ -142,7 +146,9 @@ async def test_several_processes_serve_one_port_count_together_and_stop_together
     assert not front.metrics_directories
 
 
-async def test_a_child_that_hangs_is_killed_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_child_that_hangs_is_killed_and_started_again_and_none_outlives_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     patch_processes(monkeypatch, tmp_path, {"pointsman.runtime.processes.HUNG_SECONDS": HUNG_SECONDS})
     async with running_nats(tmp_path) as nats:
         with ingresses(nats, tmp_path) as front:
@@ -154,13 +160,7 @@ async def test_a_child_that_hangs_is_killed_and_started_again(tmp_path: Path, mo
             assert re.findall(r"process_unresponsive +number=(\d) pid=(\d+)", front.log) == [("3", str(stopped))]
             assert not alive(stopped)
 
-
-async def test_children_do_not_outlive_their_parent(tmp_path: Path) -> None:
-    async with running_nats(tmp_path) as nats:
-        with ingresses(nats, tmp_path) as front:
-            await eventually(lambda: len(front.named("listening")) == 3, seconds=60)
             front.process.kill()
-
             await eventually(lambda: not any(map(alive, front.pids().values())))
 
 
@@ -179,16 +179,6 @@ async def test_a_taken_port_and_a_wrong_setting_are_said_once_and_end_it(
     assert front.process.returncode == 1
     assert re.search(rf"cannot listen on .*{option}", front.log)
     assert "Traceback" not in front.log
-
-
-async def test_a_misspelt_variable_is_named_once_for_all_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("POINTSMAN_POLCY", "round_robin")
-    with ingresses("nats://127.0.0.1:1", tmp_path) as front:
-        await eventually(lambda: len(set(front.named("listening"))) == 3, seconds=60)
-
-    assert front.log.count("POINTSMAN_POLCY") == 1
 
 
 async def test_a_wrong_setting_is_said_and_ends_all(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
-"""Two models and a LoRA adapter behind one address, as `pointsman up --also MODEL=ENGINES --lora NAME` starts them."""
+"""Two models and a LoRA adapter behind one address, as `pointsman up --also MODEL=ENGINES --lora NAME` starts them, and a trace of
+a request through this fleet, with the log's sequences."""
 
 import asyncio
+import json
+import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -9,25 +12,41 @@ import pytest
 from openai import AsyncOpenAI, NotFoundError
 
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.contracts.decisions import RequestGranted, RequestPlaced
 from pointsman.contracts.permissions import BusRole, BusUser
-from pointsman.contracts.requests import RequestArrived, RequestFinished
+from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestFinished
+from pointsman.ports import Link
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import open_link
 from pointsman_cli.discovery import FleetFile
+from tests.support.ingress_world import CHAT
+from tests.support.log_reading import whole_log
+from tests.support.otlp_collector import CollectedSpan, Collector, collector
 from tests.support.up import RunningUp, pointsman_up
 
 SPEED = 40.0
 LONG = " ".join(f"fact {number}" for number in range(200))
 """Several blocks of text."""
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
-    arguments = ("--instances", "1", "--also", "Coder 7B=1", "--lora", "poet", "--speed", str(SPEED))
-    with pointsman_up(tmp_path_factory.mktemp("fleet"), *arguments) as running:
-        running.wait_for("Try it")
+def collected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collector]:
+    with collector(tmp_path_factory.mktemp("collector")) as running:
         yield running
-        running.stop()
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory, collected: Collector) -> Iterator[RunningUp]:
+    arguments = ("--instances", "1", "--also", "Coder 7B=1", "--lora", "poet", "--speed", str(SPEED))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collected.url)
+        patch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        with pointsman_up(tmp_path_factory.mktemp("fleet"), *arguments, "--set", "ingress.access_log=true") as running:
+            running.wait_for("Try it")
+            yield running
+            running.stop()
 
 
 @pytest.fixture
@@ -139,3 +158,49 @@ async def test_an_adapter_that_is_loaded_while_the_engine_runs_can_be_asked_for_
 async def tell_engine(url: str, body: dict[str, Any]) -> None:
     async with aiohttp.ClientSession() as session, session.post(url, json=body) as answer:
         assert answer.status == 200, await answer.text()
+
+
+async def test_one_trace_leads_from_the_client_through_ingress_and_scheduler_to_the_engine(
+    up: RunningUp, link: Link, collected: Collector
+) -> None:
+    body = {
+        "model": "pointsman-sim",
+        "stream": True,
+        "max_tokens": 5,
+        "messages": [{"role": "user", "content": "hello"}],
+    }
+    headers = {"content-type": "application/json", "traceparent": f"00-{TRACE}-{PARENT}-01"}
+    request = urllib.request.Request(f"{up.url}{CHAT}", json.dumps(body).encode(), headers)
+    request_id = await asyncio.to_thread(_request_id, request)
+    spans = {span.name: span for span in collected.trace(TRACE, spans=6)}
+    log = {entry.sequence: entry.event for entry in await whole_log(link.log)}
+
+    server, decide, queue = spans[f"POST {CHAT}"], spans["decide"], spans["queue"]
+    assert {name: _parent(span, spans) for name, span in spans.items()} == {
+        server.name: PARENT,
+        "tokenise": server.name,
+        "route": server.name,
+        "decide": "route",
+        "queue": "route",
+        "chat pointsman-sim": server.name,
+    }
+    assert {span.service for span in (decide, queue)} == {"pointsman-scheduler"}
+    assert {spans[name].service for name in (server.name, "route", "chat pointsman-sim")} == {"pointsman-ingress"}
+    logged = {name: log[sequence] for span in (server, decide, queue) for name, sequence in span.sequences.items()}
+    kinds = (RequestArrived, RequestPlaced, RequestGranted, PrefillFinished, RequestFinished)
+    assert {name: type(event) for name, event in logged.items()} == {kind.__name__: kind for kind in kinds}
+    assert {getattr(event, "request", "") for event in logged.values()} == {request_id}
+    lines = [
+        json.loads(line) for line in (up.data / "logs" / "ingress.log").read_text().splitlines() if "access" in line
+    ]
+    assert [line["trace_id"] for line in lines if line["request_id"] == request_id] == [TRACE]
+
+
+def _request_id(request: urllib.request.Request) -> str:
+    with urllib.request.urlopen(request) as answer:
+        answer.read()
+        return str(answer.headers["x-pointsman-request-id"])
+
+
+def _parent(span: CollectedSpan, spans: dict[str, CollectedSpan]) -> str:
+    return next((name for name, other in spans.items() if other.id == span.parent), span.parent)

@@ -1,33 +1,23 @@
-"""Traces: one for each request from the client to the engine, with the log's sequences; nothing of what was said."""
+"""Traces: one for each request from the client to the engine; nothing of what was said. `test_several_models.py` has one through
+a whole fleet."""
 
-import asyncio
-import json
-import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pointsman.contracts.decisions import RequestGranted, RequestPlaced
-from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestFinished
 from pointsman.runtime.otlp import OtlpTracer
-from pointsman_cli.discovery import find_fleet
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, STREAM, World, world_with
-from tests.support.log_reading import link_to, whole_log
-from tests.support.otlp_collector import CollectedSpan, Collector, collector
 from tests.support.tenants import ALICE, KEYS
-from tests.support.up import pointsman_up
 from tests.support.waiting import eventually
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
-BOOT_SECONDS_MAX = 100.0
 SECRET = "the-launch-code-is-7351"
 
 
@@ -177,59 +167,3 @@ async def test_a_stream_that_breaks_off_and_a_client_that_leaves_are_errors() ->
     engines = [span for span in spans if span.name == "text_completion m"]
     assert [span.attributes["error.type"] for span in servers if span.attributes] == ["engine_failed", "client_gone"]
     assert next(span.attributes["error.type"] for span in engines if span.attributes) == "stream_reset"
-
-
-# A whole fleet and a collector process
-
-
-@pytest.fixture(scope="module")
-def spans_of_a_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collector]:
-    with collector(tmp_path_factory.mktemp("collector")) as running:
-        yield running
-
-
-async def test_one_trace_leads_from_the_client_through_ingress_and_scheduler_to_the_engine(
-    tmp_path: Path, spans_of_a_fleet: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", spans_of_a_fleet.url)
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-    with pointsman_up(tmp_path, "--instances", "1", "--model", "m", "--set", "ingress.access_log=true") as up:
-        up.wait_for("Stop +Ctrl-C", BOOT_SECONDS_MAX)
-        headers = {"content-type": "application/json", "traceparent": SAMPLED}
-        request = urllib.request.Request(f"{up.url}{CHAT}", json.dumps({**HELLO, "stream": True}).encode(), headers)
-        request_id = await asyncio.to_thread(_request_id, request)
-        spans = {span.name: span for span in spans_of_a_fleet.trace(TRACE, spans=6)}
-        async with link_to(find_fleet(data=up.data)) as link:
-            log = {entry.sequence: entry.event for entry in await whole_log(link.log)}
-        up.stop()
-
-    server, decide, queue = spans[f"POST {CHAT}"], spans["decide"], spans["queue"]
-    assert {name: _parent(span, spans) for name, span in spans.items()} == {
-        server.name: PARENT,
-        "tokenise": server.name,
-        "route": server.name,
-        "decide": "route",
-        "queue": "route",
-        "chat m": server.name,
-    }
-    assert {span.service for span in (decide, queue)} == {"pointsman-scheduler"}
-    assert {spans[name].service for name in (server.name, "route", "chat m")} == {"pointsman-ingress"}
-    logged = {name: log[sequence] for span in (server, decide, queue) for name, sequence in span.sequences.items()}
-    kinds = (RequestArrived, RequestPlaced, RequestGranted, PrefillFinished, RequestFinished)
-    assert {name: type(event) for name, event in logged.items()} == {kind.__name__: kind for kind in kinds}
-    assert {getattr(event, "request", "") for event in logged.values()} == {request_id}
-    lines = [
-        json.loads(line) for line in (up.data / "logs" / "ingress.log").read_text().splitlines() if "access" in line
-    ]
-    assert [line["trace_id"] for line in lines if line["request_id"] == request_id] == [TRACE]
-
-
-def _request_id(request: urllib.request.Request) -> str:
-    with urllib.request.urlopen(request) as answer:
-        answer.read()
-        return str(answer.headers["x-pointsman-request-id"])
-
-
-def _parent(span: CollectedSpan, spans: dict[str, CollectedSpan]) -> str:
-    return next((name for name, other in spans.items() if other.id == span.parent), span.parent)

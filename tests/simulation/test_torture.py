@@ -34,11 +34,11 @@ from pointsman_lab.torture.run import run_seed
 from pointsman_lab.torture.simulated_ports import open_link
 from pointsman_scheduler.resync import Resync
 
-SEEDS = (1, 2, 3, 4, 5, 7, 8, 9, 11, 13, 16, 18, 19, 20, 31, 33, 34, 39, 49, 50)
+SEEDS = (1, 3, 5, 8, 9, 10, 13, 20, 25, 31, 33, 34)
 """Chosen so that they bring about, beside each other, what is to be judged: `pointsman-lab torture --out` counts it per seed."""
 FURTHER = tuple(seed for seed in range(1, 51) if seed not in SEEDS)
 """Run only while something to be judged is missing: each change that draws other random numbers shifts the seeds."""
-SEEDS_A_TEST = 5
+SEEDS_A_TEST = 4
 HUNDRED = range(1, 101)
 OF_DEFECTS = (15, *range(101, 121), 331)
 """Where planted defects are looked for; all clean without them."""
@@ -104,7 +104,7 @@ def test_the_seeds_bring_about_what_is_to_be_judged(kinds: tuple[str, int]) -> N
 
 
 def test_a_seed_is_one_run_whatever_the_hash_seed() -> None:
-    code = "from pointsman_lab.torture.run import run_seed; print(*[run_seed(seed).digest for seed in (3, 5)])"
+    code = "from pointsman_lab.torture.run import run_seed; print(run_seed(3).digest)"
     other = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     output = subprocess.run(
         [sys.executable, "-c", code],
@@ -114,7 +114,7 @@ def test_a_seed_is_one_run_whatever_the_hash_seed() -> None:
         check=True,
     ).stdout
 
-    assert output.split() == [verdict_of(seed).digest for seed in (3, 5)]
+    assert output.strip() == verdict_of(3).digest
 
 
 def test_of_the_seeds_a_share_has_engines_without_replay_adapters_and_an_overload() -> None:

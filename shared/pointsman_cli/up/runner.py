@@ -14,7 +14,7 @@ from pointsman.primitives import WallSeconds
 from pointsman.runtime.supervision import STOP_SECONDS_MAX as SERVICE_STOP_SECONDS_MAX
 from pointsman_cli.up.child import START_ERRORS, ChildProcess
 
-READY_POLL_SECONDS = 0.1
+READY_POLL_SECONDS = 0.25
 
 STOP_STAGES: tuple[frozenset[str], ...] = (
     frozenset({"ingress", "scaler", "console"}),

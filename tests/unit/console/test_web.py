@@ -12,7 +12,6 @@ from typing import Any
 from urllib.parse import quote
 
 import aiohttp
-import jsonschema  # type: ignore[import-untyped]
 import pytest
 import pytest_asyncio
 from click.testing import CliRunner
@@ -130,6 +129,8 @@ async def test_every_page_is_there_and_carries_the_guards_headers(served: Served
 
 @pytest.mark.parametrize("path", READS)
 async def test_every_answer_of_the_api_is_as_its_description_says(served: Served, path: str) -> None:
+    import jsonschema  # type: ignore[import-untyped]  # here, since importing it takes seconds
+
     _, _, text = await served.get("/api/openapi.json")
     document = json.loads(text)
     status, _, answer = await served.get(of_a_request(served, path))

@@ -33,7 +33,7 @@ def test_a_varied_shape_is_another_one_that_the_generator_can_take(usual: Any) -
 
 
 def test_a_seed_is_one_workload_near_saturation_and_others_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unseen, "REQUESTS_MIN", 700)
+    monkeypatch.setattr(unseen, "REQUESTS_MIN", 300)
 
     workload, again, another = drawn(1), drawn(1), drawn(2)
 
@@ -46,8 +46,9 @@ def test_a_seed_is_one_workload_near_saturation_and_others_are_others(monkeypatc
 def test_the_command_compares_under_both_admissions_and_says_who_was_better(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(unseen, "REQUESTS_MIN", 700)
+    monkeypatch.setattr(unseen, "REQUESTS_MIN", 300)
     monkeypatch.setattr(unseen, "SECONDS_MIN", 0.0)
+    monkeypatch.setattr(unseen, "WARMUP", 100)
     out = tmp_path / "unseen.json"
 
     done = CliRunner().invoke(unseen_command, ["--first", "3", "--workloads", "2", "--jobs", "1", "--out", str(out)])

@@ -1,15 +1,19 @@
-"""Tenants on real processes: three ingresses, two schedulers. Limits hold across the ingresses and a leader's death, the
-command changes them live, and a higher class overtakes a lower one."""
+"""Three ingresses and two schedulers as real processes. Tenants: limits hold across the ingresses and a leader's death, the
+command changes them live, and a higher class overtakes a lower one. Behind a load balancer, one ingress is restarted while all
+stream, and no client notices; `pointsman-lab faults --rolling` does that to every service, behind haproxy and under more load.
+"""
 
 import asyncio
 import json
 import os
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from pointsman.contracts.codec import LogEvent
@@ -20,17 +24,23 @@ from pointsman.contracts.tenants import TenantPoliciesSet
 from pointsman.ports import Link
 from pointsman.primitives import InstanceId, RequestId
 from pointsman.state.tenants import BURST_SECONDS
-from pointsman_cli.discovery import FleetFile
+from pointsman_cli.discovery import FleetFile, FleetProcess, find_fleet
 from pointsman_lab.tenants.limits import LogReading, leader, most
 from pointsman_lab.tenants.load import TenantClients, Traffic
+from tests.support.balancer import TestBalancer, balancer_before
 from tests.support.log_reading import events_in
 from tests.support.up import POINTSMAN, RunningUp, pointsman_up
+from tests.support.waiting import eventually
 
 SPEED = 10.0
 RATE = 4.0  # a second of engine time
 CONCURRENCY = 3
 WINDOW_SECONDS = 20.0  # engine time
 TURN_REQUESTS = 5  # in one turn of the leader's event loop, with room for a slow machine
+LONG_TOKENS = 3000
+"""Some ten wall seconds, so that every stream outlives the lame duck's time."""
+STREAMS = 8
+RESTART_SECONDS_MAX = 60.0
 FILE = f"""
 [default]
 priority = "interactive"
@@ -49,8 +59,8 @@ priority = "batch"
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
     arguments = ("--instances", "2", "--schedulers", "2", "--ingresses", "3", "--speed", str(SPEED))
-    window = ("--set", "scheduler.prefill_window_tokens=4096")
-    with pointsman_up(tmp_path_factory.mktemp("fleet"), *arguments, *window) as running:
+    more = ("--set", "scheduler.prefill_window_tokens=4096", "--engine-args", "--stream-interval 20")
+    with pointsman_up(tmp_path_factory.mktemp("fleet"), *arguments, *more) as running:
         running.wait_for("Try it")
         yield running
         running.stop()
@@ -162,3 +172,75 @@ async def test_interactive_requests_overtake_batch_requests_that_wait(fleet: Fle
     assert len(overtaken) == 10
     assert sum(overtook) == 0, "no batch request that came later goes first"
     assert max(overtaken.values()) >= 5
+
+
+class Client:
+    """Streams one answer after the other, and counts how they ended."""
+
+    def __init__(self, url: str, model: str) -> None:
+        self._url = f"{url}/v1/completions"
+        self._model = model
+        self.ends: Counter[str] = Counter()
+        self.under_way = 0
+
+    async def stream(self, session: aiohttp.ClientSession, number: int, tokens: int) -> None:
+        body = {"model": self._model, "prompt": [500 + number] * 100, "max_tokens": tokens, "stream": True}
+        try:
+            async with session.post(self._url, json=body, headers={"x-slo-ttft-ms": "3600000"}) as answer:
+                self.under_way += 1
+                said = (await answer.read()).decode()
+                self.under_way -= 1
+            self.ends[_end(answer.status, said)] += 1
+        except (aiohttp.ClientError, OSError) as error:
+            self.under_way -= 1
+            self.ends[type(error).__name__] += 1
+
+
+def _end(status: int, said: str) -> str:
+    if status != 200:
+        return f"status {status}"
+    if '"error"' in said:
+        return "error event"
+    return "whole" if said.endswith("data: [DONE]\n\n") else "no end mark"
+
+
+def ingress(fleet: FleetFile, name: str) -> FleetProcess:
+    (found,) = [process for process in fleet.of_role("ingress") if process.name == name]
+    return found
+
+
+async def test_an_ingress_that_is_restarted_behind_a_load_balancer_cuts_no_stream_and_refuses_nobody(
+    up: RunningUp, fleet: FleetFile
+) -> None:
+    async with (
+        balancer_before(*fleet.of_role("ingress")) as balancer,
+        aiohttp.ClientSession() as session,
+    ):
+        await eventually(lambda: all(backend.well for backend in balancer.backends), what="both are in rotation")
+        client = Client(balancer.url, fleet.model)
+        async with asyncio.TaskGroup() as clients:
+            for number in range(STREAMS):
+                clients.create_task(client.stream(session, number, LONG_TOKENS))
+            await eventually(lambda: client.under_way == STREAMS, what="all stream")
+            old = ingress(fleet, "ingress")
+            os.kill(old.pid, signal.SIGTERM)
+            short = clients.create_task(_ask_on(client, session, balancer, old, up))
+        await short
+
+    assert set(client.ends) == {"whole"}, client.ends
+    assert client.ends["whole"] > STREAMS
+    assert [backend.fell for backend in balancer.backends] == [1, 0, 0]
+    assert "with exit code 0" in up.output
+
+
+async def _ask_on(
+    client: Client, session: aiohttp.ClientSession, balancer: TestBalancer, old: FleetProcess, up: RunningUp
+) -> None:
+    """One short request after the other, until the ingress is back in rotation."""
+
+    async def back() -> bool:
+        await client.stream(session, 100 + sum(client.ends.values()), 4)
+        new = ingress(find_fleet(data=up.data), old.name)
+        return new.pid != old.pid and balancer.backends[0].fell == 1 and all(b.well for b in balancer.backends)
+
+    await eventually(back, seconds=RESTART_SECONDS_MAX, what="the restarted ingress is in rotation again")

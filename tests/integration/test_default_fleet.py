@@ -1,4 +1,6 @@
-"""A running fleet gets poison of every kind on every subject of its log and its commands, and goes on."""
+"""A fleet with default settings. One document that takes longer than its TTFT objective even alone is asked again and again:
+answered every time, with a predicted TTFT that came true. Then the fleet gets poison of every kind on every subject of its log
+and its commands, and goes on."""
 
 import asyncio
 import base64
@@ -6,14 +8,19 @@ import json
 import re
 import sqlite3
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
+import aiohttp
 import nkeys
+import pytest
+import pytest_asyncio
 from nats.aio.client import Client
 
-from pointsman.contracts.codec import encode
+from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.commands import (
     ChangeApiKey,
     DescribeFleet,
@@ -22,11 +29,16 @@ from pointsman.contracts.commands import (
     SetTenantPolicies,
     UndrainInstance,
 )
+from pointsman.contracts.requests import RequestFinished
+from pointsman_cli.discovery import find_fleet
 from tests.golden.samples import COMMANDS, EVENTS
+from tests.support.log_reading import events_in, link_to
 from tests.support.poison import bad_fields, bad_utf8, deep
 from tests.support.up import POINTSMAN, RunningUp, pointsman_up
 from tests.support.waiting import eventually
 
+DOCUMENT_TOKENS, TIMES = 29_696, 20
+SLO_SECONDS = 5.0
 WRITERS = {
     "workers/default/engine-1": ("kv.engine-1", "fleet.engine-1"),
     "ingress": ("request.r-1", "lost"),
@@ -49,6 +61,87 @@ OBEYED: dict[str, tuple[type, ...]] = {
 }
 """What an operator may ask for there is done and is no poison."""
 STRANGE_SUBJECTS = (b"pm.default.fleet.\xff\xfe", b"pm.default.fleet.[/red]", b"pm.default.request.\xc3\x28")
+
+
+@dataclass(frozen=True)
+class Answer:
+    predicted_s: float
+    upper_s: float
+    best_effort: bool
+    cached_tokens: int
+    ttft_s: float
+    """In engine seconds, from the log."""
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+    with pointsman_up(tmp_path_factory.mktemp("fleet"), "--instances", "2") as running:
+        running.wait_for("curl ")
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def answers(up: RunningUp) -> Sequence[Answer]:
+    """All of them, since none is refused. Asked at the engines' real speed: a slow machine's delays are wall time."""
+    chance = Random(3)
+    document = [chance.randrange(1000, 30_000) for _ in range(DOCUMENT_TOKENS)]
+    fleet = find_fleet(data=up.data)
+    async with link_to(fleet) as link, aiohttp.ClientSession() as session:
+        asked = [await _ask_document(session, fleet.ingress, fleet.model, document)]
+        probes = fleet.of_role("ingress")[0].probes
+        await eventually(lambda: _is_known(session, probes, document), what="the index of the document")
+        asked += [await _ask_document(session, fleet.ingress, fleet.model, document) for _ in range(TIMES - 1)]
+        ends: list[RequestFinished] = []
+
+        async def all_are_logged() -> bool:
+            ends[:] = _ends(await events_in(link.log))
+            return len(ends) == TIMES
+
+        await eventually(all_are_logged, what="the log of the last answer")
+    return [Answer(*answer, ttft_s=end.ttft) for answer, end in zip(asked, ends, strict=True)]
+
+
+def test_the_first_is_late_as_predicted_and_says_so(answers: Sequence[Answer]) -> None:
+    first = answers[0]
+
+    assert first.best_effort
+    assert first.cached_tokens == 0
+    assert 5.5 < first.predicted_s < 6.5
+    assert first.predicted_s <= first.upper_s
+    assert first.ttft_s == pytest.approx(first.predicted_s, rel=0.2)
+
+
+def test_from_then_on_its_prefix_is_cached_and_it_is_on_time(answers: Sequence[Answer]) -> None:
+    for answer in answers[1:]:
+        assert not answer.best_effort
+        assert answer.cached_tokens > DOCUMENT_TOKENS - 1_024
+        assert answer.predicted_s < SLO_SECONDS / 5
+        assert answer.ttft_s < SLO_SECONDS / 2
+
+
+def _ends(events: Sequence[LogEvent]) -> list[RequestFinished]:
+    return [event for event in events if isinstance(event, RequestFinished)]
+
+
+async def _is_known(session: aiohttp.ClientSession, probes: str, document: list[int]) -> bool:
+    async with session.post(f"{probes}/kv/overlap", json={"prompts": [{"token_ids": document}]}) as answer:
+        instances = (await answer.json()).get("instances", [])
+    return max((instance["matched_tokens"][0] for instance in instances), default=0) > DOCUMENT_TOKENS - 1_024
+
+
+async def _ask_document(
+    session: aiohttp.ClientSession, url: str, model: str, document: list[int]
+) -> tuple[float, float, bool, int]:
+    body = {"model": model, "prompt": document, "max_tokens": 8}
+    async with session.post(f"{url}/v1/completions", json=body) as answer:
+        content, headers = await answer.json(), answer.headers
+        assert answer.status == 200, content
+        return (
+            float(headers["x-pointsman-predicted-ttft-ms"]) / 1e3,
+            float(headers["x-pointsman-predicted-ttft-upper-ms"]) / 1e3,
+            headers.get("x-pointsman-best-effort") == "true",
+            int(content["usage"]["prompt_tokens_details"]["cached_tokens"]),
+        )
 
 
 def garbage() -> list[bytes]:
@@ -138,32 +231,30 @@ async def tool(up: RunningUp, *arguments: str) -> tuple[int, str]:
     return process.returncode or 0, said.decode()
 
 
-async def test_a_fleet_that_is_poisoned_serves_on_with_the_same_processes(tmp_path: Path) -> None:
-    with pointsman_up(tmp_path, "--instances", "2") as up:
-        url = up.wait_for(r"nats://127\.0\.0\.1:\d+")[0]
-        up.wait_for(r"curl ")
-        before = process_ids(up)
-        assert [await asyncio.to_thread(ask, up, f"before {n}") for n in range(2)] == [200] * 2
+async def test_a_fleet_that_is_poisoned_serves_on_with_the_same_processes(up: RunningUp) -> None:
+    url = up.wait_for(r"nats://127\.0\.0\.1:\d+")[0]
+    before = process_ids(up)
+    assert [await asyncio.to_thread(ask, up, f"before {n}") for n in range(2)] == [200] * 2
 
-        poisons = await poison(url, up.data / "credentials")
+    poisons = await poison(url, up.data / "credentials")
 
-        async def serves() -> bool:
-            return await asyncio.to_thread(ask, up, "after") == 200
+    async def serves() -> bool:
+        return await asyncio.to_thread(ask, up, "after") == 200
 
-        await eventually(serves, what="an answer after the poison")
-        kept = "SELECT count(*) FROM dead_letters"  # the server may still store what it has taken
-        await eventually(lambda: archived(up, kept) == poisons, seconds=60, what="the dead letters in the archive")
-        assert [await asyncio.to_thread(ask, up, f"after {n} " * 50) for n in range(4)] == [200] * 4
-        fleet, doctor, verified = await asyncio.gather(
-            tool(up, "fleet"), tool(up, "doctor"), tool(up, "replay", "--verify")
-        )
-        assert process_ids(up) == before, up.output
-        assert "started again" not in up.output
-        assert fleet[0] == 0, fleet
-        assert re.search(rf"{poisons:,} entries do not decode", doctor[1]), doctor
-        assert "could not be applied" not in doctor[1]
-        assert "different 0" in verified[1], verified
-        assert f"{poisons:,} entries do not decode" in verified[1]
+    await eventually(serves, what="an answer after the poison")
+    kept = "SELECT count(*) FROM dead_letters"  # the server may still store what it has taken
+    await eventually(lambda: archived(up, kept) == poisons, seconds=60, what="the dead letters in the archive")
+    assert [await asyncio.to_thread(ask, up, f"after {n} " * 50) for n in range(4)] == [200] * 4
+    fleet, doctor, verified = await asyncio.gather(
+        tool(up, "fleet"), tool(up, "doctor"), tool(up, "replay", "--verify")
+    )
+    assert process_ids(up) == before, up.output
+    assert "started again" not in up.output
+    assert fleet[0] == 0, fleet
+    assert re.search(rf"{poisons:,} entries do not decode", doctor[1]), doctor
+    assert "could not be applied" not in doctor[1]
+    assert "different 0" in verified[1], verified
+    assert f"{poisons:,} entries do not decode" in verified[1]
 
 
 def archived(up: RunningUp, query: str) -> int:
