@@ -2,7 +2,6 @@
 (`...#2`); entries before the fork are read from its predecessor. An SQLite file may be a stranger's: it must have plain
 tables with our keys, and its values, their sum and the work to read them are bounded."""
 
-import asyncio
 import sqlite3
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -165,7 +164,7 @@ class ArchiveHistory(History):
             if _is_sqlite(self._url):
                 yield from _rows_of_sqlite(self._url, statement, key)
             else:
-                yield from _rows_of_server(self._url, statement)
+                yield from self._read_in_loop(_batches(self._url, statement))
         except (SQLAlchemyError, OSError) as error:
             reason = str(getattr(error, "orig", None) or error)
             if reason == INTERRUPTED:
@@ -314,16 +313,6 @@ def _check_keys(connection: Connection, statement: Select[Any]) -> None:
     plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {compiled}")
     if any("TEMP B-TREE" in step.detail for step in plan):
         raise OSError(WITHOUT_KEYS)
-
-
-def _rows_of_server(url: URL, statement: Select[Any]) -> Iterator[list[Any]]:
-    with asyncio.Runner() as runner:
-        batches = _batches(url, statement)
-        try:
-            while batch := runner.run(anext(batches, [])):
-                yield batch
-        finally:
-            runner.run(batches.aclose())
 
 
 async def _batches(url: URL, statement: Select[Any]) -> AsyncGenerator[list[Any], None]:

@@ -1,8 +1,12 @@
 """A recorded log, independent of its storage."""
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator
+from collections.abc import AsyncGenerator, Generator, Iterator
+from contextlib import closing
 from functools import cached_property
+from typing import Any, TypeVar
+from weakref import WeakSet
 
 import click
 import msgspec
@@ -15,6 +19,8 @@ from pointsman.simulation.replay import BaseState
 from pointsman.simulation.replay.folding import FoundSettings, found_pool_settings
 from pointsman.state.state import PoolSettings
 from pointsman_cli.terminal import one_line
+
+T = TypeVar("T")
 
 SUBJECT_LENGTH_MAX = 1024
 """Of an entry in a file."""
@@ -81,7 +87,8 @@ class History(ABC):
 
     @cached_property
     def _found(self) -> FoundSettings:
-        return found_pool_settings(self)
+        with closing(self.entries()) as entries:
+            return found_pool_settings(entries)
 
     @cached_property
     def fleet(self) -> FleetDescribed | None:
@@ -99,3 +106,28 @@ class History(ABC):
     @abstractmethod
     def entries(self, start: Sequence = 1) -> Generator[LogEntry, None, None]:
         """Entries from `start` to the end as of opening."""
+
+    def close(self) -> None:
+        """Ends what was left unread. The garbage collector, to which a traceback may leave it, comes too late: while
+        another event loop runs, one cannot be closed."""
+        for reading in list(self._in_loops):
+            reading.close()
+
+    @cached_property
+    def _in_loops(self) -> WeakSet[Generator[list[Any], None, None]]:
+        return WeakSet()
+
+    def _read_in_loop(self, batches: AsyncGenerator[list[T], None]) -> Generator[list[T], None, None]:
+        """Up to the first that is empty, in an event loop of its own."""
+        reading = _in_loop(batches)
+        self._in_loops.add(reading)
+        return reading
+
+
+def _in_loop(batches: AsyncGenerator[list[T], None]) -> Generator[list[T], None, None]:
+    with asyncio.Runner() as runner:
+        try:
+            while batch := runner.run(anext(batches, [])):
+                yield batch
+        finally:
+            runner.run(batches.aclose())

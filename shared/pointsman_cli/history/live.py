@@ -59,13 +59,8 @@ class LiveHistory(History):
         header = self.header
         if not header.entries:
             return
-        with asyncio.Runner() as runner:
-            batches = _batches(self._settings, self.origin, start, header)
-            try:
-                while batch := runner.run(anext(batches, [])):
-                    yield from batch
-            finally:
-                runner.run(batches.aclose())
+        for batch in self._read_in_loop(_batches(self._settings, self.origin, start, header)):
+            yield from batch
 
     @override
     @cached_property

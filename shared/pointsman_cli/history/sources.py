@@ -36,6 +36,7 @@ def open_history(place: str | None = None, pool: str | None = None) -> Iterator[
             history: History = BundleHistory(stack.enter_context(_standard_input()), origin="standard input")
         else:
             history = _opened(place, pool)
+        stack.callback(history.close)
         try:
             yield history
         except (click.ClickException, click.exceptions.Exit, click.Abort, OSError):
