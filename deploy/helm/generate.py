@@ -221,8 +221,7 @@ def entry(path: list[str], base: Any, forms: dict[str, Any], indent: int) -> Ite
             yield from plain(path, base, indent)
         yield "{{- end }}"
     else:
-        message = f"{path}: changed by {list(different)} at once"
-        raise ValueError(message)
+        raise ValueError(f"{path}: changed by {list(different)} at once")
 
 
 def mergeable(base: Any, form: Any) -> bool:

@@ -60,5 +60,4 @@ def check_settings(policy: Any) -> None:
     for one in fields(policy):
         value = getattr(policy, one.name)
         if isinstance(value, int | float) and (refusal := bounds_of(one.metadata).refusal(value)):
-            message = f"{one.name} {refusal}"
-            raise ValueError(message)
+            raise ValueError(f"{one.name} {refusal}")

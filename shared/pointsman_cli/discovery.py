@@ -220,8 +220,9 @@ def _lock_file(data: Path) -> IO[bytes]:
             make_owner_only(data)
         return os.fdopen(os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_APPEND, OWNER_ONLY), "ab")
     except OSError as error:
-        message = f"{data} cannot be the data directory: {error.strerror or error}; name another with --data DIR"
-        raise UnusableDataError(message) from error
+        raise UnusableDataError(
+            f"{data} cannot be the data directory: {error.strerror or error}; name another with --data DIR"
+        ) from error
 
 
 def _locked(lock: IO[bytes]) -> bool:

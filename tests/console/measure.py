@@ -60,8 +60,7 @@ class Viewer:
         assert self._task is not None
         if self._task.done():
             self._task.result()
-            message = f"the stream of {self.page} ended"
-            raise AssertionError(message)
+            raise AssertionError(f"the stream of {self.page} ended")
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task

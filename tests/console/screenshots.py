@@ -105,8 +105,7 @@ def slow_request(console: RunningConsole) -> str:
     for request in sorted(late, key=lambda row: -(row["ttft"] or 0.0)):
         if cause_of(console, request["request"]) == "slow_engine":
             return str(request["request"])
-    message = f"none of {len(late)} late requests was late because of its engine"
-    raise AssertionError(message)
+    raise AssertionError(f"none of {len(late)} late requests was late because of its engine")
 
 
 def cause_of(console: RunningConsole, request: str) -> str:

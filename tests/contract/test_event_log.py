@@ -396,8 +396,7 @@ async def test_a_bad_command_and_a_failing_handler_leave_the_next_command_served
         if not isinstance(command, CancelRequest):
             return
         if command.reason == "fail":
-            msg = "cannot"
-            raise ValueError(msg)
+            raise ValueError("cannot")
         await reply(b"done")
 
     async with world.client("asker") as asker, world.client("server") as server:

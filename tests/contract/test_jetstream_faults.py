@@ -104,8 +104,7 @@ class StagedWire(Connection):
         if not self.up:
             raise NotConnectedError
         if len(payload) > 1000:
-            too_large = "too large"
-            raise UnsendableError(too_large)
+            raise UnsendableError("too large")
         assert headers is not None
         self._inbox, _, number = reply.rpartition(".")
         self.sent.append((int(number), headers["Nats-Msg-Id"]))
@@ -636,8 +635,7 @@ async def test_an_error_that_ends_the_reconnecting_of_nats_py_is_told_and_anothe
     def broken_once(client: NatsClient) -> bytes:
         if client._reconnection_task is not None and not broken.is_set():
             broken.set()
-            no_seed = "no seed"
-            raise TypeError(no_seed)
+            raise TypeError("no seed")
         return command(client)
 
     monkeypatch.setattr(NatsClient, "_connect_command", broken_once)
@@ -664,8 +662,7 @@ async def test_an_error_of_the_first_attempt_is_told_and_another_attempt_made(
         nonlocal attempts
         attempts += 1
         if attempts == 1:
-            no_seed = "no seed"
-            raise TypeError(no_seed)
+            raise TypeError("no seed")
         return command(client)
 
     monkeypatch.setattr(NatsClient, "_connect_command", broken_once)

@@ -1102,8 +1102,7 @@ async def test_a_probe_that_failed_or_whose_verdict_was_lost_is_made_again(
 
     async def checked(self: key_probe.KeyProber, instance: Instance) -> tuple[bool, str]:
         if fails == "the check" and instance.id == ONE and not next(times):
-            msg = "can't start new thread"
-            raise RuntimeError(msg)
+            raise RuntimeError("can't start new thread")
         return await check(self, instance)
 
     def announced(self: key_probe.KeyProber, instance: Instance, *, parity: bool, detail: str) -> None:

@@ -174,8 +174,7 @@ async def test_a_rotation_whose_old_key_keeps_its_validity_shows_the_new_key_and
 
     async def refused(link: Link, settings: FleetSettings, action: KeyAction, key: ApiKey) -> None:
         if action == "rotate":
-            msg = "nothing was changed: the log is full"
-            raise click.ClickException(msg)
+            raise click.ClickException("nothing was changed: the log is full")
         await change(link, settings, action, key)
 
     monkeypatch.setattr(keys_command, "_change", refused)

@@ -164,8 +164,7 @@ async def answered(port: int, request: bytes) -> bytes:
             while not whole(answer) and (piece := await reader.read(65536)):
                 answer += piece
     except TimeoutError as error:
-        msg = f"no answer to {request[:3000]!r}"
-        raise AssertionError(msg) from error
+        raise AssertionError(f"no answer to {request[:3000]!r}") from error
     except ConnectionError:
         pass
     finally:

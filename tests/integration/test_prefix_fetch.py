@@ -142,5 +142,4 @@ def once(first: Callable[..., Any], then: Callable[..., Any]) -> Callable[..., A
 
 
 def _refuse(*_: object, **__: object) -> None:
-    msg = "the engine has a defect"
-    raise RuntimeError(msg)
+    raise RuntimeError("the engine has a defect")

@@ -526,8 +526,7 @@ async def test_an_engine_that_cannot_be_stopped_is_replaced_all_the_same() -> No
             if instance in provider.down:
                 tried.append(asyncio.get_running_loop().time())
                 await asyncio.sleep(52.0)
-                message = f"{instance} does not end"
-                raise ProviderError(message)
+                raise ProviderError(f"{instance} does not end")
             await stop(instance)
 
         provider.stop = fail  # type: ignore[method-assign]

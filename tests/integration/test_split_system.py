@@ -90,5 +90,4 @@ async def test_a_decode_engine_that_is_gone_costs_the_client_nothing() -> None:
 
 
 def _refuse(*_: object, **__: object) -> None:
-    msg = "the engine has a defect"
-    raise RuntimeError(msg)
+    raise RuntimeError("the engine has a defect")

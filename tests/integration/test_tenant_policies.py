@@ -171,8 +171,7 @@ async def test_a_write_that_was_stored_though_nobody_heard_of_it_is_no_refusal_a
 
     async def unheard(*arguments: Any, **named: Any) -> int:
         await put(*arguments, **named)
-        late = "no answer in time"
-        raise StoreUnavailableError(late)
+        raise StoreUnavailableError("no answer in time")
 
     async with world.scheduler() as scheduler:
         monkeypatch.setattr(world.broker.access, "put", unheard)

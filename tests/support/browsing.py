@@ -77,8 +77,7 @@ def press_until_focused(page: Page, wanted: Locator) -> None:
         if wanted.evaluate("one => one === document.activeElement"):
             return
         page.keyboard.press("Tab")
-    message = f"{wanted} cannot be reached"
-    raise AssertionError(message)
+    raise AssertionError(f"{wanted} cannot be reached")
 
 
 def number(text: str) -> float:

@@ -22,5 +22,4 @@ async def eventually(condition: Callable[[], Any], *, seconds: float = 15.0, wha
         if found:
             return
         await asyncio.sleep(pause)
-    message = f"{what} did not happen within {seconds} s"
-    raise AssertionError(message)
+    raise AssertionError(f"{what} did not happen within {seconds} s")

@@ -61,8 +61,7 @@ def command_lines(text: str) -> Iterator[list[str]]:
         pending = ""
         yield from _commands(words)
     if pending:
-        msg = f"never ends: {pending[:100]}"
-        raise ValueError(msg)
+        raise ValueError(f"never ends: {pending[:100]}")
 
 
 def _commands(words: list[str]) -> Iterator[list[str]]:

@@ -130,8 +130,7 @@ def resolved(words: Sequence[str]) -> tuple[click.Command, list[str]]:
     while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
         command = command.get_command(click.Context(command), rest.pop(0))
     if command is None:
-        msg = "no such command"
-        raise RefusedError(msg)
+        raise RefusedError("no such command")
     return command, rest
 
 
@@ -145,15 +144,13 @@ def parsed(words: Sequence[str], *, whole: bool) -> dict[str, Any]:
     try:
         given, extra, _ = command.make_parser(context).parse_args(_with_last_value(command, rest, whole=whole))
         if extra and not isinstance(command, click.Group):
-            msg = f"takes no {extra}"
-            raise RefusedError(msg)
+            raise RefusedError(f"takes no {extra}")
         values = {p.name or "": _value(p, context, given.get(p.name or "")) for p in command.params}
     except click.UsageError as error:
         raise RefusedError(error.format_message()) from error
     missing = [p.name for p in command.params if whole and p.required and p.value_is_missing(given.get(p.name or ""))]
     if missing and "help" not in given:
-        msg = f"needs {missing}"
-        raise RefusedError(msg)
+        raise RefusedError(f"needs {missing}")
     return values
 
 
@@ -186,8 +183,7 @@ def check_policies(values: Mapping[str, Any]) -> None:
         if kind in TABLES:
             known = {p.name: p for p in TABLES[kind].params}
             if name not in known:
-                msg = f"{kind} has no setting {name}"
-                raise RefusedError(msg)
+                raise RefusedError(f"{kind} has no setting {name}")
             known[name].type.convert(value, known[name], None)
         elif kind not in UNCHECKED_KINDS:
             for chosen in _chosen(kind, values):
@@ -224,8 +220,7 @@ def _make(kind: str, policy: str, settings: Settings) -> None:
         case "tenants":
             with_changes(TenantPolicies(), [f"{name}={value}" for name, value in settings.items()])
         case _:
-            msg = f"there is no kind or policy {kind}"
-            raise RefusedError(msg)
+            raise RefusedError(f"there is no kind or policy {kind}")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -259,12 +254,10 @@ def check(words: Sequence[str], *, whole: bool) -> None:
         targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
         unknown = [w for w in words[1:] if "=" not in w and not w.startswith("-") and w.islower() and w not in targets]
         if unknown:
-            msg = f"no target {unknown}"
-            raise RefusedError(msg)
+            raise RefusedError(f"no target {unknown}")
     elif words[0] == "python":
         if words[1:2] == ["-m"] and words[2].startswith("pointsman") and importlib.util.find_spec(words[2]) is None:
-            msg = f"no module {words[2]}"
-            raise RefusedError(msg)
+            raise RefusedError(f"no module {words[2]}")
     else:
         check_policies(parsed(words, whole=whole))
 
@@ -293,8 +286,7 @@ def load(text: str, path: Path) -> None:
     known = {parameter.name for command in TABLES.values() for parameter in command.params}
     unknown = (keys - known) | (content.keys() - keys - TABLES.keys())
     if unknown:
-        msg = f"no process has the settings or tables {sorted(unknown)}"
-        raise RefusedError(msg)
+        raise RefusedError(f"no process has the settings or tables {sorted(unknown)}")
     for table, command in TABLES.items():
         check_policies(command.make_context(table, ["--config", str(path)]).params)
 
@@ -315,8 +307,7 @@ def compile_and_import(text: str) -> None:
             module = importlib.import_module(node.module or "")
             missing = [alias.name for alias in node.names if not hasattr(module, alias.name)]
             if missing:
-                msg = f"{node.module} has no {missing}"
-                raise RefusedError(msg)
+                raise RefusedError(f"{node.module} has no {missing}")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -248,8 +248,7 @@ class _Fragile(Tracker):
 
     @override
     def arrived(self, request: Request, at: float) -> None:
-        missing = f"no {request.id}"
-        raise KeyError(missing)
+        raise KeyError(f"no {request.id}")
 
 
 def test_what_the_fold_fails_on_is_a_dead_letter_and_the_fold_goes_on() -> None:

@@ -97,8 +97,7 @@ class MixedFleet:
         try:
             await eventually(lambda: self._is_ready(port), seconds=READY_SECONDS_MAX)
         except AssertionError as error:
-            message = f"{name} is not ready: {self.readiness}"
-            raise AssertionError(message) from error
+            raise AssertionError(f"{name} is not ready: {self.readiness}") from error
 
     async def replace(self, name: str, python: Path) -> None:
         """As a rolling upgrade does: stop one, start the other release in its place, wait until it is ready."""

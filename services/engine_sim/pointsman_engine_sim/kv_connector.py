@@ -20,5 +20,4 @@ def parse_kv_transfer_config(text: str) -> KvTransferConfig | None:
     try:
         return msgspec.json.decode(text, type=KvTransferConfig)
     except msgspec.DecodeError as error:
-        msg = f"--kv-transfer-config: {error}"
-        raise ValueError(msg) from error
+        raise ValueError(f"--kv-transfer-config: {error}") from error

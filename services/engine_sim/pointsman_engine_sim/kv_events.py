@@ -46,8 +46,7 @@ def parse_kv_events_config(text: str) -> KvEventsConfig:
     try:
         return msgspec.json.decode(text, type=KvEventsConfig)
     except msgspec.DecodeError as error:
-        msg = f"--kv-events-config: {error}"
-        raise ValueError(msg) from error
+        raise ValueError(f"--kv-events-config: {error}") from error
 
 
 class _Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -162,8 +161,7 @@ class KvEventPublisher:
             self._open_replay()
         except zmq.ZMQError as error:
             self._close()
-            msg = f"KV events at {config.endpoint} and {config.replay_endpoint}: {error.strerror}"
-            raise OSError(msg) from error
+            raise OSError(f"KV events at {config.endpoint} and {config.replay_endpoint}: {error.strerror}") from error
 
     @property
     def endpoint(self) -> str:

@@ -93,11 +93,9 @@ class KvTransfer:
             async with self._session.post(url, data=msgspec.json.encode(body)) as answer:
                 content = await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            msg = f"{url}: {str(error) or type(error).__name__}"
-            raise _failed(msg) from error
+            raise _failed(f"{url}: {str(error) or type(error).__name__}") from error
         if answer.status != 200:
-            msg = f"{params.remote_request_id} is not held at {url} any more"
-            raise _failed(msg)
+            raise _failed(f"{params.remote_request_id} is not held at {url} any more")
         return msgspec.json.decode(content, type=FetchAnswer)
 
     def _expire(self, name: str) -> None:

@@ -174,8 +174,9 @@ def _adapters(settings: EngineSimSettings) -> dict[str, str]:
     """Raises ValueError."""
     given = {name: path for name, equals, path in (text.partition("=") for text in settings.lora_modules) if equals}
     if len(given) < len(settings.lora_modules):
-        msg = f"--lora-modules: each is NAME=PATH, and no name comes twice: {' '.join(settings.lora_modules)}"
-        raise ValueError(msg)
+        raise ValueError(
+            f"--lora-modules: each is NAME=PATH, and no name comes twice: {' '.join(settings.lora_modules)}"
+        )
     return given
 
 

@@ -66,8 +66,7 @@ class Wording:
         )
         tokens = self._known(vocabulary, list(islice(printable, WORDS_MAX)))
         if not tokens:
-            msg = "the tokenizer's vocabulary has nothing that can be printed"
-            raise ValueError(msg)
+            raise ValueError("the tokenizer's vocabulary has nothing that can be printed")
         return tokens
 
     def _known(self, vocabulary: Vocabulary, tokens: list[int]) -> list[int]:

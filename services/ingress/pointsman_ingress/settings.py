@@ -202,8 +202,9 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
                 )
             return
         if not self.oidc_audience:
-            needed = "--oidc-issuer needs --oidc-audience: tokens for other services must not be accepted here"
-            raise click.UsageError(needed)
+            raise click.UsageError(
+                "--oidc-issuer needs --oidc-audience: tokens for other services must not be accepted here"
+            )
         for url in filter(None, (self.oidc_issuer, self.oidc_jwks_url)):
             if not is_trustworthy(url):
                 raise click.UsageError(f"{url} must be an https URL: whoever answers there decides who is admitted")

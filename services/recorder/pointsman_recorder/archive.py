@@ -107,8 +107,9 @@ class Archive:
         """SQLite would go on with one that was deleted or replaced, and mix up both. Raises OSError."""
         if self._file is not None and self._file != self._file_now():
             file = self.engine.url.database
-            msg = f"{file} was deleted or replaced: stop the recorder, delete {file}-wal and {file}-shm, start it again"
-            raise OSError(msg)
+            raise OSError(
+                f"{file} was deleted or replaced: stop the recorder, delete {file}-wal and {file}-shm, start it again"
+            )
 
     def _file_now(self) -> tuple[int, int] | None:
         """None: there is none, as for a database in memory."""
@@ -155,8 +156,9 @@ class Archive:
         async with self.reading() as connection:
             await connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
         if self._wal_is_beyond():
-            msg = f"a reader holds the write-ahead log back ({self.wal_bytes() / 1024**2:,.0f} MiB): end it, the log keeps the entries"
-            raise OSError(msg)
+            raise OSError(
+                f"a reader holds the write-ahead log back ({self.wal_bytes() / 1024**2:,.0f} MiB): end it, the log keeps the entries"
+            )
 
     def _wal_is_beyond(self) -> bool:
         size = self.wal_bytes()
@@ -168,8 +170,7 @@ class Archive:
     async def _store(self, batch: Batch, after: Branch | None) -> None:
         async with self.writing() as connection:
             if after is not None and not await _has(connection, after):
-                msg = f"the archive has lost entry {after.last} of {after.log}, which it had stored"
-                raise SetBackError(msg)
+                raise SetBackError(f"the archive has lost entry {after.last} of {after.log}, which it had stored")
             for row in batch.logs:
                 await _insert_missing(connection, logs, [row], logs.c.log == row["log"], "log")
             for table, rows in ((events, batch.events), (dead_letters, batch.dead_letters), (gaps, batch.gaps)):

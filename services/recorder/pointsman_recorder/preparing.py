@@ -64,8 +64,9 @@ async def _replace_soon(connection: AsyncConnection, view: str) -> None:
     except DBAPIError as error:
         if sqlstate(error) != SQLSTATE_LOCKED:
             raise
-        msg = "the view requests is another in this version, and a transaction that has read it is open: end it"
-        raise UnusableDatabaseError(msg) from error
+        raise UnusableDatabaseError(
+            "the view requests is another in this version, and a transaction that has read it is open: end it"
+        ) from error
 
 
 async def _replace_view(connection: AsyncConnection, view: str) -> None:
@@ -87,11 +88,10 @@ async def _create_other_columns(connection: AsyncConnection, view: str) -> None:
         if sqlstate(error) != SQLSTATE_DEPENDENTS:
             raise
         dependents = " ".join(str(getattr(getattr(error.orig, "__cause__", None), "detail", "")).split())  # of asyncpg
-        msg = (
+        raise UnusableDatabaseError(
             f"the view requests has other columns in this version, and others depend on it ({dependents or error.orig}): "
             "drop those, and create them again when the recorder is ready"
-        )
-        raise UnusableDatabaseError(msg) from error
+        ) from error
     log.warning("archive_view_replaced", view="requests", note="its columns are others now: grant access to it again")
 
 
@@ -99,8 +99,9 @@ async def _check_encoding(connection: AsyncConnection) -> None:
     """Another encoding lacks characters that tenants and reasons may have. Raises UnusableDatabaseError."""
     encoding = (await connection.execute(sa.text("SHOW server_encoding"))).scalar()
     if encoding != "UTF8":
-        msg = f"the database has encoding {encoding}; create one with ENCODING 'UTF8' and name it in --archive-url"
-        raise UnusableDatabaseError(msg)
+        raise UnusableDatabaseError(
+            f"the database has encoding {encoding}; create one with ENCODING 'UTF8' and name it in --archive-url"
+        )
 
 
 async def _vacuum_early(connection: AsyncConnection) -> None:

@@ -159,8 +159,7 @@ class Recorder:
                 reason = f"the log went on differently after entry {last - 1}"
                 await self._open(_Opened(forked, first=1, after=branch, after_sequence=last, reason=reason))
                 return forked
-        ended = "reading the log ended, which it never does"
-        raise AssertionError(ended)
+        raise AssertionError("reading the log ended, which it never does")
 
     async def _after_reset(self, branch: Branch, last: Sequence, reset: LogReset) -> Branch:
         """Missing entries leave a gap in the history; reused sequences start a new one."""

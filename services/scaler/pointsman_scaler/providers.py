@@ -51,8 +51,7 @@ def _made(settings: ScalerSettings) -> InstanceProvider:
 
             kind, _, name = settings.kubernetes_workload.partition("/")
             if kind not in ("deployment", "statefulset") or not name:
-                unknown = f"'{settings.kubernetes_workload}' is neither deployment/NAME nor statefulset/NAME"
-                raise ProviderError(unknown)
+                raise ProviderError(f"'{settings.kubernetes_workload}' is neither deployment/NAME nor statefulset/NAME")
             return KubernetesProvider(
                 "deployment" if kind == "deployment" else "stateful_set", name, settings.kubernetes_namespace
             )

@@ -106,11 +106,10 @@ class StepRunner:
         stops that have failed before come last: each may take long. Raises ProviderError."""
         provided = await self._answered(self.provider.running())
         if ranked := with_ranks(state, provided):
-            refused = (
+            raise ProviderError(
                 f"{ranked[0]} has several data-parallel ranks, and each rank is an instance: the provider "
                 f"'{self.provider.name}' cannot size such a pool; run the scaler with --provider static"
             )
-            raise ProviderError(refused)
         if troubled := [p for p in provided if p.problem]:
             first, count = troubled[0], len(troubled)
             self.trouble.note(
@@ -228,8 +227,9 @@ class StepRunner:
             async with asyncio.timeout(float(PROVIDER_WALL_SECONDS)):
                 return await call
         except TimeoutError as error:
-            hung = f"the provider '{self.provider.name}' has not answered for {PROVIDER_WALL_SECONDS:.0f} s"
-            raise ProviderError(hung) from error
+            raise ProviderError(
+                f"the provider '{self.provider.name}' has not answered for {PROVIDER_WALL_SECONDS:.0f} s"
+            ) from error
 
     def _pool_status(self, state: State, provided: list[ProvidedInstance]) -> PoolStatus:
         wall, manages = self._clock.wall(), self.provider.manages

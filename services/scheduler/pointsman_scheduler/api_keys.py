@@ -37,10 +37,10 @@ class ApiKeyWriter:
                     continue
                 return changed
         except StoreUnavailableError as error:
-            unknown = f"the store does not answer ({error}); 'pointsman keys list' shows whether it was done"
-            raise KeyRefusedError(unknown) from error
-        contended = "others change this key at the same moment"
-        raise KeyRefusedError(contended)
+            raise KeyRefusedError(
+                f"the store does not answer ({error}); 'pointsman keys list' shows whether it was done"
+            ) from error
+        raise KeyRefusedError("others change this key at the same moment")
 
     async def _known(self, key: str) -> tuple[ApiKey | None, int]:
         found = await self._store.get(name_of_key(key))
@@ -49,20 +49,19 @@ class ApiKeyWriter:
         try:
             return decode_key(found.value), found.revision
         except ValueError as error:
-            damaged = f"what is stored as the key {key} does not decode: {error}"
-            raise KeyRefusedError(damaged) from error
+            raise KeyRefusedError(f"what is stored as the key {key} does not decode: {error}") from error
 
     def _changed(self, command: ChangeApiKey, known: ApiKey | None, by: str) -> ApiKey | None:
         """Raises KeyRefusedError."""
         now = unix_now(self._clock)
         if command.action == "create":
             if not hmac.compare_digest(command.secret_proof, secret_proof(self._secret, command.key.id)):
-                other = "the command and the scheduler have different secrets; ingresses would not admit the key"
-                raise KeyRefusedError(other)
+                raise KeyRefusedError(
+                    "the command and the scheduler have different secrets; ingresses would not admit the key"
+                )
             return _created(command.key, known, now, by)
         if known is None:
-            absent = f"there is no key {command.key.id}"
-            raise KeyRefusedError(absent)
+            raise KeyRefusedError(f"there is no key {command.key.id}")
         if command.action == "revoke":
             return None if known.revoked_at else msgspec.structs.replace(known, revoked_at=now)
         return _outlived(known, command.key.expires_at, now)
@@ -85,8 +84,7 @@ def _created(asked: ApiKey, known: ApiKey | None, now: Moment, by: str) -> ApiKe
 
 def _outlived(known: ApiKey, expires_at: Moment, now: Moment) -> ApiKey | None:
     if known.revoked_at or 0 < known.expires_at <= now:
-        invalid = f"the key {known.id} is no longer valid"
-        raise KeyRefusedError(invalid)
+        raise KeyRefusedError(f"the key {known.id} is no longer valid")
     expires_at = max(now, expires_at)
     if 0 < known.expires_at <= expires_at:
         return None

@@ -219,8 +219,7 @@ class Candidacy:
         await self._replica.reached(fence.elected)
         state, self._fence = self._replica.state, fence
         if state.term != elected.term:
-            passed = f"another leader was elected for term {state.term} before term {elected.term} began"
-            raise DeposedError(passed)
+            raise DeposedError(f"another leader was elected for term {state.term} before term {elected.term} began")
         prepare_columns(state)
         self._log_liveness.begin()
         self.term = ActiveTerm(

@@ -57,8 +57,9 @@ class EngineBlocks:
         """Raises ValueError if a pool block is not a multiple of the engine's block."""
         span, rest = divmod(key_chain.block_tokens, engine_block_tokens) if engine_block_tokens > 0 else (0, 1)
         if rest or not span:
-            msg = f"block keys stand for {key_chain.block_tokens} tokens, which is no multiple of the engine's {engine_block_tokens}"
-            raise ValueError(msg)
+            raise ValueError(
+                f"block keys stand for {key_chain.block_tokens} tokens, which is no multiple of the engine's {engine_block_tokens}"
+            )
         self._chain = key_chain
         self.block_tokens = engine_block_tokens
         self.last_index = span - 1
@@ -86,8 +87,7 @@ class EngineBlocks:
         try:
             tokens.extend(event.token_ids[: count * width])
         except (OverflowError, TypeError) as error:
-            msg = f"impossible token ids: {error}"
-            raise ValueError(msg) from error
+            raise ValueError(f"impossible token ids: {error}") from error
         keys = iter(self._chain.extend(start, tokens))
         end = len(tokens) - count * width
         for engine_hash in event.block_hashes[:count]:
@@ -152,8 +152,7 @@ class EngineBlocks:
                 not 0 <= block.span_index <= self.last_index or block.copies < 0 or block.engine_hash in self.nodes
             )
             if misplaced or (block.parent is not None and before is None):
-                msg = "kept blocks contradict each other"
-                raise ValueError(msg)
+                raise ValueError("kept blocks contradict each other")
             tail = array("I", block.tail)
             node = self._add(
                 block.engine_hash, block.span_index, block.key, block.parent_key, tail, before, block.previous
@@ -169,8 +168,7 @@ class EngineBlocks:
             node = self.nodes.get(engine_hash)
             known = node.span_index if node is not None else new.setdefault(engine_hash, span_index)
             if known != span_index:
-                msg = f"a block that is number {known} of its span as number {span_index}"
-                raise ValueError(msg)
+                raise ValueError(f"a block that is number {known} of its span as number {span_index}")
             span_index = span_index + 1 if span_index < self.last_index else 0
 
     def _add(

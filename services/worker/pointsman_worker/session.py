@@ -242,8 +242,7 @@ class SessionState:
     def new_translator(self, facts: EngineFacts) -> CacheTranslator:
         """Raises SettingsError if the engine's block size is unknown or does not fit."""
         if not facts.block_tokens:
-            msg = "the engine's /metrics do not say its block size; set --engine-block-tokens"
-            raise SettingsError(msg)
+            raise SettingsError("the engine's /metrics do not say its block size; set --engine-block-tokens")
         capacity = facts.kv_capacity_tokens // facts.block_tokens
         try:
             made = CacheTranslator(
@@ -253,11 +252,10 @@ class SessionState:
                 shared_store=self.settings.shared_kv_store,
             )
         except ValueError as error:
-            msg = (
+            raise SettingsError(
                 f"--block-tokens does not fit this engine: {error}; give a common multiple of the engines' block sizes, to a "
                 "further pool of pointsman up with #block_tokens=N in --also"
-            )
-            raise SettingsError(msg) from error
+            ) from error
         if self.session is not None and self.session.translator is not None:
             made.take_over_store(self.session.translator)
         return made

@@ -79,8 +79,7 @@ def completed(target: EngineTarget, settings: WorkerSettings) -> EngineTarget:
             engine_model=target.engine_model or settings.engine_model,
         )
     except ValueError as error:
-        msg = f"{target.instance}: {error}"
-        raise TargetError(msg) from error
+        raise TargetError(f"{target.instance}: {error}") from error
 
 
 def _advertised_url(settings: WorkerSettings, host: str, port: int) -> str:
@@ -100,25 +99,24 @@ def _listed(url: str, settings: WorkerSettings, *, alone: bool) -> list[EngineTa
 
 def _check(settings: WorkerSettings, urls: Sequence[str]) -> None:
     if settings.instance and not valid_name(settings.instance):
-        msg = f"{settings.instance!r} cannot be an instance: lower-case letters, digits and dashes, at most 63"
-        raise click.UsageError(msg)
+        raise click.UsageError(
+            f"{settings.instance!r} cannot be an instance: lower-case letters, digits and dashes, at most 63"
+        )
     if settings.dp_rank != ANY_RANK and settings.data_parallel_size > 1:
-        msg = "--dp-rank follows one rank, --data-parallel-size all: give one of them"
-        raise click.UsageError(msg)
+        raise click.UsageError("--dp-rank follows one rank, --data-parallel-size all: give one of them")
     transfers = settings.fetches or settings.role_switching or settings.role != "both" or settings.discover
     if settings.kv_transfer_gb_per_s and not transfers:
-        msg = "--kv-transfer-gb-per-s is of transfers, and this worker's engines make none: give --fetches or a --role"
-        raise click.UsageError(msg)
+        raise click.UsageError(
+            "--kv-transfer-gb-per-s is of transfers, and this worker's engines make none: give --fetches or a --role"
+        )
     if not settings.discover and len(urls) == 1:
         return
     for flag, value in (("--kv-endpoint", settings.kv_endpoint), ("--kv-replay-endpoint", settings.kv_replay_endpoint),
                         ("--engine-advertised-url", settings.engine_advertised_url)):  # fmt: skip
         if value and HOST not in value:
-            msg = f"{flag} {value}: several engines need {HOST} in it"
-            raise click.UsageError(msg)
+            raise click.UsageError(f"{flag} {value}: several engines need {HOST} in it")
     if settings.instance or settings.dp_rank != ANY_RANK:
-        msg = "--instance and --dp-rank are of a worker that follows one engine"
-        raise click.UsageError(msg)
+        raise click.UsageError("--instance and --dp-rank are of a worker that follows one engine")
 
 
 def _check_addresses(settings: WorkerSettings) -> None:

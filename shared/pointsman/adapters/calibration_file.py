@@ -46,11 +46,9 @@ def read_calibration(path: Path) -> Calibration:
     try:
         return _calibration.decode(path.read_bytes())
     except OSError as error:
-        msg = f"cannot read {path}: {error.strerror or error}"
-        raise CalibrationError(msg) from error
+        raise CalibrationError(f"cannot read {path}: {error.strerror or error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        msg = f"{path} was not written by pointsman calibrate: {error}"
-        raise CalibrationError(msg) from error
+        raise CalibrationError(f"{path} was not written by pointsman calibrate: {error}") from error
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:

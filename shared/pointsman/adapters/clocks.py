@@ -21,8 +21,7 @@ def loop_seconds() -> Seconds:
 class ScaledClock(Clock):
     def __init__(self, speed: float = 1.0) -> None:
         if not speed > 0:
-            msg = f"speed must be positive, not {speed}"
-            raise ValueError(msg)
+            raise ValueError(f"speed must be positive, not {speed}")
         self._speed = speed
 
     @property

@@ -67,9 +67,7 @@ class DecodingCommands(Commands):
             answer = decode_command(payload)
         except UndecodableError as error:
             self._listener.undecodable(subject, str(error))
-            not_understood = f"the answer on {subject} was not understood: {error}"
-            raise CommandTimeoutError(not_understood) from error
+            raise CommandTimeoutError(f"the answer on {subject} was not understood: {error}") from error
         if isinstance(answer, CommandRefused):
-            refused = f"the command on {subject} was refused: {answer.detail}"
-            raise CommandRefusedError(refused)
+            raise CommandRefusedError(f"the command on {subject} was refused: {answer.detail}")
         return answer

@@ -15,8 +15,7 @@ class Docker:
         try:
             import docker
         except ImportError as error:
-            missing = "Docker needs its client: pip install 'pointsman[docker]'"
-            raise DockerMissingError(missing) from error
+            raise DockerMissingError("Docker needs its client: pip install 'pointsman[docker]'") from error
         self._library: Any = docker
         self._url = url
         self.errors: tuple[type[Exception], ...] = (docker.errors.DockerException, OSError)

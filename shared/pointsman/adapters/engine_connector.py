@@ -47,8 +47,7 @@ class _EngineProtocol(ResponseHandler):
                 raise _too_large()
             if message.code >= 200 or message.code == SWITCHING_PROTOCOLS:
                 return message, content
-        endless = f"more than {INTERIM_HEADS_MAX} heads of status 1xx came before the answer"
-        raise aiohttp.ClientPayloadError(endless)
+        raise aiohttp.ClientPayloadError(f"more than {INTERIM_HEADS_MAX} heads of status 1xx came before the answer")
 
 
 def _too_large() -> aiohttp.ClientPayloadError:

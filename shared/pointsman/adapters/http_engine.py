@@ -162,8 +162,9 @@ class HttpEngine:
         await self._get("/health", HEALTH_BYTES_MAX)
         listed = listed_models(await self._get("/v1/models", MODELS_BYTES_MAX))
         if listed is None:
-            msg = f"/v1/models lists no model with a name of at most {NAME_BYTES_MAX} printable bytes"
-            raise EngineUnreachableError(msg)
+            raise EngineUnreachableError(
+                f"/v1/models lists no model with a name of at most {NAME_BYTES_MAX} printable bytes"
+            )
         block_tokens, kv_capacity_tokens = cache_size(await self._metrics(), self._dp_rank)
         return EngineFacts(
             model=listed.model,
@@ -211,8 +212,7 @@ class HttpEngine:
         if status == HTTPStatus.OK:
             return body
         if refusal_is_fatal:
-            msg = f"{self._url}{path}: status {status}"
-            raise EngineUnreachableError(msg)
+            raise EngineUnreachableError(f"{self._url}{path}: status {status}")
         return b""
 
     async def _request(self, path: str, bytes_max: int) -> tuple[int, bytes]:
@@ -226,8 +226,7 @@ class HttpEngine:
             refused = isinstance(error.os_error, ConnectionRefusedError)  # so for several addresses that all refuse
             raise EngineUnreachableError(msg, refused=refused) from error
         except aiohttp.InvalidURL as error:
-            msg = f"{self._url} is no URL like http://127.0.0.1:8000"
-            raise EngineUnreachableError(msg) from error
+            raise EngineUnreachableError(f"{self._url} is no URL like http://127.0.0.1:8000") from error
         except (aiohttp.ClientError, aiohttp.http.HttpProcessingError, TimeoutError, OSError, ValueError) as error:
             msg = f"{where}: {str(error)[:REASON_CHARACTERS_MAX] or type(error).__name__}"
             raise EngineUnreachableError(msg, late=isinstance(error, TimeoutError)) from error

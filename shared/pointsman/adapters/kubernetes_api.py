@@ -46,8 +46,7 @@ class Cluster:
         try:
             from kubernetes_asyncio import client, config
         except ImportError as error:
-            missing = "Kubernetes needs its client: pip install 'pointsman[kubernetes]'"
-            raise ClusterError(missing) from error
+            raise ClusterError("Kubernetes needs its client: pip install 'pointsman[kubernetes]'") from error
         self.client: Any = client
         self._config: Any = config
         self._kubeconfig = "" if HOST_VARIABLE in os.environ else _kubeconfig()
@@ -79,8 +78,9 @@ class Cluster:
         loading = self._loading = self._loading or asyncio.ensure_future(self._load())
         await asyncio.wait({loading}, timeout=LOAD_WALL_SECONDS)
         if not loading.done():
-            late = f"the credentials of {self._kubeconfig} have not come for {LOAD_WALL_SECONDS:g} s; does their plug-in hang?"
-            raise TimeoutError(late)
+            raise TimeoutError(
+                f"the credentials of {self._kubeconfig} have not come for {LOAD_WALL_SECONDS:g} s; does their plug-in hang?"
+            )
         self._loading = None
         self._loaded, self._fresh_until = loading.result(), loop_seconds() + FRESH_WALL_SECONDS
         return self._loaded
@@ -102,8 +102,7 @@ class Cluster:
                 self._kubeconfig, client_configuration=configuration, persist_config=False
             )
         except Exception as error:  # its parser has errors of its own, for instance for a file that is being written
-            unusable = f"{self._kubeconfig}: {reason_of(error)}"
-            raise self._config.ConfigException(unusable) from error
+            raise self._config.ConfigException(f"{self._kubeconfig}: {reason_of(error)}") from error
         context = (loader.current_context or {}).get("context") or {}
         return str(context.get("namespace") or DEFAULT_NAMESPACE)
 
@@ -126,6 +125,5 @@ def message_of(body: bytes | str) -> str:
 def _kubeconfig() -> str:
     paths = os.environ.get(KUBECONFIG_VARIABLE) or DEFAULT_KUBECONFIG
     if not any(Path(path).expanduser().exists() for path in paths.split(os.pathsep)):
-        unknown = f"no cluster is known: this is no pod, and there is no {paths}"
-        raise ClusterError(unknown)
+        raise ClusterError(f"no cluster is known: this is no pod, and there is no {paths}")
     return str(Path(paths).expanduser()) if os.pathsep not in paths else paths

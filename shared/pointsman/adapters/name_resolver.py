@@ -41,8 +41,7 @@ class NameResolver(aiohttp.abc.AbstractResolver):
             return known
         if lookup.done():
             return lookup.result()
-        message = f"the lookup of {host} took more than {LOOKUP_WALL_SECONDS_MAX:g} s"
-        raise OSError(message)
+        raise OSError(f"the lookup of {host} took more than {LOOKUP_WALL_SECONDS_MAX:g} s")
 
     def _begin(self, name: Name) -> "asyncio.Future[list[ResolveResult]]":
         loop = asyncio.get_running_loop()

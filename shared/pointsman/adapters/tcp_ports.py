@@ -32,8 +32,7 @@ def free_ports(count: int) -> list[int]:
         port = LOWEST + (offset + step) % size
         if not why_taken(port) and _reserve(port):
             found.append(port)
-    message = f"there are no {count} free ports from {LOWEST} to {HIGHEST}"
-    raise RuntimeError(message)
+    raise RuntimeError(f"there are no {count} free ports from {LOWEST} to {HIGHEST}")
 
 
 def _reserve(port: int) -> bool:

@@ -37,11 +37,9 @@ def read_tenant_policies(path: Path) -> TenantPolicies:
         return parse_tenant_policies(sys.stdin.read() if path == STANDARD_INPUT else path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        msg = f"cannot read {place}: {reason}"
-        raise TenantsFileError(msg) from error
+        raise TenantsFileError(f"cannot read {place}: {reason}") from error
     except TenantsFileError as error:
-        msg = f"{place}: {error}"
-        raise TenantsFileError(msg) from error
+        raise TenantsFileError(f"{place}: {error}") from error
 
 
 def parse_tenant_policies(text: str) -> TenantPolicies:
@@ -49,17 +47,14 @@ def parse_tenant_policies(text: str) -> TenantPolicies:
     try:
         tables = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        msg = f"not TOML: {error}"
-        raise TenantsFileError(msg) from error
+        raise TenantsFileError(f"not TOML: {error}") from error
     _check_keys(tables, (_CACHED_TOKEN_WEIGHT, DEFAULT, _TENANTS), "the file")
     if not tables.get(DEFAULT) and _TENANTS not in tables:
-        msg = "it sets no policy; one that removes all limits says [tenants]"
-        raise TenantsFileError(msg)
+        raise TenantsFileError("it sets no policy; one that removes all limits says [tenants]")
     default = changed_policy(TenantPolicy(), _table(tables, DEFAULT, DEFAULT), DEFAULT)
     named = _table(tables, _TENANTS, _TENANTS)
     if len(named) > TENANTS_MAX:
-        msg = f"[tenants] names {len(named)} tenants; at most {TENANTS_MAX}"
-        raise TenantsFileError(msg)
+        raise TenantsFileError(f"[tenants] names {len(named)} tenants; at most {TENANTS_MAX}")
     return TenantPolicies(
         default=default,
         tenants={
@@ -80,8 +75,9 @@ def changed_policy(
         name: _checked(value, _TYPES[name], f"[{table}] {name}", strict=not from_text) for name, value in values.items()
     }
     if 0 < checked.get("requests_per_second", 0.0) < RATE_MIN:
-        msg = f"[{table}] requests_per_second = {checked['requests_per_second']!r}: less than {RATE_MIN:g}; 0 is unlimited"
-        raise TenantsFileError(msg)
+        raise TenantsFileError(
+            f"[{table}] requests_per_second = {checked['requests_per_second']!r}: less than {RATE_MIN:g}; 0 is unlimited"
+        )
     return msgspec.structs.replace(policy, **checked)
 
 
@@ -92,8 +88,7 @@ def with_changes(policies: TenantPolicies, texts: Iterable[str]) -> TenantPolici
         place, equals, value = text.partition("=")
         name, dot, key = place.rpartition(".")
         if not (name and dot and key and equals):
-            msg = f"'{text}' is not NAME.KEY=VALUE"
-            raise TenantsFileError(msg)
+            raise TenantsFileError(f"'{text}' is not NAME.KEY=VALUE")
         if name == DEFAULT:
             default = changed_policy(default, {key: value}, DEFAULT, from_text=True)
         else:
@@ -107,11 +102,9 @@ def tenant_name(name: str) -> Tenant:
     """Raises TenantsFileError for a name that no request can have."""
     plain = name.isascii() and name.isprintable() and name.strip() == name
     if not plain or not 0 < len(name) <= TENANT_LENGTH_MAX:
-        msg = f"[tenants.{name!r}]: a name has 1 to {TENANT_LENGTH_MAX} printable ASCII characters"
-        raise TenantsFileError(msg)
+        raise TenantsFileError(f"[tenants.{name!r}]: a name has 1 to {TENANT_LENGTH_MAX} printable ASCII characters")
     if name == DEFAULT:
-        msg = "[tenants.default]: the policy of tenants without a table is [default]"
-        raise TenantsFileError(msg)
+        raise TenantsFileError("[tenants.default]: the policy of tenants without a table is [default]")
     return Tenant(name)
 
 
@@ -124,8 +117,7 @@ def _weight(tables: Mapping[str, Any]) -> float:
 def _table(tables: Mapping[str, Any], name: str, shown: str) -> dict[str, Any]:
     table = tables.get(name, {})
     if not isinstance(table, dict):
-        msg = f"{shown} is a table: write [{shown}]"
-        raise TenantsFileError(msg)
+        raise TenantsFileError(f"{shown} is a table: write [{shown}]")
     return table
 
 
@@ -135,12 +127,10 @@ def _checked(value: Any, kind: type[T], place: str, *, strict: bool = True) -> T
     except msgspec.ValidationError as error:
         choices = [choice for choice in get_args(kind) if isinstance(choice, str)]
         expected = f"expected one of {', '.join(choices)}" if choices else str(error)
-        msg = f"{place} = {value!r}: {expected[:1].lower()}{expected[1:]}"
-        raise TenantsFileError(msg) from error
+        raise TenantsFileError(f"{place} = {value!r}: {expected[:1].lower()}{expected[1:]}") from error
 
 
 def _check_keys(values: Mapping[str, Any], known: tuple[str, ...], place: str) -> None:
     for name in values:
         if name not in known:
-            msg = f"{place} has no key {name!r}; there are: {', '.join(known)}"
-            raise TenantsFileError(msg)
+            raise TenantsFileError(f"{place} has no key {name!r}; there are: {', '.join(known)}")

@@ -193,8 +193,9 @@ class TrafficReader:
         while self.is_too_large:
             oldest = next(iter(self._requests))
             if self._requests[oldest].counted:
-                msg = f"the span has more than {self._bounds}: give --since or --until for a shorter one"
-                raise UnusableTrafficError(msg)
+                raise UnusableTrafficError(
+                    f"the span has more than {self._bounds}: give --since or --until for a shorter one"
+                )
             self._forget(oldest)
             self._forgotten += 1
 
@@ -355,30 +356,26 @@ class TrafficReader:
     def _require_enough(self, requests: list[_TracedRequest]) -> None:
         answered = sum(request.counted and request.row.end == "finished" for request in requests)
         if answered < ANSWERS_MIN:
-            msg = (
+            raise UnusableTrafficError(
                 f"{answered} answered requests in this span are too few to compare policies by; {ANSWERS_MIN} is the "
                 "least. Take a longer span, or run more traffic (pointsman bench)"
             )
-            raise UnusableTrafficError(msg)
         unknown = {
             request.row.instance for request in requests if request.counted and request.row.instance
         } - self._joins.keys()
         if unknown:
-            msg = (
+            raise UnusableTrafficError(
                 f"{', '.join(sorted(unknown))} took requests and joined before the log begins: what engines they are is not "
                 "in it. Use the archive, or count from when they joined again (--since)"
             )
-            raise UnusableTrafficError(msg)
         if self._split:
-            msg = (
+            raise UnusableTrafficError(
                 "some instances only prefill or only decode in this span; only pools whose instances all do both can be "
                 "simulated as they were. Take a span without such instances (--since, --until), or compare split pools by a "
                 "workload (pointsman simulate --split)"
             )
-            raise UnusableTrafficError(msg)
         if not self._ready:
-            msg = "no instance took requests in this span, according to the log"
-            raise UnusableTrafficError(msg)
+            raise UnusableTrafficError("no instance took requests in this span, according to the log")
 
     def _notes(self, requests: list[_TracedRequest], instances: list[InstanceId]) -> list[str]:
         left_out = [request for request in self._requests.values() if request.row.end == "unfinished"]

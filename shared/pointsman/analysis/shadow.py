@@ -136,8 +136,7 @@ def shadow_choice(text: str) -> ShadowChoice:
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
         if not (key and equals and value):
-            msg = f"'{part}' in '{text}' is not KEY=VALUE"
-            raise SettingTextError(msg)
+            raise SettingTextError(f"'{part}' in '{text}' is not KEY=VALUE")
         kind = key.partition(".")[0]
         if key in settings:
             named[key] = value

@@ -129,8 +129,9 @@ class WhatIf:
         try:
             yield from self._run()
         except (ValueError, ArithmeticError, LookupError) as error:
-            msg = f"{self.record.origin} has requests or engines that cannot be simulated: {short_reason(error)}"
-            raise UnusableTrafficError(msg) from error
+            raise UnusableTrafficError(
+                f"{self.record.origin} has requests or engines that cannot be simulated: {short_reason(error)}"
+            ) from error
 
     def _run(self) -> Iterator[Progress]:
         record, fleet, runs = self.record, self._fleet, 2 + len(self.changes)

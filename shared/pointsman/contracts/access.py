@@ -61,13 +61,11 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def decode_key(payload: bytes) -> ApiKey:
     """Raises ValueError."""
     if len(payload) > KEY_BYTES_MAX:
-        large = f"{len(payload)} bytes are more than {KEY_BYTES_MAX}"
-        raise ValueError(large)
+        raise ValueError(f"{len(payload)} bytes are more than {KEY_BYTES_MAX}")
     try:
         return _keys.decode(payload)
     except RecursionError as error:
-        deep = "nested too deeply"
-        raise ValueError(deep) from error
+        raise ValueError("nested too deeply") from error
 
 
 def key_hash(secret: str) -> Callable[[bytes], bytes]:

@@ -17,11 +17,9 @@ class KeyChain:
     def __init__(self, *, secret: bytes, model: str, block_tokens: Tokens) -> None:
         """`secret`: at most 64 bytes, the same in every ingress and worker."""
         if block_tokens < 1:
-            msg = f"block_tokens must be at least 1, not {block_tokens}"
-            raise ValueError(msg)
+            raise ValueError(f"block_tokens must be at least 1, not {block_tokens}")
         if len(secret) > SECRET_BYTES_MAX:
-            msg = f"the secret has {len(secret)} bytes; at most {SECRET_BYTES_MAX} are allowed"
-            raise ValueError(msg)
+            raise ValueError(f"the secret has {len(secret)} bytes; at most {SECRET_BYTES_MAX} are allowed")
         self.block_tokens = block_tokens
         self._secret = secret
         self._model = model
@@ -37,8 +35,7 @@ class KeyChain:
         try:
             data = little_endian("I", tokens)
         except (OverflowError, TypeError) as error:
-            msg = "token ids must be integers from 0 to 4294967295"
-            raise ValueError(msg) from error
+            raise ValueError("token ids must be integers from 0 to 4294967295") from error
         width = self.block_tokens * TOKEN_BYTES
         secret = self._secret
         previous = parent.to_bytes(KEY_BYTES, "little")
@@ -61,12 +58,10 @@ def unpack_keys(packed: bytes) -> list[BlockKey]:
 def check_packed(packed: bytes) -> None:
     """Raises ValueError unless these are packed keys."""
     if len(packed) % KEY_BYTES:
-        msg = f"packed keys have {len(packed)} bytes, no multiple of {KEY_BYTES}"
-        raise ValueError(msg)
+        raise ValueError(f"packed keys have {len(packed)} bytes, no multiple of {KEY_BYTES}")
 
 
 def check_key(key: int) -> None:
     """Raises ValueError if a key or digest exceeds 64 bits."""
     if key > KEYS_MAX:
-        msg = "a block key has at most 64 bits"
-        raise ValueError(msg)
+        raise ValueError("a block key has at most 64 bits")

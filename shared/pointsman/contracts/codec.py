@@ -233,11 +233,9 @@ def encode(message: Event | AnyCommand) -> bytes:
         if len(payload) <= most:
             (decode_event if is_event else decode_command)(payload)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        msg = f"{unwritable}: {short_reason(error)}"
-        raise UnwritableError(msg) from error
+        raise UnwritableError(f"{unwritable}: {short_reason(error)}") from error
     if len(payload) > most:
-        msg = f"{unwritable}: {len(payload)} bytes are more than {most}"
-        raise TooLargeError(msg)
+        raise TooLargeError(f"{unwritable}: {len(payload)} bytes are more than {most}")
     return payload
 
 
@@ -251,11 +249,9 @@ def decode_event(payload: bytes, subject: str | None = None) -> LogEvent:
     except (msgspec.DecodeError, ValueError) as error:
         raise UndecodableError(short_reason(error)) from error
     if event.stamp is not None and isinstance(event, NEVER_DECIDED):
-        stamped = f"no leader decides a {type(event).__name__}, so it has no stamp"
-        raise UndecodableError(stamped)
+        raise UndecodableError(f"no leader decides a {type(event).__name__}, so it has no stamp")
     if subject is not None and not is_subject_of(subject, event):
-        misplaced = short_reason(f"a {type(event).__name__} does not belong on this subject")
-        raise UndecodableError(misplaced)
+        raise UndecodableError(short_reason(f"a {type(event).__name__} does not belong on this subject"))
     return event
 
 
@@ -304,14 +300,12 @@ def _check_size(payload: bytes, subject: str | None) -> None:
         return
     most = SMALL_BYTES_MAX if subject is not None and is_small(subject) else PAYLOAD_BYTES_MAX
     if len(payload) > most:
-        large = f"{len(payload)} bytes are more than {most}"
-        raise OversizedError(large)
+        raise OversizedError(f"{len(payload)} bytes are more than {most}")
 
 
 def _check_parts(payload: bytes) -> None:
     if len(payload) > EVENT_PARTS_MAX and sum(map(payload.count, (b",", b"[", b"{"))) > EVENT_PARTS_MAX:
-        many = f"more than {EVENT_PARTS_MAX} lists, objects and their parts"
-        raise OversizedError(many)
+        raise OversizedError(f"more than {EVENT_PARTS_MAX} lists, objects and their parts")
 
 
 def _check_form(payload: bytes) -> None:
@@ -320,13 +314,11 @@ def _check_form(payload: bytes) -> None:
         try:
             payload.decode()
         except UnicodeDecodeError as error:
-            not_utf8 = f"byte {error.start} is not UTF-8"
-            raise UndecodableError(not_utf8) from None
+            raise UndecodableError(f"byte {error.start} is not UTF-8") from None
     if len(payload) <= SHALLOW_BYTES_MAX:
         return
     if payload.count(b"[") + payload.count(b"{") > NESTING_MAX and _is_deep(payload):
-        deep = f"more than {NESTING_MAX} lists and objects within each other"
-        raise UndecodableError(deep)
+        raise UndecodableError(f"more than {NESTING_MAX} lists and objects within each other")
 
 
 def _is_deep(payload: bytes) -> bool:

@@ -252,12 +252,10 @@ class LeaderElected(Event, frozen=True, kw_only=True):
         """Checked here, since every reader of the log makes a State of `pool`."""
         for name, value in self.pool.items():
             if isinstance(value, str) or value < 0 or (name == "speed" and value < SPEED_MIN):
-                msg = f"the pool's setting {name[:40]} is out of bounds"
-                raise ValueError(msg)
+                raise ValueError(f"the pool's setting {name[:40]} is out of bounds")
         blocks = self.pool.get("block_tokens", 1)
         if isinstance(blocks, str) or not 1 <= blocks <= BLOCK_TOKENS_MAX or blocks % 1:
-            msg = f"block_tokens is no whole number from 1 to {BLOCK_TOKENS_MAX}"
-            raise ValueError(msg)
+            raise ValueError(f"block_tokens is no whole number from 1 to {BLOCK_TOKENS_MAX}")
 
 
 class WritesLost(Event, frozen=True, kw_only=True):

@@ -52,8 +52,7 @@ class OverlapPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     def __post_init__(self) -> None:
         check_packed(self.block_keys)
         if self.token_ids and self.block_keys:
-            both = "a prompt is given by `token_ids` or by `block_keys`, not by both"
-            raise ValueError(both)
+            raise ValueError("a prompt is given by `token_ids` or by `block_keys`, not by both")
 
 
 class OverlapRequest(Command, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,8 +68,9 @@ class OverlapRequest(Command, frozen=True, kw_only=True, forbid_unknown_fields=T
         tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
         keys = sum(len(prompt.block_keys) for prompt in self.prompts) // KEY_BYTES
         if tokens > OVERLAP_TOKENS_MAX or keys > OVERLAP_KEYS_MAX:
-            many = f"{tokens} token ids and {keys} keys are more than {OVERLAP_TOKENS_MAX} and {OVERLAP_KEYS_MAX}"
-            raise ValueError(many)
+            raise ValueError(
+                f"{tokens} token ids and {keys} keys are more than {OVERLAP_TOKENS_MAX} and {OVERLAP_KEYS_MAX}"
+            )
 
 
 class InstanceOverlap(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

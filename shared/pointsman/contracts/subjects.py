@@ -147,8 +147,7 @@ def _kind_and_name(event: Event) -> tuple[str, str | None]:
         return "lost", None
     if isinstance(event, TenantPoliciesSet | ApiKeyChanged):
         return "access", None
-    msg = f"{type(event).__name__} has no subject"
-    raise TypeError(msg)
+    raise TypeError(f"{type(event).__name__} has no subject")
 
 
 @lru_cache(maxsize=4096)

@@ -159,8 +159,7 @@ def recorded_policy_set(routing: str, settings: Settings) -> PolicySet:
             recorded=True,
         )
     except KeyError as error:
-        message = f"the settings of {routing or 'no policy'} lack {error}"
-        raise UnknownPolicyError(message) from error
+        raise UnknownPolicyError(f"the settings of {routing or 'no policy'} lack {error}") from error
 
 
 def explicit(routing: str, settings: Settings) -> Settings:
@@ -192,12 +191,10 @@ def _made(kind: str, name: str, known: Mapping[str, type[P]], settings: Settings
     try:
         return msgspec.convert(settings, policy, strict=False)
     except (msgspec.ValidationError, ValueError) as error:
-        message = f"{name}: {error}"
-        raise UnknownPolicyError(message) from error
+        raise UnknownPolicyError(f"{name}: {error}") from error
 
 
 def _require(kind: str, name: str, known: Iterable[str]) -> None:
     if name not in known:
         names = ", ".join(sorted(known)) or "none"
-        message = f"there is no {kind} {name}; there are: {names}"
-        raise UnknownPolicyError(message)
+        raise UnknownPolicyError(f"there is no {kind} {name}; there are: {names}")

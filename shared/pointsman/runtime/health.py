@@ -260,8 +260,9 @@ class HttpServer(uvicorn.Server):
         try:
             server = await asyncio.get_running_loop().create_server(create, **where, backlog=config.backlog)
         except OSError as error:
-            msg = f"cannot listen on {config.host}:{config.port} ({error}); choose another with {self._options}"
-            raise click.ClickException(msg) from error
+            raise click.ClickException(
+                f"cannot listen on {config.host}:{config.port} ({error}); choose another with {self._options}"
+            ) from error
         self.servers = [server]
         self.started = True
 

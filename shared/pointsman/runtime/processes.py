@@ -229,8 +229,9 @@ def _reserved(wanted: Address) -> socket.socket:
             alone.bind(address)
         return _bound(family, address)
     except OSError as error:
-        msg = f"cannot listen on {wanted.host}:{wanted.port} ({error}); choose another with {wanted.options}"
-        raise click.ClickException(msg) from error
+        raise click.ClickException(
+            f"cannot listen on {wanted.host}:{wanted.port} ({error}); choose another with {wanted.options}"
+        ) from error
 
 
 def _bound(family: int, address: object) -> socket.socket:

@@ -19,7 +19,6 @@ def note_public_secret(secret: str, host: str, board: HealthBoard) -> None:
     if secret != PUBLIC_SECRET:
         return
     if not is_loopback(host):
-        msg = f"listening on {host} takes a secret of your own: {REASON}"
-        raise click.UsageError(msg)
+        raise click.UsageError(f"listening on {host} takes a secret of your own: {REASON}")
     board.degraded(SECRET_PART, REASON)
     log.warning("public_secret", note=REASON)

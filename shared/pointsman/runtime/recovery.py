@@ -159,8 +159,7 @@ class Recovery:
     def _verify(self, label: CheckpointLabel, entry: LogEntry) -> None:
         if entry_digest(entry) != label.entry:
             self._unfit.add(label)
-            broken = f"the log went on differently before the checkpoint at {label.as_of}"
-            raise LogBrokenError(broken)
+            raise LogBrokenError(f"the log went on differently before the checkpoint at {label.as_of}")
 
     async def _extent_and_checkpoint(self) -> tuple[LogExtent, tuple[CheckpointLabel, State] | None]:
         deadline = self._clock.wall() + CHECKPOINT_WAIT_WALL_SECONDS

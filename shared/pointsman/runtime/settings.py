@@ -364,8 +364,7 @@ def _value_of_file(path: Path, option: click.Option, value: Any) -> Any:
     else:  # a whole number is a text too: instances = 4
         is_kind, kind = isinstance(value, str) or type(value) is int, "a text in quotes"
     if not is_kind:
-        message = f"{path}: {option.name} must be {kind}"
-        raise click.BadParameter(message)
+        raise click.BadParameter(f"{path}: {option.name} must be {kind}")
     return [value] if option.multiple and isinstance(value, str) else value
 
 

@@ -77,16 +77,13 @@ def meant(key: str, known: Iterable[str], shown: str = "{}") -> str:
 
 
 def _refuse(file: Path, what: str, what_to_do: str) -> None:
-    message = f"{file}: {what}; {what_to_do}"
-    raise click.BadParameter(message)
+    raise click.BadParameter(f"{file}: {what}; {what_to_do}")
 
 
 def _content(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text())
     except OSError as error:
-        message = f"cannot read {file}: {error.strerror}"
-        raise click.BadParameter(message) from error
+        raise click.BadParameter(f"cannot read {file}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        message = f"{file} is not valid TOML: {error}"
-        raise click.BadParameter(message) from error
+        raise click.BadParameter(f"{file} is not valid TOML: {error}") from error

@@ -106,8 +106,7 @@ class TokenChain(BlockChain):
         try:
             self._tokens = array("I", prompt)
         except (OverflowError, TypeError) as error:
-            msg = "token ids must be integers from 0 to 4294967295"
-            raise ValueError(msg) from error
+            raise ValueError("token ids must be integers from 0 to 4294967295") from error
         self._prompt_length = len(prompt)
         self._generated = generated
         self._hasher = hasher

@@ -388,12 +388,13 @@ class EngineModel:
 
     def _check(self, request: RequestId, prompt_length: Tokens, max_tokens: Tokens) -> None:
         if prompt_length < 1 or max_tokens < 1:
-            msg = f"a request needs a prompt and at least one token to generate, not {prompt_length} and {max_tokens}"
-            raise ValueError(msg)
+            raise ValueError(
+                f"a request needs a prompt and at least one token to generate, not {prompt_length} and {max_tokens}"
+            )
         if request in self._requests:
-            msg = f"request {request} is here already"
-            raise ValueError(msg)
+            raise ValueError(f"request {request} is here already")
         blocks = self._blocks_for(prompt_length + max_tokens - 1)
         if blocks > self.cache.blocks_max:
-            msg = f"{prompt_length} + {max_tokens} tokens need {blocks} blocks; the cache has {self.cache.blocks_max}"
-            raise RequestTooLongError(msg)
+            raise RequestTooLongError(
+                f"{prompt_length} + {max_tokens} tokens need {blocks} blocks; the cache has {self.cache.blocks_max}"
+            )

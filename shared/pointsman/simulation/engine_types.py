@@ -34,17 +34,15 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         if self.host_blocks < 0 or self.host_gb_per_s <= 0:
-            msg = "host_blocks must be at least 0, host_gb_per_s positive"
-            raise ValueError(msg)
+            raise ValueError("host_blocks must be at least 0, host_gb_per_s positive")
         if self.block_size < 1 or self.num_gpu_blocks < 0 or self.max_num_seqs < 1:
-            msg = "block_size and max_num_seqs must be at least 1, num_gpu_blocks at least 0"
-            raise ValueError(msg)
+            raise ValueError("block_size and max_num_seqs must be at least 1, num_gpu_blocks at least 0")
         if self.max_num_batched_tokens < self.max_num_seqs:
-            msg = f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs ({self.max_num_seqs})"
-            raise ValueError(msg)
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs ({self.max_num_seqs})"
+            )
         if self.eviction not in EVICTION_ORDERS:
-            msg = f"no eviction policy {self.eviction!r}; there are {', '.join(EVICTION_ORDERS)}"
-            raise ValueError(msg)
+            raise ValueError(f"no eviction policy {self.eviction!r}; there are {', '.join(EVICTION_ORDERS)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,7 @@ def find_goodput(
 ) -> Goodput:
     """Starts at `start_qps` unless there are `known` points. Raises ValueError."""
     if not start_qps > 0:
-        msg = f"the search must begin at a positive rate, not {start_qps}"
-        raise ValueError(msg)
+        raise ValueError(f"the search must begin at a positive rate, not {start_qps}")
     points = list(known)
     for _ in range(RUNS_MAX):
         met, missed = _bracket(points)

@@ -86,8 +86,7 @@ def decode_state(content: bytes) -> State:
     except UnreadableStateError:
         raise
     except Exception as error:
-        unreadable = f"{type(error).__name__}: {error}"
-        raise UnreadableStateError(unreadable) from error
+        raise UnreadableStateError(f"{type(error).__name__}: {error}") from error
 
 
 def decode_head(head: bytes) -> State:
@@ -105,12 +104,10 @@ def state_digest(state: State) -> str:
 def _check_form(graph: _Graph, size: int) -> None:
     """Before anything is made of the nodes. Raises UnreadableStateError."""
     if len(graph.nodes) > size // NODE_BYTES_MIN:
-        many = f"{len(graph.nodes)} nodes are too many for {size} bytes"
-        raise UnreadableStateError(many)
+        raise UnreadableStateError(f"{len(graph.nodes)} nodes are too many for {size} bytes")
     indexes = [node.slots[0] for node in graph.nodes if node.kind == "index"]
     if len(set(indexes)) < len(indexes):
-        repeated = "two nodes have the same index"
-        raise UnreadableStateError(repeated)
+        raise UnreadableStateError("two nodes have the same index")
 
 
 class _Writer:
@@ -202,8 +199,7 @@ class _Reader:
                 self._objects[number] = tuple(self._values(node.slots))
         state = self._objects[0]
         if not isinstance(state, State):
-            unreadable = f"this is no State but a {type(state).__name__}"
-            raise UnreadableStateError(unreadable)
+            raise UnreadableStateError(f"this is no State but a {type(state).__name__}")
         self._expected = _attributes_within(State(PoolSettings()))
         for number, node in enumerate(nodes):
             self._fill(self._objects[number], node)
@@ -232,8 +228,7 @@ class _Reader:
             case "tuple":
                 return ()
             case _:
-                unreadable = f"there is no kind {node.kind!r}"
-                raise UnreadableStateError(unreadable)
+                raise UnreadableStateError(f"there is no kind {node.kind!r}")
 
     def _fill(self, made: Any, node: _Node) -> None:
         match node.kind:
@@ -269,8 +264,7 @@ class _Reader:
             elif f"{type(made).__name__}.{name}" in ADDITIONS:
                 self._lacking.append((made, name))
             else:
-                unreadable = f"{type(made).__name__} has an attribute {name} now"
-                raise UnreadableStateError(unreadable)
+                raise UnreadableStateError(f"{type(made).__name__} has an attribute {name} now")
 
     def _names(self, of: type) -> list[str] | None:
         if of not in self._expected and is_dataclass(of):
@@ -350,6 +344,5 @@ def _class_named(name: str, base: type = object) -> type[Any]:
     module, _, qualified = name.partition(":")
     found = getattr(import_module(module), qualified, None) if module.startswith(PACKAGES) else None
     if not (isinstance(found, type) and found.__module__.startswith(PACKAGES) and issubclass(found, base)):
-        unreadable = f"there is no class {name}"
-        raise UnreadableStateError(unreadable)
+        raise UnreadableStateError(f"there is no class {name}")
     return cast("type[Any]", found)

@@ -42,8 +42,7 @@ def _check_room(event: BlocksStored | CacheSnapshot, held: int, most: int) -> No
     """Raises ValueError if the instance would hold more blocks than engines do."""
     told = sum(len(run.keys) for run in event.runs) // KEY_BYTES
     if held + told > most:
-        msg = f"{told} more blocks than {held} are more than {most}"
-        raise ValueError(msg)
+        raise ValueError(f"{told} more blocks than {held} are more than {most}")
 
 
 def count(parts: StateParts, event: CacheEvent) -> None:

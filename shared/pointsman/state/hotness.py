@@ -24,8 +24,7 @@ class Hotness:
     ) -> None:
         """`hot_share`, `cold_share`: in units of 1/n, n being the number of ready instances. Raises ValueError."""
         if not 0 <= cold_share <= hot_share:
-            msg = f"cold_share ({cold_share}) must be at least 0 and at most hot_share ({hot_share})"
-            raise ValueError(msg)
+            raise ValueError(f"cold_share ({cold_share}) must be at least 0 and at most hot_share ({hot_share})")
         self._step = max(1, level_tokens // block_tokens)
         self._hot_share = hot_share
         self._cold_share = cold_share

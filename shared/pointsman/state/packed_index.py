@@ -91,8 +91,7 @@ def unpack_runs(packed: PackedRuns, slots: int) -> Runs:
         )
         or any((tips is None) == (owner == SHARED) for owner, tips in zip(made.owner, made.shared, strict=True))
     ):
-        msg = "the columns of the runs do not fit"
-        raise ValueError(msg)
+        raise ValueError("the columns of the runs do not fit")
     made.fill(packed.content, lengths, doubled=packed.doubled > 0)
     return made
 

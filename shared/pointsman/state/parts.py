@@ -364,5 +364,4 @@ def _never(_request: Request) -> bool:
 def check_step(what: str, known: int, new: int) -> None:
     """Raises ValueError if a counter jumps by more than STEP_MAX."""
     if new > known + STEP_MAX:
-        msg = f"{what} {new} is too far ahead of {known}"
-        raise ValueError(msg)
+        raise ValueError(f"{what} {new} is too far ahead of {known}")

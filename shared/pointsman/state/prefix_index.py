@@ -220,11 +220,9 @@ class PrefixIndex:
     def unpack(cls, packed: PackedIndex) -> "PrefixIndex":
         """Raises ValueError."""
         if packed.slots > SLOTS_MAX or any(not 0 <= found.slot < packed.slots for found in packed.holdings):
-            msg = f"{packed.slots} slots, or a holding in none of them"
-            raise ValueError(msg)
+            raise ValueError(f"{packed.slots} slots, or a holding in none of them")
         if packed.runs is None:
-            msg = "the runs are missing"
-            raise ValueError(msg)
+            raise ValueError("the runs are missing")
         index = cls()
         index._names = [None] * packed.slots
         index._runs = unpack_runs(packed.runs, packed.slots)
@@ -235,8 +233,7 @@ class PrefixIndex:
             for key, parent in zip(unpack_keys(found.detached), unpack_keys(found.parents), strict=True):
                 holding.detach(key, parent)
             if packed.runs.slots[holding.owner] != holding.slot:
-                msg = f"the blocks of {found.instance} are not in its slot"
-                raise ValueError(msg)
+                raise ValueError(f"the blocks of {found.instance} are not in its slot")
         return index
 
     def _anchored(self, holding: Holding) -> Iterator[tuple[BlockKey, BlockKey]]:

@@ -96,8 +96,9 @@ async def _ready(process: "subprocess.Popen[bytes]", data: Path, output: Path, s
     deadline = time.monotonic() + seconds_max
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            msg = f"the fleet ended while it started (exit code {process.returncode}):\n{_last_lines(output)}"
-            raise FleetStartError(msg)
+            raise FleetStartError(
+                f"the fleet ended while it started (exit code {process.returncode}):\n{_last_lines(output)}"
+            )
         try:
             return find_fleet(data=data)
         except NoFleetError:

@@ -58,8 +58,10 @@ async def served_model(url: str, api_key: str | None) -> tuple[str, int | None]:
             model = (await answer.json())["data"][0]
             return str(model["id"]), model.get("max_model_len")
     except (aiohttp.ClientConnectionError, TimeoutError, OSError) as error:
-        msg = f"nothing answers at {url} ({str(error) or type(error).__name__}); start a fleet with: pointsman up"
-        raise UnreachableError(msg) from error
+        raise UnreachableError(
+            f"nothing answers at {url} ({str(error) or type(error).__name__}); start a fleet with: pointsman up"
+        ) from error
     except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
-        msg = f"{url} does not look like an OpenAI-compatible server: /v1/models names no model"
-        raise UnreachableError(msg) from error
+        raise UnreachableError(
+            f"{url} does not look like an OpenAI-compatible server: /v1/models names no model"
+        ) from error

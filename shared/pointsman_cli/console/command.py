@@ -160,8 +160,9 @@ def console_command(
             run(lambda supervisor: _serve_record(supervisor, history, moment, partial(serving, jobs)))
         return
     if until is not None:
-        msg = "the log of a running fleet goes on: --until is for a recorded one, such as a bundle or an archive"
-        raise click.UsageError(msg)
+        raise click.UsageError(
+            "the log of a running fleet goes on: --until is for a recorded one, such as a bundle or an archive"
+        )
     jobs = Jobs(place, pool, recorded=False, wall=time.monotonic, environment=_environment(settings))
     acting = _acting(place, settings, operator_credentials) if guard.admin_token else None
     run(lambda supervisor: _serve_live(supervisor, settings, acting, partial(serving, jobs)))

@@ -80,8 +80,9 @@ def request_named(entries: Iterable[LogEntry], text: str, *, begins: str = "") -
             ends.setdefault(request, entry.sequence)
     found = sent or ends
     if not found:
-        msg = f"no request {text} in this log{begins and f'; {begins}'}. {HINT.format(given=fleet_as_given())}"
-        raise NotInLogError(msg)
+        raise NotInLogError(
+            f"no request {text} in this log{begins and f'; {begins}'}. {HINT.format(given=fleet_as_given())}"
+        )
     if len(found) > 1:
         shown = list(found)[:CANDIDATES_SHOWN]
         more = "" if len(found) == len(shown) else ", ..."

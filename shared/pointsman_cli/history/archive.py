@@ -176,16 +176,18 @@ def _parsed(url: str) -> URL:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:  # ValueError: a port that is no number
-        msg = f"{url} is not an SQLAlchemy URL, such as sqlite:///archive.sqlite or postgresql+asyncpg://user@host/db"
-        raise HistoryError(msg) from error
+        raise HistoryError(
+            f"{url} is not an SQLAlchemy URL, such as sqlite:///archive.sqlite or postgresql+asyncpg://user@host/db"
+        ) from error
     return _read_only(parsed) if _is_sqlite(parsed) else parsed
 
 
 def _read_only(url: URL) -> URL:
     file = Path(url.database or "").absolute()
     if not file.is_file():
-        msg = f"there is no archive {file}; `pointsman up` keeps one in its data directory, as archive.sqlite"
-        raise HistoryError(msg)
+        raise HistoryError(
+            f"there is no archive {file}; `pointsman up` keeps one in its data directory, as archive.sqlite"
+        )
     return URL.create("sqlite", database=f"file:{quote(str(file))}", query={"mode": "ro", "uri": "true"})
 
 
@@ -319,8 +321,9 @@ async def _batches(url: URL, statement: Select[Any]) -> AsyncGenerator[list[Any]
     try:
         engine = create_async_engine(url)
     except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
-        msg = f"{url.drivername}: {error}; name an asynchronous driver that is installed, as for the recorder"
-        raise HistoryError(msg) from error
+        raise HistoryError(
+            f"{url.drivername}: {error}; name an asynchronous driver that is installed, as for the recorder"
+        ) from error
     try:
         async with engine.connect() as connection:
             result = await connection.stream(statement, execution_options={"yield_per": BATCH_ENTRIES})

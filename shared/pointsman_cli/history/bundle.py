@@ -99,8 +99,9 @@ class BundleHistory(History):
         try:
             return recorded_pool_settings(named) if named else super().settings
         except ValueError as error:
-            msg = f"{self.origin} names settings of its pool that cannot be: {short_reason(error)}"
-            raise HistoryError(msg) from error
+            raise HistoryError(
+                f"{self.origin} names settings of its pool that cannot be: {short_reason(error)}"
+            ) from error
 
     @override
     @cached_property
@@ -124,14 +125,16 @@ class BundleHistory(History):
             except UNREADABLE as error:
                 if not self._bare and self._is_count(line, count):
                     return
-                msg = f"{self.origin}, line {count + 2 - self._bare}, is no log entry: {short_reason(error)}"
-                raise HistoryError(msg) from error
+                raise HistoryError(
+                    f"{self.origin}, line {count + 2 - self._bare}, is no log entry: {short_reason(error)}"
+                ) from error
             count += 1
             if read.sequence >= start:
                 yield LogEntry.read(read.sequence, read.subject, payload)
         if not self._bare:
-            msg = f"{self.origin} ends after {count} entries without saying so: it was cut off; export it again"
-            raise HistoryError(msg)
+            raise HistoryError(
+                f"{self.origin} ends after {count} entries without saying so: it was cut off; export it again"
+            )
 
     def _is_count(self, line: bytes, count: int) -> bool:
         try:
@@ -139,8 +142,9 @@ class BundleHistory(History):
         except UNREADABLE:
             return False
         if last.entries != count:
-            msg = f"{self.origin} has {count} entries, but its count is {last.entries}: it is damaged; export it again"
-            raise HistoryError(msg)
+            raise HistoryError(
+                f"{self.origin} has {count} entries, but its count is {last.entries}: it is damaged; export it again"
+            )
         return True
 
     def _lines_of(self, stream: IO[bytes]) -> Iterator[bytes]:
@@ -157,8 +161,9 @@ class BundleHistory(History):
                 yield line
                 bytes_max = LINE_BYTES_MAX
         except (OSError, EOFError, zlib.error) as error:
-            msg = f"{self.origin} cannot be read to its end ({error}): it was cut off or damaged"
-            raise HistoryError(msg) from error
+            raise HistoryError(
+                f"{self.origin} cannot be read to its end ({error}): it was cut off or damaged"
+            ) from error
 
     def _refuse(self, how: str) -> NoReturn:
         raise HistoryError(f"{self.origin} {how}: it is not a log of ours")
@@ -237,6 +242,7 @@ def _first_line(line: bytes, origin: str) -> _First | _Line:
                 " of `pointsman tap --since 1 --until now --json`"
             ) from error
     if first.format != FORMAT or first.version != FORMAT_VERSION:
-        msg = f"{origin} has format {first.format} {first.version}; this version reads {FORMAT} {FORMAT_VERSION}"
-        raise HistoryError(msg)
+        raise HistoryError(
+            f"{origin} has format {first.format} {first.version}; this version reads {FORMAT} {FORMAT_VERSION}"
+        )
     return first

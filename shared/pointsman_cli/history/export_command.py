@@ -90,8 +90,9 @@ def _check(file: Path, *, force: bool, as_json: bool) -> None:
     elif as_json:
         raise click.UsageError("--json prints on standard output, where the log goes; leave it out, or name a file")
     elif sys.stdout.isatty():
-        terminal = "standard output is a terminal; send it into a file: pointsman export - > incident.pmlog"
-        raise click.UsageError(terminal)
+        raise click.UsageError(
+            "standard output is a terminal; send it into a file: pointsman export - > incident.pmlog"
+        )
 
 
 def _header(history: History, first: LogEntry | None, *, whole: bool) -> Header:

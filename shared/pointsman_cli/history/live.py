@@ -122,8 +122,9 @@ class LiveHistory(History):
             try:
                 return await link.log.extent()
             except LogMissingError as error:
-                msg = f"{self.origin} is not there; `pointsman fleet` shows which pool a running fleet serves"
-                raise HistoryError(msg) from error
+                raise HistoryError(
+                    f"{self.origin} is not there; `pointsman fleet` shows which pool a running fleet serves"
+                ) from error
             except LogUnavailableError as error:
                 raise _no_log(self.origin, error) from error
 
@@ -142,8 +143,9 @@ async def _batches(
             entry = await _next(reading, origin)
             if isinstance(entry, LogReset):
                 if begun or entry.first_sequence <= following:
-                    msg = f"{origin} changed while it was read: {entry.reason}; read it again, or from the recorder's archive"
-                    raise HistoryError(msg)
+                    raise HistoryError(
+                        f"{origin} changed while it was read: {entry.reason}; read it again, or from the recorder's archive"
+                    )
                 following = entry.first_sequence
                 continue
             begun = True

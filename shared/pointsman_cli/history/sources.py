@@ -44,8 +44,9 @@ def open_history(place: str | None = None, pool: str | None = None) -> Iterator[
         except Exception as error:
             if isinstance(history, LiveHistory):
                 raise
-            msg = f"{history.origin} has content that cannot be: {type(error).__name__}: {short_reason(error)}"
-            raise HistoryError(msg) from error
+            raise HistoryError(
+                f"{history.origin} has content that cannot be: {type(error).__name__}: {short_reason(error)}"
+            ) from error
 
 
 def is_live(place: str | None) -> bool:
@@ -84,8 +85,9 @@ def _live(place: str | None, pool: str | None) -> History:
     try:
         return LiveHistory(fleet_settings(place, pool))
     except NoFleetError as error:
-        msg = f"{error.message}; or name a recorded log: --from .pointsman/{ARCHIVE_FILE}, or an exported bundle"
-        raise HistoryError(msg) from error
+        raise HistoryError(
+            f"{error.message}; or name a recorded log: --from .pointsman/{ARCHIVE_FILE}, or an exported bundle"
+        ) from error
 
 
 def _begins_with(path: Path, magic: bytes) -> bool:
@@ -104,8 +106,9 @@ def _standard_input() -> Iterator[Path]:
         while chunk := sys.stdin.buffer.read(CHUNK_BYTES):
             left -= len(chunk)
             if left < 0:
-                msg = f"standard input has more than {STANDARD_INPUT_BYTES_MAX / 1024**3:,.0f} GiB; name a file instead"
-                raise HistoryError(msg)
+                raise HistoryError(
+                    f"standard input has more than {STANDARD_INPUT_BYTES_MAX / 1024**3:,.0f} GiB; name a file instead"
+                )
             kept.write(chunk)
         kept.flush()
         yield Path(kept.name)

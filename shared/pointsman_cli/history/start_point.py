@@ -76,8 +76,9 @@ def _beginning_of(history: History, moment: Moment | None) -> StartPoint:
         return StartPoint(None, "")
     gone = history.begins
     if moment is not None and moment.sequence is not None and moment.sequence < first - 1:
-        msg = f"{gone}; what came before is gone. The recorder's archive may reach further back: name it with --from"
-        raise HistoryError(msg)
+        raise HistoryError(
+            f"{gone}; what came before is gone. The recorder's archive may reach further back: name it with --from"
+        )
     known = history.known
     if known is None:
         return StartPoint(

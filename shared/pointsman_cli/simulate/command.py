@@ -246,8 +246,9 @@ class _Simulate:
         requests = requests_of(self._source, FIRST_SEED)
         warmup = min(WARMUP_MAX, len(requests) // 2) if options.warmup is None else options.warmup
         if len(requests) <= warmup:
-            msg = f"{len(requests)} requests, of which the first {warmup} are not counted: nothing is left; lower --warmup"
-            raise click.UsageError(msg)
+            raise click.UsageError(
+                f"{len(requests)} requests, of which the first {warmup} are not counted: nothing is left; lower --warmup"
+            )
         rates = options.rates or (round(mean_rate(requests), 3),)
         base = _scenario(options)
         return [
@@ -283,8 +284,9 @@ class _Simulate:
             self._interrupted = True
         except BrokenProcessPool as error:
             if not results:
-                msg = "a simulating process died, perhaps for lack of memory; --jobs 1 shows more"
-                raise click.ClickException(msg) from error
+                raise click.ClickException(
+                    "a simulating process died, perhaps for lack of memory; --jobs 1 shows more"
+                ) from error
             self._interrupted = True
         return results, goodputs
 
@@ -323,8 +325,9 @@ def _scenario(options: SimulateOptions) -> Scenario:
     if sum(split) > options.instances or (options.split is None and 0 in split):
         raise click.UsageError(f"--split needs {max(2, sum(split))} instances; see --instances")
     if options.transfer_tokens_per_s and options.split != DEFAULTS.split:
-        msg = "--transfer-tokens-per-s is of instances that do both parts of a request: give it without --split"
-        raise click.UsageError(msg)
+        raise click.UsageError(
+            "--transfer-tokens-per-s is of instances that do both parts of a request: give it without --split"
+        )
     return Scenario(
         instances=options.instances,
         rebalancing=options.rebalance,

@@ -17,8 +17,9 @@ def drawing(console: Console, directory: Path, *only: str) -> Draw:
     try:
         from pointsman_cli.simulate.plots import draw_plots
     except ImportError as error:
-        msg = "--plot needs matplotlib; install it with: pip install 'pointsman[plots]'"
-        raise click.ClickException(msg) from error
+        raise click.ClickException(
+            "--plot needs matplotlib; install it with: pip install 'pointsman[plots]'"
+        ) from error
 
     def draw(results: Sequence[CellResult]) -> None:
         try:

@@ -145,8 +145,9 @@ async def _tap(
         try:
             await follow_log(link.log, printer, start=start, since=since, until=until)
         except (LogMissingError, LogUnavailableError) as error:
-            msg = f"the pool '{settings.pool}' on {settings.nats_shown} has no log to read: {error}"
-            raise NoLogError(msg) from error
+            raise NoLogError(
+                f"the pool '{settings.pool}' on {settings.nats_shown} has no log to read: {error}"
+            ) from error
         except BrokenPipeError:  # nothing may be flushed there at exit either
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

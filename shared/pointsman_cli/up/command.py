@@ -153,8 +153,9 @@ def _check_ports(settings: UpSettings) -> None:
         raise click.ClickException(f"cannot listen on {settings.host} here ({reason}); see --host")
     for port in _ingress_ports(settings):
         if reason := why_taken(port, settings.host):
-            message = f"port {port} on {settings.host} cannot be had: {reason}; choose another one with --port"
-            raise click.ClickException(message)
+            raise click.ClickException(
+                f"port {port} on {settings.host} cannot be had: {reason}; choose another one with --port"
+            )
 
 
 def _ingress_ports(settings: UpSettings) -> list[int]:
@@ -167,8 +168,9 @@ def _console_port(settings: UpSettings) -> int:
     if not settings.console:
         return 0
     if wanted and (reason := why_taken(wanted, LOOPBACK)):
-        message = f"port {wanted} cannot be had for the console: {reason}; choose another one with --console-port"
-        raise click.ClickException(message)
+        raise click.ClickException(
+            f"port {wanted} cannot be had for the console: {reason}; choose another one with --console-port"
+        )
     usual = CONSOLE_PORT if wanted is None and settings.port else 0
     return wanted or (usual if usual and not why_taken(usual, LOOPBACK) else free_ports(1)[0])
 
@@ -235,8 +237,9 @@ async def _model(settings: UpSettings, engines: list[EngineAddress]) -> str:
         unasked = {SIMULATED_ENGINES: SIMULATED_MODEL, CPU_ENGINES: SERVED_MODEL}
         return settings.model or unasked.get(settings.kind, "")
     if len(set(served)) > 1:
-        message = f"the engines serve different models ({', '.join(sorted(set(served)))}); a pool has one: see --model"
-        raise click.ClickException(message)
+        raise click.ClickException(
+            f"the engines serve different models ({', '.join(sorted(set(served)))}); a pool has one: see --model"
+        )
     return served[0]
 
 
@@ -301,8 +304,9 @@ def _credentials(plan: FleetPlan) -> Credentials | None:
     known = set(credentials.users())
     if missing := [user for user in plan.workers() if user not in known]:
         options = " ".join(f"--worker {user.pool}/{user.name}" for user in missing)
-        message = f"{credentials.directory} lacks workers; run: pointsman credentials {options}, and reload nats-server"
-        raise click.ClickException(message)
+        raise click.ClickException(
+            f"{credentials.directory} lacks workers; run: pointsman credentials {options}, and reload nats-server"
+        )
     return credentials
 
 

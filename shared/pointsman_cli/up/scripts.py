@@ -16,8 +16,9 @@ def console_script(name: str) -> Path:
     """Raises MissingScriptError."""
     path = Path(sysconfig.get_path("scripts")) / name
     if not path.exists():
-        message = f"{name} is not in {path.parent}; install Pointsman into this Python again (make setup)"
-        raise MissingScriptError(message)
+        raise MissingScriptError(
+            f"{name} is not in {path.parent}; install Pointsman into this Python again (make setup)"
+        )
     return path
 
 

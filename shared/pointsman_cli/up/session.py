@@ -248,5 +248,6 @@ def written_to(data: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        message = f"cannot write to {data}: {error.strerror or error}; make room there, or name another with --data DIR"
-        raise click.ClickException(message) from error
+        raise click.ClickException(
+            f"cannot write to {data}: {error.strerror or error}; make room there, or name another with --data DIR"
+        ) from error

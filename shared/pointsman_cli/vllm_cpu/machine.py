@@ -26,8 +26,9 @@ def check_can_run(engines: int = 1) -> None:
             f"vLLM's CPU build is for Linux on x86-64, this is {platform.system()} on {platform.machine()}; {ELSEWHERE}"
         )
     if not CPU_FLAGS & _cpu_flags():
-        message = f"this processor has neither AVX2 nor AVX-512, which vLLM's CPU build needs; {ELSEWHERE}"
-        raise UnsuitableMachineError(message)
+        raise UnsuitableMachineError(
+            f"this processor has neither AVX2 nor AVX-512, which vLLM's CPU build needs; {ELSEWHERE}"
+        )
     available = _memory_bytes()
     needed = engines * MEMORY_BYTES_MIN
     if available is not None and available < needed:
@@ -40,15 +41,17 @@ def check_can_make(directory: Path) -> None:
     """Raises UnsuitableMachineError."""
     if not PYTHON_LOWEST <= sys.version_info[:2] <= PYTHON_HIGHEST:
         lowest, highest = (".".join(map(str, version)) for version in (PYTHON_LOWEST, PYTHON_HIGHEST))
-        message = f"vLLM's CPU build needs Python {lowest} to {highest}, this is {platform.python_version()}"
-        raise UnsuitableMachineError(message)
+        raise UnsuitableMachineError(
+            f"vLLM's CPU build needs Python {lowest} to {highest}, this is {platform.python_version()}"
+        )
     existing = next(path for path in (directory, *directory.parents) if path.exists())
     if not os.access(existing, os.W_OK):
         raise UnsuitableMachineError(f"{existing} cannot be written to; name another directory with POINTSMAN_VLLM_DIR")
     free = shutil.disk_usage(existing).free
     if free < DISK_BYTES_MIN:
-        message = f"{_gib(free)} are free at {existing}, {_gib(DISK_BYTES_MIN)} are needed; make room, or name another directory with POINTSMAN_VLLM_DIR"
-        raise UnsuitableMachineError(message)
+        raise UnsuitableMachineError(
+            f"{_gib(free)} are free at {existing}, {_gib(DISK_BYTES_MIN)} are needed; make room, or name another directory with POINTSMAN_VLLM_DIR"
+        )
 
 
 def _cpu_flags() -> set[str]:

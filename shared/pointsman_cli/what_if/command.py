@@ -110,8 +110,9 @@ def what_if_command(
         limits=limits_of(settings),
     )
     if change.is_none:
-        msg = "choose what is to be different: --policy, --set, --order, --admission, --instances or --tenants"
-        raise click.UsageError(msg)
+        raise click.UsageError(
+            "choose what is to be different: --policy, --set, --order, --admission, --instances or --tenants"
+        )
     console = progress_console() if as_json else output_console()
     draw = drawing(console, plot, "ttft_cdf", "timeline", "prompt_lengths") if plot else None
     with open_history(place, pool) as history:

@@ -155,8 +155,7 @@ async def test_a_page_that_cannot_be_rendered_ends_no_other(stage: Stage) -> Non
 
     def fails(page: str) -> Parts:
         if page == "/bad":
-            message = "planted"
-            raise RuntimeError(message)
+            raise RuntimeError("planted")
         return parts(page)
 
     stage.viewers._parts_of = fails

@@ -89,8 +89,7 @@ async def test_work_for_which_the_system_has_no_thread_keeps_no_place(monkeypatc
 
 
 def _no_thread(_: threading.Thread) -> None:
-    msg = "can't start new thread"
-    raise RuntimeError(msg)
+    raise RuntimeError("can't start new thread")
 
 
 async def test_what_the_work_raises_is_raised_and_keeps_no_thread(threads: WorkThreads) -> None:

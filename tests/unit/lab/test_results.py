@@ -509,8 +509,7 @@ def test_a_part_runs_by_itself_without_traces_and_leaves_docs_alone(tmp_path: Pa
 
 
 def broken(traces: Path) -> dict[str, float]:
-    message = f"{traces.name} is broken"
-    raise ValueError(message)
+    raise ValueError(f"{traces.name} is broken")
 
 
 def counted(_: Path) -> dict[str, float]:

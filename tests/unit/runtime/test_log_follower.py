@@ -36,8 +36,7 @@ class ScriptedLog(EventLog):
     async def extent(self) -> LogExtent:
         if self._refusals:
             self._refusals -= 1
-            message = "not now"
-            raise LogUnavailableError(message)
+            raise LogUnavailableError("not now")
         return LogExtent("log", self._first, self._last)
 
     @override
@@ -51,18 +50,15 @@ class ScriptedLog(EventLog):
 
     @override
     async def append(self, event: LogEvent) -> Sequence:
-        message = "a follower writes nothing"
-        raise AssertionError(message)
+        raise AssertionError("a follower writes nothing")
 
     @override
     def append_soon(self, event: LogEvent, fence: Fence | None = None, on_stored: OnStored | None = None) -> None:
-        message = "a follower writes nothing"
-        raise AssertionError(message)
+        raise AssertionError("a follower writes nothing")
 
     @override
     async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:
-        message = "a follower writes nothing"
-        raise AssertionError(message)
+        raise AssertionError("a follower writes nothing")
 
     @override
     async def flush(self, timeout: WallSeconds) -> bool:

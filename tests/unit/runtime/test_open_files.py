@@ -13,8 +13,7 @@ def test_a_shell_of_macos_does_not_leave_an_ingress_with_one_client(monkeypatch:
     def set_limits(_what: int, wanted: tuple[int, int]) -> None:
         nonlocal limits
         if wanted[0] == resource.RLIM_INFINITY or wanted[0] > 61_440:
-            message = "current limit exceeds maximum limit"
-            raise ValueError(message)
+            raise ValueError("current limit exceeds maximum limit")
         limits = wanted
 
     monkeypatch.setattr(resource, "getrlimit", lambda _what: limits)

@@ -42,8 +42,7 @@ class TroubledCheckpoints(MemoryCheckpoints):
     async def labels(self) -> list[CheckpointLabel]:
         self.away -= 1
         if self.away >= 0:
-            away = "the store is away"
-            raise StoreUnavailableError(away)
+            raise StoreUnavailableError("the store is away")
         return await super().labels()
 
     @override

@@ -43,8 +43,7 @@ class Workers:
             self.open_max = max(self.open_max, self._open)
             await self.released.wait()
             self._open -= 1
-            msg = "no answer"
-            raise CommandTimeoutError(msg)
+            raise CommandTimeoutError("no answer")
         return ResyncAnswered(instance=command.instance, accepted=True)
 
 

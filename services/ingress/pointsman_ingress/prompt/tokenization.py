@@ -250,8 +250,9 @@ class PromptTokenizer:
                     answers = await asyncio.gather(*asked, return_exceptions=True)  # so that none goes on by itself
                     counts += [_raised(answer) for answer in answers]
         except (EngineFailedError, TimeoutError) as error:
-            msg = f"{len(counts)} of {len(bodies)} further prompts were counted: {str(error) or type(error).__name__}"
-            raise EngineFailedError(msg) from error
+            raise EngineFailedError(
+                f"{len(counts)} of {len(bodies)} further prompts were counted: {str(error) or type(error).__name__}"
+            ) from error
         return counts
 
     async def _tokenized(

@@ -123,8 +123,7 @@ class AddressDiscovery(DnsDiscovery):
         self._host, self._port = host.strip("[]"), int(port) if port.isdecimal() and len(port) <= 5 else 0
         self._is_address = _is_address(self._host)
         if not 1 <= self._port <= PORT_MAX or not (self._is_address or _NAME.fullmatch(self._host)):
-            msg = f"dns:{text} is not dns:HOST:PORT"
-            raise ValueError(msg)
+            raise ValueError(f"dns:{text} is not dns:HOST:PORT")
 
     @override
     async def _found(self) -> tuple[list[EngineTarget], float]:
@@ -147,8 +146,7 @@ class ServiceDiscovery(DnsDiscovery):
         """`text`: name of the SRV records. Raises ValueError."""
         super().__init__(text, **options)
         if not _NAME.fullmatch(text):
-            msg = f"srv:{text} is not srv:NAME, such as srv:_http._tcp.vllm.default.svc.cluster.local"
-            raise ValueError(msg)
+            raise ValueError(f"srv:{text} is not srv:NAME, such as srv:_http._tcp.vllm.default.svc.cluster.local")
 
     @override
     async def _found(self) -> tuple[list[EngineTarget], float]:

@@ -77,8 +77,7 @@ class DockerDiscovery(EngineDiscovery):
         """`text`: [LABEL[=VALUE]]. `url`: of the daemon; empty: from the environment. Raises ValueError."""
         self.name = f"docker:{text}"
         if len(text) > LABEL_LENGTH_MAX or not text.isprintable() or text.startswith("="):
-            msg = f"{self.name} is not docker:[LABEL=VALUE], such as docker:com.example.engine=vllm"
-            raise ValueError(msg)
+            raise ValueError(f"{self.name} is not docker:[LABEL=VALUE], such as docker:com.example.engine=vllm")
         try:
             self._daemon = Docker(url)
         except DockerMissingError as error:
@@ -205,8 +204,7 @@ def _host(name: str, networks: dict[str, _Network]) -> str:
         return name
     address = networks.get(DEFAULT_BRIDGE, _Network()).address
     if not address:
-        msg = f"{name} has no network of its own; name its engine in a file (--discover file:PATH)"
-        raise TargetError(msg)
+        raise TargetError(f"{name} has no network of its own; name its engine in a file (--discover file:PATH)")
     return address
 
 

@@ -52,8 +52,7 @@ class FileDiscovery(EngineDiscovery):
     def __init__(self, text: str, *, poll_seconds: WallSeconds = POLL_WALL_SECONDS) -> None:
         """`text`: the path. Raises ValueError."""
         if not text:
-            msg = "file: needs a path"
-            raise ValueError(msg)
+            raise ValueError("file: needs a path")
         self._path = Path(text)
         self._poll_seconds = float(poll_seconds)
         self.name = f"file:{text}"
@@ -94,43 +93,34 @@ class FileDiscovery(EngineDiscovery):
 def parse_engines(content: bytes) -> list[EngineTarget]:
     """Raises TargetError."""
     if len(content) > FILE_BYTES_MAX:
-        msg = f"more than {FILE_BYTES_MAX} bytes"
-        raise TargetError(msg)
+        raise TargetError(f"more than {FILE_BYTES_MAX} bytes")
     try:
         tables = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        msg = f"not TOML: {error}"
-        raise TargetError(msg) from error
+        raise TargetError(f"not TOML: {error}") from error
     engines = tables.get(TABLE)
     if set(tables) - {TABLE} or not isinstance(engines, list):
-        msg = f"it has [[{TABLE}]] tables and nothing else; one without engines says {TABLE} = []"
-        raise TargetError(msg)
+        raise TargetError(f"it has [[{TABLE}]] tables and nothing else; one without engines says {TABLE} = []")
     targets: list[EngineTarget] = []
     for number, engine in enumerate(engines, 1):
         targets += _targets(engine, f"engine {number}")
         if len(targets) > TARGETS_MAX:
-            msg = f"more than {TARGETS_MAX} engines"
-            raise TargetError(msg)
+            raise TargetError(f"more than {TARGETS_MAX} engines")
     names = [target.instance for target in targets]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        msg = f"several engines are named {twice[0]}"
-        raise TargetError(msg)
+        raise TargetError(f"several engines are named {twice[0]}")
     return targets
 
 
 def _targets(engine: Any, place: str) -> list[EngineTarget]:
     if not isinstance(engine, dict) or "url" not in engine:
-        msg = f"{place}: no url"
-        raise TargetError(msg)
+        raise TargetError(f"{place}: no url")
     for key, value in engine.items():
         if key not in TYPES:
-            msg = f"{place} has no key {key!r}; there are: {', '.join(TYPES)}"
-            raise TargetError(msg)
+            raise TargetError(f"{place} has no key {key!r}; there are: {', '.join(TYPES)}")
         if type(value) is not TYPES[key]:
-            msg = f"{place}: {key} = {value!r} is no {TYPES[key].__name__}"
-            raise TargetError(msg)
+            raise TargetError(f"{place}: {key} = {value!r} is no {TYPES[key].__name__}")
     try:
         return engine_targets(**engine)
     except TargetError as error:
-        msg = f"{place}: {error}"
-        raise TargetError(msg) from error
+        raise TargetError(f"{place}: {error}") from error

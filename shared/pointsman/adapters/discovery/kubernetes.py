@@ -98,8 +98,7 @@ class KubernetesDiscovery(EngineDiscovery):
         try:
             self._cluster = Cluster()
         except ClusterError as error:
-            msg = f"{self.name}: {error}"
-            raise ValueError(msg) from error
+            raise ValueError(f"{self.name}: {error}") from error
         self._watch = ListWatch(self._cluster, self._operation, pace or Pace(), self._on_unreadable)
         self._unreadable = self._unusable = self.problem = ""
 
@@ -229,6 +228,7 @@ def _parsed(text: str) -> tuple[str, str]:
     is_namespace = bool(slash) and before.replace("-", "").isalnum() and before == before.lower() and "." not in before
     namespace, selector = (before, after) if is_namespace else ("", text)
     if not selector or len(selector) > SELECTOR_LENGTH_MAX or not selector.isprintable():
-        msg = f"kubernetes:{text} is not kubernetes:[NAMESPACE/]SELECTOR, such as kubernetes:vllm/app=engine"
-        raise ValueError(msg)
+        raise ValueError(
+            f"kubernetes:{text} is not kubernetes:[NAMESPACE/]SELECTOR, such as kubernetes:vllm/app=engine"
+        )
     return namespace, selector

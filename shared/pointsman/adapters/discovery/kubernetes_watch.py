@@ -190,8 +190,7 @@ class ListWatch:
         elif changed:
             self._objects[_named(meta)] = bytes(event.object)
             if len(self._objects) > OBJECTS_MAX:
-                msg = f"more than {OBJECTS_MAX} objects"
-                raise WatchError(msg)
+                raise WatchError(f"more than {OBJECTS_MAX} objects")
         self._version = _versioned(meta)
         return changed
 
@@ -220,15 +219,13 @@ def _raw(seconds: float) -> dict[str, Any]:
 
 def _named(meta: _Meta) -> str:
     if not meta.name:
-        msg = "an object has no name"
-        raise WatchError(msg)
+        raise WatchError("an object has no name")
     return meta.name
 
 
 def _versioned(meta: _Meta) -> str:
     if not meta.resource_version:
-        msg = "a list or an event has no resource version"
-        raise WatchError(msg)
+        raise WatchError("a list or an event has no resource version")
     return meta.resource_version
 
 
@@ -243,13 +240,11 @@ async def _line(answer: aiohttp.ClientResponse) -> bytes:
     try:
         return await answer.content.readline()  # bounded by the library's buffer
     except (HttpProcessingError, ValueError) as error:
-        msg = "a line of the watch is too long"
-        raise WatchError(msg) from error
+        raise WatchError("a line of the watch is too long") from error
 
 
 async def _bounded(answer: aiohttp.ClientResponse, size_max: int) -> bytes:
     body = await bounded_body(answer, size_max)
     if body is None:
-        msg = f"an answer is larger than {size_max} bytes"
-        raise WatchError(msg)
+        raise WatchError(f"an answer is larger than {size_max} bytes")
     return body

@@ -30,5 +30,4 @@ def source_of(text: str) -> EngineDiscovery:
 
             return KubernetesDiscovery(rest)
         case _:
-            msg = f"'{text}' is no source of engines: {FORMS}"
-            raise ValueError(msg)
+            raise ValueError(f"'{text}' is no source of engines: {FORMS}")

@@ -87,8 +87,7 @@ def annotated_targets(
     TargetError."""
     own_port = _port(annotations, PORT_KEY, name) or port
     if own_port is None:
-        msg = f"{_shown(name)}: no port; say it in {PORT_KEY}"
-        raise TargetError(msg)
+        raise TargetError(f"{_shown(name)}: no port; say it in {PORT_KEY}")
     kv_port, replay_port = (_port(annotations, key, name) for key in (KV_PORT_KEY, KV_REPLAY_PORT_KEY))
     ranks = annotations.get(DATA_PARALLEL_SIZE_KEY)
     return engine_targets(
@@ -107,8 +106,7 @@ def annotated_targets(
 def by_rank(target: EngineTarget, data_parallel_size: int) -> list[EngineTarget]:
     """A target per data-parallel rank, whose endpoints take the ports after rank 0's. Raises TargetError."""
     if not 1 <= data_parallel_size <= RANKS_MAX:
-        msg = f"{target.instance}: {data_parallel_size} data-parallel ranks; 1 to {RANKS_MAX}"
-        raise TargetError(msg)
+        raise TargetError(f"{target.instance}: {data_parallel_size} data-parallel ranks; 1 to {RANKS_MAX}")
     if data_parallel_size == 1:
         return [replace(target, dp_rank=ANY_RANK)]
     try:
@@ -123,8 +121,7 @@ def by_rank(target: EngineTarget, data_parallel_size: int) -> list[EngineTarget]
             for rank in range(data_parallel_size)
         ]
     except ValueError as error:
-        msg = f"{target.instance}: {error}"
-        raise TargetError(msg) from error
+        raise TargetError(f"{target.instance}: {error}") from error
 
 
 def rank_endpoint(endpoint: str, dp_rank: int) -> str:
@@ -133,8 +130,9 @@ def rank_endpoint(endpoint: str, dp_rank: int) -> str:
         return endpoint
     address, _, port = endpoint.rpartition(":")
     if not endpoint.startswith("tcp://") or not port.isdecimal():
-        msg = f"{endpoint!r} has no port, so rank {dp_rank} has no endpoint: engines with ranks publish on tcp://"
-        raise ValueError(msg)
+        raise ValueError(
+            f"{endpoint!r} has no port, so rank {dp_rank} has no endpoint: engines with ranks publish on tcp://"
+        )
     return f"{address}:{int(port) + dp_rank}"
 
 
@@ -167,8 +165,7 @@ def instance_name(text: str, suffix: str = "") -> InstanceId:
         digest = blake2b(text.encode(errors="replace"), digest_size=HASH_LENGTH // 2).hexdigest()
         made = f"{made[: NAME_LENGTH_MAX - len(suffix) - HASH_LENGTH - 1].rstrip('-')}-{digest}"
     if not valid_name(made + suffix):
-        msg = f"{_shown(text)} cannot be made a name of an instance"
-        raise TargetError(msg)
+        raise TargetError(f"{_shown(text)} cannot be made a name of an instance")
     return InstanceId(made + suffix)
 
 
@@ -186,12 +183,10 @@ def host_and_port(url: str) -> tuple[str, int]:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port or DEFAULT_PORTS.get(parts.scheme, 0)
     except ValueError as error:
-        msg = f"{_shown(url)} is no URL: {error}"
-        raise TargetError(msg) from error
+        raise TargetError(f"{_shown(url)} is no URL: {error}") from error
     plain = not (parts.query or parts.fragment or parts.username or parts.password) and url.isprintable()
     if parts.scheme not in DEFAULT_PORTS or not _HOST.fullmatch(host) or not plain or " " in url:
-        msg = f"{_shown(url)} is no URL like http://10.0.0.5:8000"
-        raise TargetError(msg)
+        raise TargetError(f"{_shown(url)} is no URL like http://10.0.0.5:8000")
     return host, port
 
 
@@ -203,15 +198,13 @@ def checked_endpoint(endpoint: str, name: str) -> str:
     """Raises TargetError."""
     match = _ENDPOINT.fullmatch(endpoint)
     if endpoint and (match is None or int(match["port"] or 1) not in range(1, PORT_MAX + 1)):
-        msg = f"{_shown(name)}: {_shown(endpoint)} is no ZMQ endpoint like tcp://10.0.0.5:5557"
-        raise TargetError(msg)
+        raise TargetError(f"{_shown(name)}: {_shown(endpoint)} is no ZMQ endpoint like tcp://10.0.0.5:5557")
     return endpoint
 
 
 def _checked_choice(text: str, choices: tuple[str, ...], name: str, what: str) -> str:
     if text and text not in choices:
-        msg = f"{_shown(name)}: the {what} {_shown(text)} is none of {', '.join(choices)}"
-        raise TargetError(msg)
+        raise TargetError(f"{_shown(name)}: the {what} {_shown(text)} is none of {', '.join(choices)}")
     return text
 
 
@@ -223,8 +216,7 @@ def _port(annotations: Mapping[str, str], key: str, name: str) -> int | None:
 def _number(text: str, highest: int, what: str) -> int:
     number = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(highest)) else 0
     if not 1 <= number <= highest:
-        msg = f"{_shown(what)} = {_shown(text)}: 1 to {highest}"
-        raise TargetError(msg)
+        raise TargetError(f"{_shown(what)} = {_shown(text)}: 1 to {highest}")
     return number
 
 

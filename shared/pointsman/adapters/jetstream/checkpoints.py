@@ -145,8 +145,7 @@ class JetStreamCheckpoints(Checkpoints):
             for chunk in chunks:
                 last = await _repeated(partial(self._bucket.write_once, subject, bytes(chunk), after=last))
         except RevisionTakenError as error:
-            another = f"another process writes to {subject}: {error}"
-            raise StoreUnavailableError(another) from error
+            raise StoreUnavailableError(f"another process writes to {subject}: {error}") from error
 
     async def _next(self, subject: str, starts: Iterable[Sequence]) -> dict[Sequence, bytes]:
         """The first chunk from each start on, by sequence. Raises StoreUnavailableError."""

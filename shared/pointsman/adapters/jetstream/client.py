@@ -70,14 +70,13 @@ class NatsConnection(Connection):
         self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None, room: int = 0
     ) -> None:
         if self._client is None or not self._connected:
-            not_connected = "not connected to NATS"
-            raise NotConnectedError(not_connected)
+            raise NotConnectedError("not connected to NATS")
         if not self._client.is_connected:
-            reconnecting = "the connection to NATS broke"
-            raise NotConnectedError(reconnecting)
+            raise NotConnectedError("the connection to NATS broke")
         if len(payload) + room > self._client.max_payload:
-            too_large = f"{len(payload)} bytes to {subject} do not fit into {self._client.max_payload} (`max_payload`)"
-            raise PayloadTooLargeError(too_large)
+            raise PayloadTooLargeError(
+                f"{len(payload)} bytes to {subject} do not fit into {self._client.max_payload} (`max_payload`)"
+            )
         try:
             self._client.write_soon(publication(subject, payload, reply, headers))
         except ValueError as error:
@@ -339,8 +338,7 @@ class _TolerantClient(Client):
     @override
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if initial_connection and self._needs_tls and not info.get("tls_required"):
-            in_the_clear = "the nats-server offers no TLS, which --nats-ca, --nats-certificate or tls:// demand"
-            raise ClientError(in_the_clear)
+            raise ClientError("the nats-server offers no TLS, which --nats-ca, --nats-certificate or tls:// demand")
         await super()._process_info(info, initial_connection)
 
     @override

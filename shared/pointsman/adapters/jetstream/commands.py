@@ -88,8 +88,7 @@ class Requests:
             timer.cancel(deadline)
             del self._waiting[reply]
         if status_of(message) == NO_RESPONDERS:
-            no_responder = f"nobody serves {subject}"
-            raise NoResponderError(no_responder)
+            raise NoResponderError(f"nobody serves {subject}")
         return message.data
 
     def _on_answer(self, message: Message) -> None:

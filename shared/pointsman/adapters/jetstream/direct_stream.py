@@ -80,8 +80,7 @@ class DirectStream:
         except RevisionTakenError as error:
             newest = await self.last(subject)
             if (newest.sequence if newest is not None else 0) == after:
-                in_process = f"an earlier try is still in process: {error}"
-                raise StoreUnavailableError(in_process) from error
+                raise StoreUnavailableError(f"an earlier try is still in process: {error}") from error
             if newest is None or newest.payload != payload:
                 raise
             return newest.sequence
@@ -120,11 +119,9 @@ class DirectStream:
         try:
             return _answers.decode(payload)
         except msgspec.DecodeError as error:
-            msg = f"{self._name}: JetStream's answer is not understood: {error}"
-            raise StoreUnavailableError(msg) from error
+            raise StoreUnavailableError(f"{self._name}: JetStream's answer is not understood: {error}") from error
 
     def _checked(self, answer: _Answer) -> _Answer:
         if answer.error is not None:
-            failed = f"{self._name}: {answer.error.description}"
-            raise StoreUnavailableError(failed)
+            raise StoreUnavailableError(f"{self._name}: {answer.error.description}")
         return answer

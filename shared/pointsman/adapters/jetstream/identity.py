@@ -43,8 +43,7 @@ class Identity:
     def tls_context(self) -> ssl.SSLContext:
         """Raises IdentityError."""
         if self.key and not self.certificate:
-            lone = f"the key {self.key} proves nothing without its certificate (--nats-certificate)"
-            raise IdentityError(lone)
+            raise IdentityError(f"the key {self.key} proves nothing without its certificate (--nats-certificate)")
         files = [file for file in (self.ca, self.certificate, self.key) if file]
         try:
             for file in files:  # ssl's own errors name none
@@ -53,8 +52,9 @@ class Identity:
             if self.certificate:
                 context.load_cert_chain(self.certificate, self.key or None)
         except (OSError, ValueError) as error:  # an ssl.SSLError is an OSError
-            unusable = f"TLS files for the nats-server cannot be used: {error} ({', '.join(files)})"
-            raise IdentityError(unusable) from error
+            raise IdentityError(
+                f"TLS files for the nats-server cannot be used: {error} ({', '.join(files)})"
+            ) from error
         return context
 
     def _credentials(self) -> dict[str, Any]:
@@ -65,8 +65,9 @@ class Identity:
             seed = _seed_of_creds(text) if CREDS_MARK in text else text.strip()
             nkeys.from_seed(bytearray(seed.encode())).wipe()
         except (OSError, ValueError, nkeys.NkeysError) as error:
-            unusable = f"the credentials {self.credentials} cannot be used: {error or 'not an nkey seed'}"
-            raise IdentityError(unusable) from error
+            raise IdentityError(
+                f"the credentials {self.credentials} cannot be used: {error or 'not an nkey seed'}"
+            ) from error
         if CREDS_MARK in text:
             return {"user_credentials": UserString(text)}  # by name, nats-py would read it, half-written or not, again
         return {"nkeys_seed_str": seed}
@@ -76,8 +77,7 @@ def _seed_of_creds(text: str) -> str:
     """Raises ValueError."""
     found = _CREDS.search(text)
     if found is None:
-        incomplete = "a .creds file has a JWT and a seed, each in the line after its mark"
-        raise ValueError(incomplete)
+        raise ValueError("a .creds file has a JWT and a seed, each in the line after its mark")
     return found["seed"]
 
 

@@ -89,8 +89,7 @@ class JetStreamLog(EventLog):
             async with asyncio.timeout(APPEND_SECONDS_MAX):
                 return await done
         except TimeoutError as error:
-            unconfirmed = f"the write was not confirmed within {APPEND_SECONDS_MAX:g} s"
-            raise LogUnavailableError(unconfirmed) from error
+            raise LogUnavailableError(f"the write was not confirmed within {APPEND_SECONDS_MAX:g} s") from error
         finally:
             if done.cancelled():
                 self._writes.withdraw(number)

@@ -164,8 +164,7 @@ class Stream:
         if answer.error is None:
             return self._caught_up(answer, known)
         if answer.error.err_code == STREAM_NOT_FOUND:
-            missing = f"there is no stream {self.name}"
-            raise LogMissingError(missing)
+            raise LogMissingError(f"there is no stream {self.name}")
         raise LogUnavailableError(answer.error.description)
 
     def _caught_up(self, answer: _StreamAnswer, known: Sequence) -> LogExtent:
@@ -176,8 +175,9 @@ class Stream:
         if replicated and lacks_entries:
             self._behind_since = now if self._behind_since is None else self._behind_since
             if now - self._behind_since < LAG_SECONDS_MAX:
-                behind = f"the nats-server that answers has {extent.last} entries of the log, {known} were seen"
-                raise LogUnavailableError(behind)
+                raise LogUnavailableError(
+                    f"the nats-server that answers has {extent.last} entries of the log, {known} were seen"
+                )
         lost = lacks_entries or extent.identity != self._created
         self._newest = extent.last if lost else max(self._newest, extent.last)
         self._created, self._behind_since = extent.identity, None
@@ -251,8 +251,7 @@ class Stream:
     async def _request(self, call: str, request: bytes = b"", *, refusal: ApiError | None = None) -> _StreamAnswer:
         answer = await self._call(f"{call}.{self.name}", request, _stream_answer)
         if answer.cluster is not None and answer.cluster.replicas and not answer.cluster.has_majority:
-            cut_off = "the nats-server that answers for the log hears no majority of its servers"
-            raise LogUnavailableError(cut_off)
+            raise LogUnavailableError("the nats-server that answers for the log hears no majority of its servers")
         if answer.error is not None and refusal is not None:
             return _StreamAnswer(error=refusal)
         return answer
@@ -261,13 +260,11 @@ class Stream:
         try:
             return answers.decode(await self._requests.request(f"{self._requests.api}{call}", request, API_SECONDS_MAX))
         except NoResponderError as error:
-            unavailable = f"JetStream does not answer: {error}"
-            raise LogUnavailableError(unavailable) from error
+            raise LogUnavailableError(f"JetStream does not answer: {error}") from error
         except CommandTimeoutError as error:
             raise LogUnavailableError(str(error)) from error
         except msgspec.DecodeError as error:
-            msg = f"JetStream's answer is not understood: {error}"
-            raise LogUnavailableError(msg) from error
+            raise LogUnavailableError(f"JetStream's answer is not understood: {error}") from error
 
 
 def _extent(answer: _StreamAnswer) -> LogExtent:

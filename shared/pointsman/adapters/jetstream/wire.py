@@ -95,8 +95,7 @@ class MessageSplitter:
 def publication(subject: str, payload: bytes, reply: str = "", headers: Mapping[str, str] | None = None) -> bytes:
     """Raises ValueError if a subject would be read as something else."""
     if not subject or _not_subject.search(subject) or _not_subject.search(reply):
-        msg = f"{subject!r} or {reply!r} is no subject"
-        raise ValueError(msg)
+        raise ValueError(f"{subject!r} or {reply!r} is no subject")
     if not headers:
         return f"PUB {subject} {reply} {len(payload)}\r\n".encode() + payload + _END
     lines = _header_lines(headers)

@@ -258,8 +258,7 @@ class ZmqReplaySocket(ReplaySocket):
     async def batches(self, start: Sequence) -> AsyncGenerator[tuple[Sequence, bytes], None]:
         address = await self._addresses.numeric(self._endpoint)
         if not address:
-            msg = "the name has no address"
-            raise ReplayError(msg)
+            raise ReplayError("the name has no address")
         deadline, newest, ended = loop_seconds() + REPLAY_SECONDS_MAX, -1, False
         socket = self._context.socket(zmq.DEALER)
         connections: zmq.asyncio.Socket = socket.get_monitor_socket(zmq.EVENT_CONNECTED)
@@ -268,8 +267,7 @@ class ZmqReplaySocket(ReplaySocket):
             socket.setsockopt(zmq.RECONNECT_IVL, -1)  # never: another engine may take the address meanwhile
             socket.connect(address)
             if not await connections.poll(int(REPLAY_FRAME_SECONDS * 1000)):
-                msg = "no connection in time"
-                raise ReplayError(msg)
+                raise ReplayError("no connection in time")
             connected = parse_monitor_message(await connections.recv_multipart())
             answer = _Answer(socket, _UnfinishedMessage(connected["value"]))
             answer.request(start)
@@ -282,8 +280,7 @@ class ZmqReplaySocket(ReplaySocket):
                 yield sequence, payload
                 if sequence > newest:
                     deadline, newest = loop_seconds() + REPLAY_SECONDS_MAX, sequence
-            msg = f"more than {REPLAY_BATCHES_MAX} batches"
-            raise ReplayError(msg)
+            raise ReplayError(f"more than {REPLAY_BATCHES_MAX} batches")
         finally:
             socket.disable_monitor()
             connections.close(linger=0)
@@ -307,8 +304,7 @@ class _Answer:
         try:
             self._queue.send_multipart([b"", start.to_bytes(SEQUENCE_BYTES, "big")], zmq.NOBLOCK)
         except zmq.Again as error:
-            msg = "the connection was lost"
-            raise ReplayError(msg) from error
+            raise ReplayError("the connection was lost") from error
 
     async def next_batch(self, deadline: Seconds) -> tuple[bytes, bytes]:
         """Sequence and payload are the last frames; those before (delimiter, topic) differ between versions."""
@@ -322,13 +318,11 @@ class _Answer:
         except TooLongMessageError as error:
             raise ReplayError(str(error)) from error
         if not self._ahead or seconds <= 0:
-            msg = "no answer in time"
-            raise ReplayError(msg)
+            raise ReplayError("no answer in time")
         frames = self._ahead.popleft()
         self._bytes -= sum(map(getsizeof, frames))
         if len(frames) < 2 or len(frames[-2]) != SEQUENCE_BYTES:
-            msg = f"an answer of {len(frames)} frames without a sequence"
-            raise ReplayError(msg)
+            raise ReplayError(f"an answer of {len(frames)} frames without a sequence")
         return frames[-2], frames[-1]
 
     def _read_ahead(self) -> None:
@@ -361,8 +355,7 @@ class _UnfinishedMessage:
             if ready or wait < UNFINISHED_CHECK_SECONDS:
                 return ready
             if _received_bytes(self.descriptor) - self._begins_at > UNFINISHED_BYTES_MAX:
-                msg = f"more than {UNFINISHED_BYTES_MAX} bytes without an end"
-                raise TooLongMessageError(msg)
+                raise TooLongMessageError(f"more than {UNFINISHED_BYTES_MAX} bytes without an end")
 
 
 def _received_bytes(descriptor: int) -> int:
@@ -385,8 +378,7 @@ def _message(queue: zmq.Socket[bytes]) -> list[bytes]:
     frames = [queue.recv(zmq.NOBLOCK)]
     while queue.getsockopt(zmq.RCVMORE):
         if len(frames) == FRAMES_MAX:
-            msg = f"more than {FRAMES_MAX} frames"
-            raise TooLongMessageError(msg)
+            raise TooLongMessageError(f"more than {FRAMES_MAX} frames")
         frames.append(queue.recv(zmq.NOBLOCK))
     return frames
 

@@ -66,8 +66,9 @@ class DockerProvider(InstanceProvider):
         try:
             self._docker: Any = daemon.connected(timeout=CALL_WALL_SECONDS)
         except self._errors as error:
-            unreachable = f"Docker does not answer; start it, or say where it is by DOCKER_HOST: {error}"
-            raise ProviderUnreachableError(unreachable) from error
+            raise ProviderUnreachableError(
+                f"Docker does not answer; start it, or say where it is by DOCKER_HOST: {error}"
+            ) from error
 
     @override
     async def running(self) -> list[ProvidedInstance]:
@@ -144,8 +145,9 @@ class DockerProvider(InstanceProvider):
             )
             container.start()
         except self._image_not_found as error:
-            missing = f"Docker has no image {template.image}; fetch it with: docker pull {template.image}"
-            raise ProviderError(missing) from error
+            raise ProviderError(
+                f"Docker has no image {template.image}; fetch it with: docker pull {template.image}"
+            ) from error
         except self._errors as error:
             if getattr(error, "status_code", None) == CONFLICT:
                 return  # another scaler was faster
@@ -185,8 +187,7 @@ class DockerProvider(InstanceProvider):
         """Docker's client blocks, so it runs in a thread, and nothing ends a thread: none is added to one that is left. Raises
         ProviderError."""
         if self._left is not None and not self._left.done():
-            busy = "Docker has not answered an earlier call yet"
-            raise ProviderError(busy)
+            raise ProviderError("Docker has not answered an earlier call yet")
         thread = asyncio.ensure_future(asyncio.to_thread(work))
         try:
             return await asyncio.shield(thread)
@@ -194,8 +195,7 @@ class DockerProvider(InstanceProvider):
             self._left = thread
             raise
         except self._errors as error:
-            failed = f"Docker: {error}"
-            raise ProviderError(failed) from error
+            raise ProviderError(f"Docker: {error}") from error
 
 
 def _age(attributes: Mapping[str, Any]) -> Seconds:

@@ -63,8 +63,9 @@ class KubernetesProvider(InstanceProvider):
             if (scale.spec.replicas or 0) < len(pods):
                 return  # it was lowered already, and the pod is on its way out
             if instance not in self.stoppable(list(pods)):
-                fixed = f"{instance} is not the last pod of {self._workload}: a StatefulSet takes away the last only"
-                raise ProviderError(fixed)
+                raise ProviderError(
+                    f"{instance} is not the last pod of {self._workload}: a StatefulSet takes away the last only"
+                )
             if self._kind == "deployment":
                 await self._mark(api, pods, instance)
             await self._set_replicas(api, scale, max(0, len(pods) - 1))
@@ -81,10 +82,9 @@ class KubernetesProvider(InstanceProvider):
         chosen = pods[instance]
         sooner = sorted(name for name, pod in pods.items() if _stage(pod) < _stage(chosen))
         if sooner:
-            waits = (
+            raise ProviderError(
                 f"{instance} is not stopped before {sooner[0]} is ready: Kubernetes would take that one away instead"
             )
-            raise ProviderError(waits)
         for pod in pods.values():
             if pod is not chosen and (pod.metadata.annotations or {}).get(DELETION_COST) == LOWEST_COST:
                 await self._set_deletion_cost(api, pod, None)
@@ -127,8 +127,9 @@ class KubernetesProvider(InstanceProvider):
             async with self._cluster.api() as api:
                 yield api
         except self._cluster.errors as error:
-            failed = f"Kubernetes, {self._kind} {self._namespace}/{self._workload}: {reason_of(error)}"
-            raise ProviderError(failed) from error
+            raise ProviderError(
+                f"Kubernetes, {self._kind} {self._namespace}/{self._workload}: {reason_of(error)}"
+            ) from error
 
 
 def _ordinal(pod: str) -> int:

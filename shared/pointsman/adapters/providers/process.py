@@ -76,11 +76,9 @@ class ProcessProvider(InstanceProvider):
         try:
             self._engine = shlex.split(template.engine)
         except ValueError as error:
-            unreadable = f"the engine's command line is not understood: {error}"
-            raise ProviderError(unreadable) from error
+            raise ProviderError(f"the engine's command line is not understood: {error}") from error
         if not self._engine:
-            missing = "the process provider needs the engine's command line (--engine-command)"
-            raise ProviderError(missing)
+            raise ProviderError("the process provider needs the engine's command line (--engine-command)")
 
     @override
     async def running(self) -> list[ProvidedInstance]:
@@ -116,8 +114,7 @@ class ProcessProvider(InstanceProvider):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         if not await self._ended(instance, STOP_WALL_SECONDS):
-            still_running = f"{instance} (supervisor {pid}) does not end"
-            raise ProviderError(still_running)
+            raise ProviderError(f"{instance} (supervisor {pid}) does not end")
 
     def kill(self, instance: InstanceId) -> None:
         """Kill at once; does nothing while it starts or after it ended."""
@@ -147,8 +144,7 @@ class ProcessProvider(InstanceProvider):
             self._directory.mkdir(parents=True, exist_ok=True)
             with (self._directory / f"{GROWTH_LOCK}.lock").open("ab") as lock:
                 if not try_lock(lock):
-                    busy = "another scaler starts instances here at this moment"
-                    raise ProviderError(busy)
+                    raise ProviderError("another scaler starts instances here at this moment")
                 yield
 
     def _start(self, name: InstanceId) -> None:
@@ -163,8 +159,7 @@ class ProcessProvider(InstanceProvider):
         with self._lock_file(name).open("wb") as lock:
             self._pool_file(name).write_text(self._pool or "")  # before the lock, which makes it an instance
             if not try_lock(lock):
-                taken = f"{name} was started by another scaler"
-                raise ProviderError(taken)
+                raise ProviderError(f"{name} was started by another scaler")
             log_from = log_bytes(self._log_file(name))
             process = spawn(
                 [sys.executable, "-m", self._template.supervisor],
@@ -183,8 +178,7 @@ class ProcessProvider(InstanceProvider):
         try:
             return int(self._lock_file(instance).read_text())
         except (OSError, ValueError) as error:
-            starting = f"{instance} is only just being started"
-            raise ProviderError(starting) from error
+            raise ProviderError(f"{instance} is only just being started") from error
 
     async def _ended(self, instance: InstanceId, seconds: WallSeconds) -> bool:
         deadline = time.monotonic() + float(seconds)
@@ -225,8 +219,7 @@ def _refusals(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        refused = f"{what}: {error}"
-        raise ProviderError(refused) from error
+        raise ProviderError(f"{what}: {error}") from error
 
 
 async def stop_all(directory: Path) -> None:

@@ -67,8 +67,7 @@ class ChatTemplate:
             self._keeps_parts = _iterates_over_content(environment.parse(source))
             self._knows_developers = "'developer'" in source or '"developer"' in source
         except jinja2.TemplateError as error:
-            msg = f"the chat template does not compile: {error}"
-            raise ChatTemplateError(msg) from error
+            raise ChatTemplateError(f"the chat template does not compile: {error}") from error
         self._special_tokens = dict(special_tokens)
         self.system_first = _takes_system_first_alone(source)
         """vLLM's check whether the template wants a system message first and nowhere else."""
@@ -83,8 +82,7 @@ class ChatTemplate:
         chat_template_kwargs: Mapping[str, Any] | None,
     ) -> str:
         if continue_final_message and add_generation_prompt:
-            msg = "continue_final_message and add_generation_prompt exclude each other"
-            raise ChatTemplateError(msg)
+            raise ChatTemplateError("continue_final_message and add_generation_prompt exclude each other")
         conversation = [_template_message(message, keeps_parts=self._keeps_parts) for message in messages]
         if not self._knows_developers:
             conversation = _without_developers(conversation)
@@ -108,8 +106,7 @@ class ChatTemplate:
             AttributeError,
             RecursionError,
         ) as error:
-            msg = f"the chat template refused the messages: {error}"
-            raise TemplateRefusedError(msg) from error
+            raise TemplateRefusedError(f"the chat template refused the messages: {error}") from error
         _check_unicode(rendered)
         return _cut_at_mark(rendered, continued) if continue_final_message else rendered
 
@@ -119,8 +116,7 @@ def _check_unicode(rendered: str) -> None:
     try:
         rendered.encode()
     except UnicodeEncodeError as error:
-        msg = "the rendered messages are no valid Unicode: a surrogate stands alone"
-        raise ChatTemplateError(msg) from error
+        raise ChatTemplateError("the rendered messages are no valid Unicode: a surrogate stands alone") from error
 
 
 def set_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,8 +146,7 @@ def _template_message(message: Message, *, keeps_parts: bool) -> dict[str, Any]:
 def _role(message: Any) -> str:
     role = message.get("role") if isinstance(message, Mapping) else None
     if not isinstance(role, str):
-        msg = "each message must be an object with a role"
-        raise ChatTemplateError(msg)
+        raise ChatTemplateError("each message must be an object with a role")
     return role
 
 
@@ -161,8 +156,7 @@ def _text_parts(content: Any) -> list[TextPart]:
     if isinstance(content, str):
         return [_text_part(content)]
     if not isinstance(content, Iterable) or isinstance(content, Mapping):
-        msg = "content must be a string or a list of parts"
-        raise ChatTemplateError(msg)
+        raise ChatTemplateError("content must be a string or a list of parts")
     return [kept for part in content if (kept := _kept_part(part)) is not None]
 
 
@@ -171,17 +165,14 @@ def _kept_part(part: Any) -> TextPart | None:
         return _text_part(part)
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(kind, str):
-        msg = "each content part must be a string or an object with a type"
-        raise ChatTemplateError(msg)
+        raise ChatTemplateError("each content part must be a string or an object with a type")
     if kind not in TEXT_FIELD_OF_PART:
-        msg = f"content part of type {kind!r} is not text"
-        raise UnsupportedContentError(msg)
+        raise UnsupportedContentError(f"content part of type {kind!r} is not text")
     text = part.get(TEXT_FIELD_OF_PART[kind])
     if text is None:
         return None
     if not isinstance(text, str):
-        msg = f"the text of a content part must be a string, not {type(text).__name__}"
-        raise ChatTemplateError(msg)
+        raise ChatTemplateError(f"the text of a content part must be a string, not {type(text).__name__}")
     return _text_part(text) | {name: value for name, value in part.items() if name not in PART_FIELDS}
 
 
@@ -216,16 +207,14 @@ def _assistant_fields(message: Message) -> dict[str, Any]:
 
 def _listed(value: Any, name: str) -> list[Any]:
     if not isinstance(value, list | tuple):
-        msg = f"{name} must be a list"
-        raise ChatTemplateError(msg)
+        raise ChatTemplateError(f"{name} must be a list")
     return list(value)
 
 
 def _template_tool_call(call: Any) -> dict[str, Any]:
     """OpenAI sends arguments as a JSON string; templates expect an object."""
     if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
-        msg = "each tool call must be an object with a function"
-        raise ChatTemplateError(msg)
+        raise ChatTemplateError("each tool call must be an object with a function")
     function = {**call["function"], "arguments": _arguments(call["function"].get("arguments"))}
     return _ordered({**call, "function": _ordered(function, CALLED_FIELDS)}, CALL_FIELDS)
 
@@ -233,8 +222,7 @@ def _template_tool_call(call: Any) -> dict[str, Any]:
 def _arguments(arguments: Any) -> dict[str, Any]:
     if isinstance(arguments, str):
         if sum(map(arguments.count, "[{,")) > ARGUMENT_MARKS_MAX:
-            msg = "the arguments of a tool call have too many lists, objects or entries"
-            raise ChatTemplateError(msg)
+            raise ChatTemplateError("the arguments of a tool call have too many lists, objects or entries")
         try:
             arguments = json.loads(arguments)
         except json.JSONDecodeError:
@@ -245,8 +233,7 @@ def _arguments(arguments: Any) -> dict[str, Any]:
 def _template_tool(tool: Any) -> dict[str, Any]:
     """A tool with the fields and order of vLLM's request model."""
     if not isinstance(tool, Mapping) or not isinstance(tool.get("function"), Mapping):
-        msg = "each tool must be an object with a function"
-        raise ChatTemplateError(msg)
+        raise ChatTemplateError("each tool must be an object with a function")
     later = {"defer_loading": tool["defer_loading"]} if tool.get("defer_loading") is not None else {}
     given = {name: value for name, value in tool["function"].items() if value is not None}
     function = {"name": None, "description": None, "parameters": None, **later, **given}
@@ -282,8 +269,7 @@ def _mark_final_message(conversation: list[dict[str, Any]]) -> str:
         conversation[-1]["content"] = content + CONTINUE_MARK
         return content
     if not content:
-        msg = "continue_final_message needs a final message with text"
-        raise ChatTemplateError(msg)
+        raise ChatTemplateError("continue_final_message needs a final message with text")
     text: str = content[-1]["text"]
     content[-1]["text"] = text + CONTINUE_MARK
     return text
@@ -292,8 +278,9 @@ def _mark_final_message(conversation: list[dict[str, Any]]) -> str:
 def _cut_at_mark(rendered: str, continued: str) -> str:
     mark = rendered.rfind(CONTINUE_MARK.strip())
     if mark < 0 or continued.strip() not in rendered:
-        msg = "continue_final_message is set, but the chat template does not show the final message as it is"
-        raise TemplateRefusedError(msg)
+        raise TemplateRefusedError(
+            "continue_final_message is set, but the chat template does not show the final message as it is"
+        )
     trimmed = not rendered.startswith(CONTINUE_MARK, mark)
     return rendered[:mark].rstrip() if trimmed else rendered[:mark]
 

@@ -57,8 +57,7 @@ class Tokenizer:
         try:
             backend = Backend.from_file(str(path))
         except Exception as error:  # the backend raises bare Exception
-            msg = f"cannot read {path}: {error}"
-            raise TokenizerLoadError(msg) from error
+            raise TokenizerLoadError(f"cannot read {path}: {error}") from error
         _add_missing_tokens(backend, config.get("added_tokens_decoder", {}), path)
         special_tokens = _special_tokens(config)
         try:
@@ -67,8 +66,7 @@ class Tokenizer:
                 for source in _chat_template_sources(directory, config)
             )
         except ChatTemplateError as error:
-            msg = f"{directory}: {error}"
-            raise TokenizerLoadError(msg) from error
+            raise TokenizerLoadError(f"{directory}: {error}") from error
         return cls(backend, chat_template=chats, tool_template=tools, cached_tokens_max=cached_tokens_max)
 
     @classmethod
@@ -117,8 +115,7 @@ class Tokenizer:
     ) -> str:
         template = self._chat_template if tools is None else self._tool_template
         if template is None:
-            msg = "this model has no chat template"
-            raise UnsupportedContentError(msg)
+            raise UnsupportedContentError("this model has no chat template")
         return template.render(
             messages,
             tools=tools,
@@ -135,8 +132,7 @@ def _frame_of(backend: Backend) -> tuple[list[int], list[int]]:
     for before in range(len(framed) - len(bare) + 1):
         if framed[before : before + len(bare)] == bare:
             return framed[:before], framed[before + len(bare) :]
-    msg = "the tokenizer's post-processor changes the text's own ids"
-    raise TokenizerLoadError(msg)
+    raise TokenizerLoadError("the tokenizer's post-processor changes the text's own ids")
 
 
 def _add_missing_tokens(backend: Backend, listed: Mapping[str, Any], path: Path) -> None:
@@ -148,8 +144,7 @@ def _add_missing_tokens(backend: Backend, listed: Mapping[str, Any], path: Path)
         token = AddedToken(fields["content"], special=bool(fields.get("special")), **known)
         (backend.add_special_tokens if token.special else backend.add_tokens)([token])
         if backend.token_to_id(token.content) != number:
-            msg = f"{path} and tokenizer_config.json disagree about the id of {token.content!r}"
-            raise TokenizerLoadError(msg)
+            raise TokenizerLoadError(f"{path} and tokenizer_config.json disagree about the id of {token.content!r}")
 
 
 def _chat_template_sources(directory: Path, config: Mapping[str, Any]) -> tuple[str, str]:
@@ -182,9 +177,7 @@ def _json_file(path: Path, *, missing: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        msg = f"cannot read {path}: {error}"
-        raise TokenizerLoadError(msg) from error
+        raise TokenizerLoadError(f"cannot read {path}: {error}") from error
     if not isinstance(content, dict):
-        msg = f"{path} holds no JSON object"
-        raise TokenizerLoadError(msg)
+        raise TokenizerLoadError(f"{path} holds no JSON object")
     return content

@@ -39,8 +39,7 @@ def require_eligible(view: PoolView) -> tuple[InstanceId, ...]:
     """Raises NoInstance."""
     if not view.eligible:
         able = f"instance{_needs(view)}"
-        reason = f"every ready {able} failed this request" if view.retried else f"no {able} is ready"
-        raise NoInstance(reason)
+        raise NoInstance(f"every ready {able} failed this request" if view.retried else f"no {able} is ready")
     return view.eligible
 
 

@@ -41,11 +41,9 @@ class DualMap(RoutingPolicy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.both_over not in BOTH_OVER:
-            msg = f"both_over must be {' or '.join(BOTH_OVER)}, not {self.both_over}"
-            raise ValueError(msg)
+            raise ValueError(f"both_over must be {' or '.join(BOTH_OVER)}, not {self.both_over}")
         if self.ablation not in ABLATIONS:
-            msg = f"ablation must be empty or one of {', '.join(ABLATIONS[1:])}, not {self.ablation}"
-            raise ValueError(msg)
+            raise ValueError(f"ablation must be empty or one of {', '.join(ABLATIONS[1:])}, not {self.ablation}")
 
     @override
     def choose(self, view: PoolView) -> Choice:

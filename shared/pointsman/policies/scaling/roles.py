@@ -45,8 +45,7 @@ def parse_split(text: str) -> RoleSizes:
     """Raises ValueError."""
     prefill, _, decode = text.partition("+")
     if not (prefill.isdecimal() and decode.isdecimal() and int(prefill) and int(decode)):
-        msg = f"'{text}' is not P+D with at least one of each; write for instance 2+2"
-        raise ValueError(msg)
+        raise ValueError(f"'{text}' is not P+D with at least one of each; write for instance 2+2")
     return RoleSizes(int(prefill), int(decode))
 
 

@@ -90,8 +90,7 @@ def parse_cron(text: str) -> CronTime:
     """Raises ValueError."""
     parts = text.split()
     if len(parts) != len(FIELDS):
-        msg = f"'{text}' has {len(parts)} fields; a time has five: minute hour day month weekday"
-        raise ValueError(msg)
+        raise ValueError(f"'{text}' has {len(parts)} fields; a time has five: minute hour day month weekday")
     minutes, hours, days, months, weekdays = (
         _allowed(part, name, lowest, highest) for part, (name, lowest, highest) in zip(parts, FIELDS, strict=True)
     )
@@ -109,8 +108,7 @@ def parse_cron(text: str) -> CronTime:
 def _entry(text: str) -> tuple[CronTime, int]:
     time, equals, size = text.rpartition("=")
     if not equals or not size.strip().isdecimal():
-        msg = f"'{text}' is not an entry; write for instance: 0 8 * * 1-5 = 8"
-        raise ValueError(msg)
+        raise ValueError(f"'{text}' is not an entry; write for instance: 0 8 * * 1-5 = 8")
     return parse_cron(time.strip()), int(size)
 
 
@@ -125,10 +123,8 @@ def _allowed(text: str, name: str, lowest: int, highest: int) -> set[int]:
             if slash and not dash and span != "*":
                 end = highest
         except ValueError:
-            msg = f"'{part}' is not a {name}"
-            raise ValueError(msg) from None
+            raise ValueError(f"'{part}' is not a {name}") from None
         if not lowest <= begin <= end <= highest or stride < 1:
-            msg = f"'{part}' is not a {name}: from {lowest} to {highest}"
-            raise ValueError(msg)
+            raise ValueError(f"'{part}' is not a {name}: from {lowest} to {highest}")
         found.update(range(begin, end + 1, stride))
     return found

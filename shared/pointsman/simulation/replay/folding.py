@@ -89,6 +89,5 @@ def recorded_pool_settings(pool: Settings) -> PoolSettings:
     """Missing settings are defaults, except the fold version, which is then the first. Raises ValueError."""
     settings = msgspec.convert({"fold_version": FIRST_FOLD_VERSION, **pool}, PoolSettings, strict=False)
     if settings.speed < SPEED_MIN or settings.block_tokens < 1:
-        msg = "speed and block_tokens must be above 0"
-        raise ValueError(msg)
+        raise ValueError("speed and block_tokens must be above 0")
     return settings

@@ -28,8 +28,7 @@ def at_rate(requests: Sequence[WorkloadRequest], rate: float) -> list[WorkloadRe
 
 def faster(requests: Sequence[WorkloadRequest], factor: float) -> list[WorkloadRequest]:
     if not factor > 0:
-        msg = f"arrivals can be sped up by a positive factor only, not {factor}"
-        raise ValueError(msg)
+        raise ValueError(f"arrivals can be sped up by a positive factor only, not {factor}")
     return [replace(request, arrival_s=request.arrival_s / factor) for request in requests]
 
 
@@ -45,8 +44,7 @@ def gamma(
     """`cv`: coefficient of variation of the gaps; 1: Poisson. Raises ValueError unless `rate` and `cv` are positive."""
     _check_rate(rate)
     if not cv > 0:
-        msg = f"the variation of gaps must be positive, not {cv}"
-        raise ValueError(msg)
+        raise ValueError(f"the variation of gaps must be positive, not {cv}")
     shape = 1 / cv**2
     return _spaced(requests, lambda: chance.gammavariate(shape, 1 / (shape * rate)))
 
@@ -75,8 +73,7 @@ ARRIVALS: dict[str, Arrivals] = {
 
 def _check_rate(rate: float) -> None:
     if not rate > 0:
-        msg = f"a rate must be positive, not {rate}"
-        raise ValueError(msg)
+        raise ValueError(f"a rate must be positive, not {rate}")
 
 
 def _spaced(requests: Sequence[WorkloadRequest], gap: Callable[[], EngineSeconds]) -> list[WorkloadRequest]:
@@ -107,8 +104,7 @@ class DayShape:
 
     def __post_init__(self) -> None:
         if not (self.day_s > 0 and 0 <= self.swing < 1):
-            msg = f"a day needs a length and a swing from 0 to below 1, not {self}"
-            raise ValueError(msg)
+            raise ValueError(f"a day needs a length and a swing from 0 to below 1, not {self}")
 
 
 DEFAULT_DAY = DayShape()

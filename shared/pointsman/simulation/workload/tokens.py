@@ -26,8 +26,7 @@ def prompt_token_ids(request: WorkloadRequest, *, vocab_size: int, seed: int) ->
 def _block_tokens(block_id: int, vocab_size: int, seed: int) -> "array[int]":
     span = vocab_size - FIRST_TOKEN_ID
     if span < 1:
-        msg = f"a vocabulary of {vocab_size} is too small: prompts use ids from {FIRST_TOKEN_ID} on"
-        raise ValueError(msg)
+        raise ValueError(f"a vocabulary of {vocab_size} is too small: prompts use ids from {FIRST_TOKEN_ID} on")
     stream = shake_128(f"{seed}:{block_id}".encode()).digest(4 * TRACE_BLOCK_TOKENS)
     return array(
         "I",

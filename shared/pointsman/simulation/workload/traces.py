@@ -38,8 +38,7 @@ def read_trace(
     after `input_tokens_max`. Raises TraceError, also for an empty file."""
     rows = list(_rows(path, limit))
     if not rows:
-        msg = f"{path}: no requests"
-        raise TraceError(msg)
+        raise TraceError(f"{path}: no requests")
     first = min(row.timestamp for row in rows)
     requests = [
         WorkloadRequest(
@@ -60,28 +59,27 @@ def _rows(path: Path, limit: int | None) -> Iterator[_TraceRow]:
             number = 0
             for line_number, line in enumerate(iter(lambda: lines.readline(LINE_BYTES_MAX + 1), b""), start=1):
                 if len(line) > LINE_BYTES_MAX or number == REQUESTS_MAX:
-                    msg = f"{path}:{line_number}: a line has at most {LINE_BYTES_MAX:,} bytes, a trace {REQUESTS_MAX:,} requests"
-                    raise TraceError(msg)
+                    raise TraceError(
+                        f"{path}:{line_number}: a line has at most {LINE_BYTES_MAX:,} bytes, a trace {REQUESTS_MAX:,} requests"
+                    )
                 if limit is not None and number >= limit:
                     return
                 if line.strip():
                     number += 1
                     yield _checked(decoder, line, f"{path}:{line_number}")
     except OSError as error:
-        msg = f"{path}: {error.strerror}"
-        raise TraceError(msg) from error
+        raise TraceError(f"{path}: {error.strerror}") from error
 
 
 def _checked(decoder: "msgspec.json.Decoder[_TraceRow]", line: bytes, where: str) -> _TraceRow:
     try:
         row = decoder.decode(line)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        msg = f"{where}: {error}"
-        raise TraceError(msg) from error
+        raise TraceError(f"{where}: {error}") from error
     if row.input_length < 1 or row.output_length < 0 or row.timestamp < 0:
-        msg = f"{where}: lengths and time must not be negative, and the prompt not empty"
-        raise TraceError(msg)
+        raise TraceError(f"{where}: lengths and time must not be negative, and the prompt not empty")
     if len(row.hash_ids) != blocks_for(row.input_length):
-        msg = f"{where}: {len(row.hash_ids)} hash_ids for {row.input_length} tokens; expected {blocks_for(row.input_length)}"
-        raise TraceError(msg)
+        raise TraceError(
+            f"{where}: {len(row.hash_ids)} hash_ids for {row.input_length} tokens; expected {blocks_for(row.input_length)}"
+        )
     return row

@@ -95,11 +95,10 @@ def _refusing_other_attention(initialise: Callable[..., None]) -> Callable[..., 
         initialise(self, *args, **kwargs)
         others = {type(m).__name__ for m in self.single_type_managers if type(m) is not FullAttentionManager}
         if others or len(self.single_type_managers) > 1:
-            msg = (
+            raise UnsuitableModelError(
                 "POINTSMAN_VLLM_EVICTION=rlt is for models with full attention in every layer, whose cache is one tree of "
                 f"prefixes; this model has {len(self.single_type_managers)} cache groups, {', '.join(sorted(others)) or 'all full'}. "
                 "Start the engine with POINTSMAN_VLLM_EVICTION=lru."
             )
-            raise UnsuitableModelError(msg)
 
     return checked

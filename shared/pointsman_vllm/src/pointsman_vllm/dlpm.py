@@ -31,8 +31,9 @@ class SyncDlpmScheduler(Scheduler):
         _require_internals()
         super().__init__(*args, **kwargs)
         if self.policy is not SchedulingPolicy.FCFS:
-            msg = "DlpmScheduler has an order of its own: start the engine without --scheduling-policy priority"
-            raise ValueError(msg)
+            raise ValueError(
+                "DlpmScheduler has an order of its own: start the engine without --scheduling-policy priority"
+            )
         settings = fairness_settings(os.environ)
         self.deficits = Deficits(
             quantum=settings.quantum_tokens,

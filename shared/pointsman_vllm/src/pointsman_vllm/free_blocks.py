@@ -89,8 +89,7 @@ class RandomisedFreeBlocks(Generic[B]):
     def popleft(self) -> B:
         """Raises ValueError if no block is free."""
         if not self.num_free_blocks:
-            msg = "No free blocks available"
-            raise ValueError(msg)
+            raise ValueError("No free blocks available")
         return self.popleft_n(1)[0]
 
     def popleft_n(self, n: int) -> list[B]:

@@ -59,8 +59,7 @@ def _read(environment: Mapping[str, str], name: str, convert: Callable[[str], T]
     try:
         return convert(text)
     except ValueError as error:
-        msg = f"{PREFIX}{name} must be {wanted}, not {text!r}"
-        raise WrongSettingError(msg) from error
+        raise WrongSettingError(f"{PREFIX}{name} must be {wanted}, not {text!r}") from error
 
 
 def _one_of_evictions(text: str) -> str:

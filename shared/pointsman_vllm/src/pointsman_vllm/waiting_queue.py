@@ -98,8 +98,7 @@ class WaitingQueue(Generic[R]):
     def peek_request(self) -> R:
         """Raises IndexError if empty."""
         if not self._places:
-            msg = "no request waits"
-            raise IndexError(msg)
+            raise IndexError("no request waits")
         if self._next is None:
             self._settle()
             self._next = self._returned[0] if self._returned else self._choose()

@@ -19,8 +19,9 @@ class Clients:
 
     def __post_init__(self) -> None:
         if not (0 <= self.misbehaving <= self.count >= 1 and min(self.requests_factor, self.prefix_factor) > 0):
-            msg = f"clients need a count, at most as many misbehaving ones, and positive factors, not {self}"
-            raise ValueError(msg)
+            raise ValueError(
+                f"clients need a count, at most as many misbehaving ones, and positive factors, not {self}"
+            )
 
     def tenants(self) -> list[Tenant]:
         return [Tenant(f"client-{number + 1}") for number in range(self.count)]

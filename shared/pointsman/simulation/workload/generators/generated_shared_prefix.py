@@ -32,8 +32,9 @@ class GspShape:
     def __post_init__(self) -> None:
         lengths = (self.prefix_tokens, self.question_tokens, self.output_tokens, self.range_ratio)
         if min(self.groups, self.prompts_per_group) < 1 or min(lengths) < 0 or self.range_ratio > 1:
-            msg = f"groups and prompts must be at least 1, lengths not negative, range_ratio from 0 to 1: {self}"
-            raise ValueError(msg)
+            raise ValueError(
+                f"groups and prompts must be at least 1, lengths not negative, range_ratio from 0 to 1: {self}"
+            )
 
 
 def gsp(count: int, *, rate: float, chance: random.Random, shape: GspShape | None = None) -> list[WorkloadRequest]:

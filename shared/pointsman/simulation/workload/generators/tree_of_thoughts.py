@@ -31,11 +31,9 @@ class TreeShape:
     def __post_init__(self) -> None:
         """Raises ValueError if there is no tree or a thought does not fit its blocks."""
         if min(self.branching, self.depth, self.question_blocks) < 1:
-            msg = f"a tree needs branches, levels and a question, not {self}"
-            raise ValueError(msg)
+            raise ValueError(f"a tree needs branches, levels and a question, not {self}")
         if not 1 <= self.thought_tokens_max <= self.thought_blocks * TRACE_BLOCK_TOKENS:
-            msg = f"thoughts of {self.thought_tokens_max} tokens do not fit {self.thought_blocks} blocks"
-            raise ValueError(msg)
+            raise ValueError(f"thoughts of {self.thought_tokens_max} tokens do not fit {self.thought_blocks} blocks")
 
     def requests(self) -> int:
         return sum(self.branching**level for level in range(1, self.depth + 1))

@@ -31,8 +31,7 @@ class HotspotShape:
         """Raises ValueError unless shares fit the prefixes and sum to at most 1."""
         fits = len(self.prefix_blocks) == len(self.shares) and all(share >= 0 for share in self.shares)
         if not fits or plain_sum(self.shares) > 1 or self.burst_requests < 1:
-            msg = f"each hot prefix needs a share, all together at most 1, and bursts a request, not {self}"
-            raise ValueError(msg)
+            raise ValueError(f"each hot prefix needs a share, all together at most 1, and bursts a request, not {self}")
 
 
 def two_hot_prefixes(

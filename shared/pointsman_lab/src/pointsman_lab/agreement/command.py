@@ -233,8 +233,9 @@ def _requests(options: AgreementOptions) -> list[WorkloadRequest]:
         options.trace, options.workload, requests=options.requests, seed=SEED, input_tokens_max=DEFAULT_INPUT_CAP
     )
     if len(found) <= WARMUP:
-        msg = f"{len(found)} requests, of which the first {WARMUP} are not counted: nothing is left; raise --requests"
-        raise click.UsageError(msg)
+        raise click.UsageError(
+            f"{len(found)} requests, of which the first {WARMUP} are not counted: nothing is left; raise --requests"
+        )
     most = options.output_tokens_max
     return [replace(request, output_tokens=max(1, min(request.output_tokens, most))) for request in found]
 

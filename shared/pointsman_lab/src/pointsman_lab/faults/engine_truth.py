@@ -64,8 +64,9 @@ async def _events_since_start(endpoint: str) -> list[dict[str, Any]]:
             if number == END_OF_REPLAY:
                 return events
             if number != expected:
-                msg = f"the replay buffer of {endpoint} begins at batch {number}, which is not its start"
-                raise EngineSilentError(msg)
+                raise EngineSilentError(
+                    f"the replay buffer of {endpoint} begins at batch {number}, which is not its start"
+                )
             expected += 1
             events += msgspec.msgpack.decode(payload)[1]
         raise EngineSilentError(f"no end of the replay on {endpoint} within {REPLAY_TIMEOUT_MS} ms")

@@ -78,8 +78,9 @@ class Connection:
                 self._writer.write(ask.to(self._target))
                 answer = await self._answer()
         except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-            message = f"{self._target.host}:{self._target.port} did not answer: {str(error) or type(error).__name__}"
-            raise BenchError(message) from error
+            raise BenchError(
+                f"{self._target.host}:{self._target.port} did not answer: {str(error) or type(error).__name__}"
+            ) from error
         if answer.status != 200:
             message = f"{ask.path} answered {answer.status}: {answer.body[:300].decode(errors='replace')}"
             raise RefusedError(message) if 400 <= answer.status < 500 else BenchError(message)

@@ -85,8 +85,9 @@ def results_command(
             keep=keep if writes else lambda _: None,
         )
     except BrokenProcessPool as error:
-        message = "a simulating process died, perhaps for lack of memory; the page was not written"
-        raise click.ClickException(message) from error
+        raise click.ClickException(
+            "a simulating process died, perhaps for lack of memory; the page was not written"
+        ) from error
     _print_account(runs.seconds, console)
     if writes:
         _draw(runs.results, directory / PICTURES)
@@ -101,8 +102,9 @@ def _chosen(traces: Path, only: str) -> list[Study]:
     every = studies(traces)
     chosen = [study for study in every if only in study.key]
     if not chosen and not any(only in one.key for one in measurements()):
-        message = f"no study has '{only}' in its key; there are: {', '.join(study.key for study in every)}"
-        raise click.UsageError(message)
+        raise click.UsageError(
+            f"no study has '{only}' in its key; there are: {', '.join(study.key for study in every)}"
+        )
     return chosen
 
 
@@ -147,8 +149,9 @@ def _read(directory: Path) -> Numbers:
     except OSError as error:
         raise click.ClickException(f"cannot read {file}: {error.strerror}; run without --page first") from error
     except msgspec.DecodeError as error:
-        message = f"{file} is not what this version writes ({error}); run without --page first"
-        raise click.ClickException(message) from error
+        raise click.ClickException(
+            f"{file} is not what this version writes ({error}); run without --page first"
+        ) from error
 
 
 def _draw(results: Mapping[str, Sequence[CellResult]], out: Path) -> None:
@@ -164,8 +167,9 @@ def _write_page(directory: Path, traces: Path, numbers: Numbers, console: Consol
     try:
         text = page(studies(traces), numbers)
     except KeyError as error:
-        message = f"{directory / PICTURES / NUMBERS} lacks {error}: run it with --only and --add"
-        raise click.ClickException(message) from error
+        raise click.ClickException(
+            f"{directory / PICTURES / NUMBERS} lacks {error}: run it with --only and --add"
+        ) from error
     file = directory / "results.md"
     write_file(file, text.encode())
     console.print(f"wrote {file}", soft_wrap=True)
