@@ -31,7 +31,7 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def authority(tmp_path: Path) -> Authority:
+def ours(tmp_path: Path) -> Authority:
     return Authority(tmp_path / "ca", "ours")
 
 
@@ -41,8 +41,8 @@ async def served_with(shown: Certificate) -> AsyncIterator[World]:
         yield world
 
 
-def trusting(authority: Authority) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=str(authority.file))
+def trusting(ours: Authority) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(ours.file))
 
 
 async def shown_by(world: World, context: ssl.SSLContext) -> bytes:
@@ -54,9 +54,9 @@ async def shown_by(world: World, context: ssl.SSLContext) -> bytes:
     return found
 
 
-async def test_answers_and_streams_come_by_tls_and_nothing_comes_without(authority: Authority) -> None:
-    context = trusting(authority)
-    async with served_with(authority.issue("api", ends=MONTH)) as world:
+async def test_answers_and_streams_come_by_tls_and_nothing_comes_without(ours: Authority) -> None:
+    context = trusting(ours)
+    async with served_with(ours.issue("api", ends=MONTH)) as world:
         async with world.client.post(world.url + CHAT, json=HELLO, ssl=context) as answer:
             whole = (answer.status, await answer.json())
         async with world.client.post(world.url + CHAT, json={**HELLO, "stream": True}, ssl=context) as answer:
@@ -65,7 +65,7 @@ async def test_answers_and_streams_come_by_tls_and_nothing_comes_without(authori
             await world.client.post(world.url + CHAT, json=HELLO)
         with pytest.raises(aiohttp.ClientError):
             await world.client.get(world.url.replace("https", "http") + "/health")
-        old = trusting(authority)
+        old = trusting(ours)
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
             old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
         with pytest.raises((ssl.SSLError, ConnectionError)):
@@ -79,11 +79,11 @@ async def test_answers_and_streams_come_by_tls_and_nothing_comes_without(authori
     assert "tls" not in degraded
 
 
-async def test_a_renewed_certificate_is_shown_and_half_of_one_is_not(authority: Authority) -> None:
+async def test_a_renewed_certificate_is_shown_and_half_of_one_is_not(ours: Authority) -> None:
     context, shown, renewed = (
-        trusting(authority),
-        authority.issue("api", ends=MONTH),
-        authority.issue("new", ends=MONTH),
+        trusting(ours),
+        ours.issue("api", ends=MONTH),
+        ours.issue("new", ends=MONTH),
     )
     async with served_with(shown) as world:
         before = await shown_by(world, context)
@@ -103,8 +103,8 @@ async def test_a_renewed_certificate_is_shown_and_half_of_one_is_not(authority: 
     assert goes_on == b"HTTP/1.1 200 OK\r\n"
 
 
-async def test_a_certificate_that_ends_soon_is_told(authority: Authority) -> None:
-    shown, soon = authority.issue("api", ends=MONTH), authority.issue("soon", ends=timedelta(days=5))
+async def test_a_certificate_that_ends_soon_is_told(ours: Authority) -> None:
+    shown, soon = ours.issue("api", ends=MONTH), ours.issue("soon", ends=timedelta(days=5))
     async with served_with(shown) as world:
         shown.certificate.write_bytes(soon.certificate.read_bytes())
         shown.key.write_bytes(soon.key.read_bytes())
@@ -113,9 +113,9 @@ async def test_a_certificate_that_ends_soon_is_told(authority: Authority) -> Non
         assert world.board.ready
 
 
-async def test_a_client_that_never_shakes_hands_is_cut(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_never_shakes_hands_is_cut(ours: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "HANDSHAKE_SECONDS", 0.3)
-    async with served_with(authority.issue("api", ends=MONTH)) as world:
+    async with served_with(ours.issue("api", ends=MONTH)) as world:
         reader, writer = await asyncio.open_connection("127.0.0.1", world.server.bound_port)
         async with asyncio.timeout(10):
             with contextlib.suppress(ConnectionError):
@@ -134,9 +134,9 @@ async def test_a_client_that_never_shakes_hands_is_cut(authority: Authority, mon
     ],
 )
 def test_files_that_are_of_no_use_end_the_process_with_a_line(
-    authority: Authority, options: list[str], problem: str
+    ours: Authority, options: list[str], problem: str
 ) -> None:
-    right, other = authority.issue("api"), authority.issue("other")
+    right, other = ours.issue("api"), ours.issue("other")
     files = {"cert": right.certificate, "key": right.key, "other": other.key}
 
     ended = CliRunner().invoke(

@@ -23,6 +23,7 @@ from tests.support.ingress_world import CHAT
 from tests.support.log_reading import whole_log
 from tests.support.otlp_collector import CollectedSpan, Collector, collector
 from tests.support.up import RunningUp, pointsman_up
+from tests.support.waiting import eventually
 
 SPEED = 40.0
 LONG = " ".join(f"fact {number}" for number in range(200))
@@ -190,10 +191,15 @@ async def test_one_trace_leads_from_the_client_through_ingress_and_scheduler_to_
     kinds = (RequestArrived, RequestPlaced, RequestGranted, PrefillFinished, RequestFinished)
     assert {name: type(event) for name, event in logged.items()} == {kind.__name__: kind for kind in kinds}
     assert {getattr(event, "request", "") for event in logged.values()} == {request_id}
+    await eventually(lambda: _accesses(up, request_id) == [TRACE])  # lines are written a moment later
+
+
+def _accesses(up: RunningUp, request_id: str) -> list[str]:
+    """Trace ids of the access log's lines about a request."""
     lines = [
         json.loads(line) for line in (up.data / "logs" / "ingress.log").read_text().splitlines() if "access" in line
     ]
-    assert [line["trace_id"] for line in lines if line["request_id"] == request_id] == [TRACE]
+    return [line["trace_id"] for line in lines if line["request_id"] == request_id]
 
 
 def _request_id(request: urllib.request.Request) -> str:
