@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -75,6 +76,15 @@ def test_fleet_shows_the_instance_that_up_started(fleet: RunningUp) -> None:
     assert {"epoch", "knowledge", "pending", "in_prefill", "decoding", "cached_blocks"} <= set(instance)
     assert re.fullmatch("[0-9a-f]{16}", instance["digest"])
     assert instance["prediction_error"] is None or instance["prediction_error"] >= 0
+
+
+def test_a_tap_since_a_time_before_the_log_began_shows_all_of_it(fleet: RunningUp) -> None:
+    earlier = (datetime.now().astimezone() - timedelta(hours=1)).strftime("%H:%M:%S")
+    command = [POINTSMAN, "tap", "--from", str(fleet.data), "--since", earlier, "--until", "now", "--json"]
+
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert [json.loads(line)["sequence"] for line in told.stdout.splitlines()][:3] == [1, 2, 3], told
 
 
 def test_the_secret_and_the_fleet_file_are_where_they_belong(fleet: RunningUp) -> None:

@@ -66,7 +66,7 @@ def tap_command(
         raise click.UsageError(str(error)) from error
     settings = fleet_settings(place, pool or named_pool)
     printer = Printer(settings.speed, wanted, as_json=as_json)
-    begin = None if since in (None, NOW) else _moment(settings, since)
+    begin = None if since in (None, NOW) else _moment(settings, since, begins=True)
     start = 1 if begin is None or begin.at is None else shortly_before(LiveHistory(settings), begin)
     end = None if until is None else _moment(settings, until)
     with interruptible(endless=end is None):
@@ -134,8 +134,10 @@ def _say_nothing_there(extent: LogExtent) -> None:
     print_line(f"no entry of the log is between --since and --until: {has}", error=True)
 
 
-def _moment(settings: FleetSettings, text: str) -> Moment:
-    return Moment(sequence=int(text)) if SEQUENCE.fullmatch(text) else moment_in(LiveHistory(settings), text)
+def _moment(settings: FleetSettings, text: str, *, begins: bool = False) -> Moment:
+    if SEQUENCE.fullmatch(text):
+        return Moment(sequence=int(text))
+    return moment_in(LiveHistory(settings), text, begins=begins)
 
 
 async def _tap(
