@@ -21,8 +21,7 @@ from pointsman.runtime.line_writer import Output
 from pointsman.runtime.supervision import Supervisor
 from pointsman.runtime.tracing import Tracer
 from pointsman_ingress.assembly import assembled
-from pointsman_ingress.http.certificate import ServerCertificate
-from pointsman_ingress.servers import admin_server, http_server
+from pointsman_ingress.servers import admin_server, http_server, tls_context
 from pointsman_ingress.settings import IngressSettings
 from pointsman_lab.memory.log import MemoryBroker
 from tests.support.api_keys import put_keys
@@ -122,11 +121,7 @@ async def open_world(
             tracer=tracer,
         )
     )
-    tls = None
-    if settings.tls_certificate:
-        certificate = ServerCertificate(settings.tls_certificate, settings.tls_key)
-        supervisor.start(certificate.keep_fresh(clock, board), name="certificate")
-        tls = certificate.context
+    tls = tls_context(settings, board, supervisor, clock)
     server = http_server(apps.api, settings, board, tls=tls)
     admin = admin_server(settings, board, apps.admin)
     for each in (server, admin):

@@ -25,7 +25,7 @@ from pointsman.runtime.supervision import STOP_SECONDS_MAX, Supervisor, run
 from pointsman.runtime.tracing import open_tracer
 from pointsman_ingress.assembly import assembled
 from pointsman_ingress.placement.pools import PoolsBoard
-from pointsman_ingress.servers import ADMIN_OPTIONS, admin_server, http_server, supervise_server
+from pointsman_ingress.servers import ADMIN_OPTIONS, admin_server, http_server, supervise_server, tls_context
 from pointsman_ingress.settings import IngressSettings
 
 log = structlog.get_logger()
@@ -87,13 +87,7 @@ async def serve(
     tracer = open_tracer("pointsman-ingress", instance=settings.process_name, trusted=settings.trusts_clients)
     note_public_secret(settings.secret, settings.host, board)
     note_open_api(settings)
-    tls = None
-    if settings.tls_certificate:
-        from pointsman_ingress.http.certificate import ServerCertificate  # takes 0.1 s of a start
-
-        certificate = ServerCertificate(settings.tls_certificate, settings.tls_key)
-        supervisor.start(certificate.keep_fresh(clock, board), name="certificate")
-        tls = certificate.context
+    tls = tls_context(settings, board, supervisor, clock)
     async with AsyncExitStack() as stack:
         links: dict[PoolName, Link] = {}
         for pool in names:

@@ -49,6 +49,19 @@ def http_server(
     )
 
 
+def tls_context(
+    settings: IngressSettings, board: HealthBoard, supervisor: Supervisor, clock: Clock
+) -> ssl.SSLContext | None:
+    """Of the API's port, with its certificate kept fresh. Raises click.ClickException if the files cannot be used."""
+    if not settings.tls_certificate:
+        return None
+    from pointsman_ingress.http.certificate import ServerCertificate  # takes 0.1 s of a start
+
+    certificate = ServerCertificate(settings.tls_certificate, settings.tls_key)
+    supervisor.start(certificate.keep_fresh(clock, board), name="certificate")
+    return certificate.context
+
+
 def admin_server(
     settings: IngressSettings,
     board: HealthBoard,

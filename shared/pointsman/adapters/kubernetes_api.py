@@ -21,9 +21,7 @@ DEFAULT_NAMESPACE = "default"
 FRESH_WALL_SECONDS = 60.0
 LOAD_WALL_SECONDS = 30.0
 """Of a kubeconfig, whose plug-in may ask a server."""
-
-
-MESSAGE_CHARACTERS_MAX = 300
+TEXT_SHOWN_MAX = 300
 
 
 class Status(msgspec.Struct):
@@ -109,7 +107,7 @@ class Cluster:
 
 def reason_of(error: BaseException) -> str:
     """One line: of a refusal the server's message, which names the right that is missing."""
-    reason = message_of(getattr(error, "body", None) or b"") or getattr(error, "reason", None)
+    reason = message_of(getattr(error, "body", None) or b"")[:TEXT_SHOWN_MAX] or getattr(error, "reason", None)
     status = getattr(error, "status", None)
     return f"{status} {reason}" if reason and status else str(reason or "") or str(error) or type(error).__name__
 
@@ -117,7 +115,7 @@ def reason_of(error: BaseException) -> str:
 def message_of(body: bytes | str) -> str:
     """Of a Status, else empty."""
     try:
-        return (msgspec.json.decode(body, type=Status).message or "")[:MESSAGE_CHARACTERS_MAX]
+        return msgspec.json.decode(body, type=Status).message or ""
     except (msgspec.MsgspecError, RecursionError):
         return ""
 

@@ -194,10 +194,11 @@ class HttpServer(uvicorn.Server):
         """`listener`: a bound socket instead of `host` and `port`; `options`: those that choose them.
         `shutdown_seconds`: drain bound, wall seconds."""
         self._exit = asyncio.Event()
+        self._limits = limits or HttpLimits()
         super().__init__(
             uvicorn.Config(
                 app,
-                http=http_protocol(limits or HttpLimits()),
+                http=http_protocol(self._limits),
                 ws="none",
                 timeout_keep_alive=keep_alive_seconds,
                 host=host,
@@ -213,7 +214,6 @@ class HttpServer(uvicorn.Server):
         self.lame_duck_seconds = lame_duck_seconds
         self._drain_seconds_max = shutdown_seconds
         self._on_lame_duck = on_lame_duck
-        self._limits = limits or HttpLimits()
         self._listener = listener
         self._tls = tls
         self._options = options

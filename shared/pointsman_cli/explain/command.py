@@ -8,7 +8,7 @@ import msgspec
 from pointsman.bounds import Bounds
 from pointsman.runtime.number_types import Whole
 from pointsman_cli.command_client import stalled_log
-from pointsman_cli.explain.lookup import Found, Slow, recent_request, request_named, slowest_requests
+from pointsman_cli.explain.lookup import Found, Slow, request_named, slowest_requests
 from pointsman_cli.explain.page import show_slowest, show_timeline, timeline_as_json
 from pointsman_cli.explain.window import timeline_around
 from pointsman_cli.history.entries import NotInLogError
@@ -75,11 +75,8 @@ def explain_command(
 
 
 def _named(history: History, text: str) -> Found:
-    if recent := recent_request(history, text):
-        return recent
-    entries = shown(history, "looking for it")
     try:
-        return request_named(entries, text, begins=history.begins if history.header.first > 1 else "")
+        return request_named(history, text, shown(history, "looking for it"))
     except NotInLogError as error:
         if stalled := stalled_log(history.fleet):  # it may not have been written yet
             raise NotInLogError(f"{stalled}; {error.message}") from error

@@ -1,5 +1,5 @@
 """Finds a request by id, by an end of its id, by its client's id, or among the slowest, and where in the log it begins. Reads
-the log once, in bounded memory."""
+in bounded memory."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -63,11 +63,14 @@ class Slow:
             self.arrived_at, self.prompt_tokens = event.at - event.e2e, event.prompt_tokens
 
 
-def request_named(entries: Iterable[LogEntry], text: str, *, begins: str = "") -> Found:
-    """Raises NotInLogError if no id matches, HistoryError if several do."""
+def request_named(history: History, text: str, entries: Iterable[LogEntry] | None = None) -> Found:
+    """`entries`: all of the log, if the way that they are read is to be shown. Raises NotInLogError if no id matches,
+    HistoryError if several do."""
+    if recent := recent_request(history, text):
+        return recent
     sent: dict[RequestId, Sequence] = {}
     ends: dict[RequestId, Sequence] = {}
-    for entry in entries:
+    for entry in history if entries is None else entries:
         event = entry.event
         if not isinstance(event, RequestEvent):
             continue
@@ -80,9 +83,8 @@ def request_named(entries: Iterable[LogEntry], text: str, *, begins: str = "") -
             ends.setdefault(request, entry.sequence)
     found = sent or ends
     if not found:
-        raise NotInLogError(
-            f"no request {text} in this log{begins and f'; {begins}'}. {HINT.format(given=fleet_as_given())}"
-        )
+        begins = f"; {history.begins}" if history.header.first > 1 else ""
+        raise NotInLogError(f"no request {text} in this log{begins}. {HINT.format(given=fleet_as_given())}")
     if len(found) > 1:
         shown = list(found)[:CANDIDATES_SHOWN]
         more = "" if len(found) == len(shown) else ", ..."

@@ -59,7 +59,7 @@ def entries_since(history: History, since: Moment, what: str) -> Iterable[LogEnt
     """Shown as `what`; without a moment, all."""
     if since == Moment():
         return shown(history, what)
-    entries, reached = shown(history, what, since.sequence or shortly_before(history, since)), since.reached()
+    entries, reached = shown(history, what, shortly_before(history, since)), since.reached()
     return dropwhile(lambda entry: not reached(entry), entries)
 
 

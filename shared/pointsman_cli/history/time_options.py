@@ -94,6 +94,8 @@ def moment_in(history: History, text: str | None, *, begins: bool = False) -> Mo
 
 def shortly_before(history: History, moment: Moment) -> Sequence:
     """An entry from which reading reaches `moment`. By halving, with the clocks of leaders."""
+    if moment.sequence is not None:
+        return moment.sequence
     low, high = max(1, history.header.first), history.header.last
     if moment.at is None or not history.is_seekable:
         return low

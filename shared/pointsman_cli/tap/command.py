@@ -66,9 +66,8 @@ def tap_command(
         raise click.UsageError(str(error)) from error
     settings = fleet_settings(place, pool or named_pool)
     printer = Printer(settings.speed, wanted, as_json=as_json)
-    begin = None if since in (None, NOW) else _moment(settings, since, begins=True)
-    start = 1 if begin is None or begin.at is None else shortly_before(LiveHistory(settings), begin)
-    end = None if until is None else _moment(settings, until)
+    begin, start = (None, 1) if since in (None, NOW) else _beginning(settings, since)
+    end = None if until is None else _end(settings, until)
     with interruptible(endless=end is None):
         asyncio.run(_tap(settings, printer, start, begin, end))
 
@@ -98,8 +97,8 @@ class Printer:
 async def follow_log(
     log: EventLog, printer: Printer, *, start: Sequence = 1, since: Moment | None, until: Moment | None
 ) -> None:
-    """`start`: nothing before it is `since`. `until` None: without bound; `Moment()`: the current end. Raises LogMissingError, LogUnavailableError,
-    BrokenPipeError."""
+    """`start`: nothing before it is `since`. `until` None: without bound; `Moment()`: the current end. Raises
+    LogMissingError, LogUnavailableError, BrokenPipeError."""
     extent = await log.extent()
     first = extent.last + 1 if since is None else since.sequence or start
     if until == Moment():
@@ -134,10 +133,17 @@ def _say_nothing_there(extent: LogExtent) -> None:
     print_line(f"no entry of the log is between --since and --until: {has}", error=True)
 
 
-def _moment(settings: FleetSettings, text: str, *, begins: bool = False) -> Moment:
+def _beginning(settings: FleetSettings, text: str) -> tuple[Moment, Sequence]:
+    """And an entry from which reading reaches it."""
     if SEQUENCE.fullmatch(text):
-        return Moment(sequence=int(text))
-    return moment_in(LiveHistory(settings), text, begins=begins)
+        return Moment(sequence=int(text)), int(text)
+    history = LiveHistory(settings)
+    moment = moment_in(history, text, begins=True)
+    return moment, shortly_before(history, moment)
+
+
+def _end(settings: FleetSettings, text: str) -> Moment:
+    return Moment(sequence=int(text)) if SEQUENCE.fullmatch(text) else moment_in(LiveHistory(settings), text)
 
 
 async def _tap(

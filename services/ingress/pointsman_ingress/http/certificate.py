@@ -1,6 +1,7 @@
 """The certificate that the API's port shows, read again when its files change: it is renewed while the process runs. Out: an
 SSLContext, and `tls` on the board while the files cannot be used or the certificate ends soon."""
 
+import asyncio
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,7 +30,7 @@ class ServerCertificate:
         self._ends = datetime.now(UTC)
         self.context = _context()
         try:
-            self._load()
+            self._take(self._read())
         except (OSError, ValueError) as error:
             raise click.ClickException(self._unusable(error)) from error
 
@@ -37,7 +38,7 @@ class ServerCertificate:
         """Without end. A pair that does not fit, such as half of a new one, changes nothing."""
         while True:
             try:
-                self._load()
+                self._take(await asyncio.to_thread(self._read))
             except (OSError, ValueError) as error:
                 board.degraded(PART, f"{self._unusable(error)}; the last one is shown")
             else:
@@ -48,9 +49,12 @@ class ServerCertificate:
                     board.restored(PART)
             await clock.sleep_wall(LOOK_WALL_SECONDS)
 
-    def _load(self) -> None:
+    def _read(self) -> list[bytes]:
+        """Raises OSError."""
+        return [Path(file).read_bytes() for file in (self._certificate, self._key)]
+
+    def _take(self, found: list[bytes]) -> None:
         """Raises OSError (of which ssl.SSLError is one) and ValueError."""
-        found = [Path(file).read_bytes() for file in (self._certificate, self._key)]
         if found == self._loaded:
             return
         ends = x509.load_pem_x509_certificate(found[0]).not_valid_after_utc

@@ -20,7 +20,7 @@ from aiohttp.http import HttpProcessingError
 from pointsman.adapters.backoff import Backoff, chance
 from pointsman.adapters.clocks import loop_seconds
 from pointsman.adapters.http_bodies import bounded_body
-from pointsman.adapters.kubernetes_api import Cluster, Status, message_of, reason_of
+from pointsman.adapters.kubernetes_api import TEXT_SHOWN_MAX, Cluster, Status, message_of, reason_of
 from pointsman.primitives import WallSeconds
 
 log = structlog.get_logger()
@@ -32,7 +32,6 @@ REFUSAL_BYTES_MAX = 2**16
 PAGE_LIMIT = 250
 OBJECTS_MAX = 10_000
 RETRY_AFTER_SECONDS_MAX = 120
-TEXT_SHOWN_MAX = 300
 
 Objects = Mapping[str, bytes]
 """JSON by name of the object."""
