@@ -22,7 +22,7 @@ from pointsman.contracts.commands import (
     PlannedMove,
     RouteGranted,
 )
-from pointsman.contracts.decisions import LeaderElected, MigrationRefused, RequestGranted, RequestMigrated
+from pointsman.contracts.decisions import LeaderElected, MigrationRefused, RequestGranted, RequestMigrated, RequestPlaced
 from pointsman.contracts.requests import RequestCancelled
 from pointsman.contracts.subjects import command_subject
 from pointsman.policies.dispatch import Dispatcher
@@ -70,7 +70,7 @@ class Fleet:
         await eventually(lambda: all(self.scheduler.state.fleet.get(InstanceId(instance)) for instance in instances))
 
     async def crowd(self, number: int = CROWD) -> None:
-        """So many requests ask, and all have been placed."""
+        """So many requests ask, and the log has the placement of each."""
         for n in range(number):
             keys = [1000 * n + block + 1 for block in range(BLOCKS)]
             command = route(f"r{n}", keys, arrived_at=self.clock.now(), slo_ttft=SLO)
@@ -80,6 +80,7 @@ class Fleet:
             self.asking[f"r{n}"] = asyncio.ensure_future(asked)
         await eventually(lambda: self._refused() or len(self.scheduler.state.workload.requests) == number)
         assert not self._refused()
+        assert len(await self.of_kind(RequestPlaced)) == number
 
     def _refused(self) -> list[object]:
         """What became of those who were answered, and not with a grant."""
