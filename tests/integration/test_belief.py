@@ -404,6 +404,19 @@ async def the_engine_restarts_and_is_idle(world: World) -> None:
     await world.says(NO_SOCKET)
 
 
+@case(REPLAY, NO_REPLAY)
+async def the_engine_ends_and_stays_away(world: World) -> None:
+    await world.publisher.publish(world.cache.clear())
+    await world.store(1, 2)
+    await world.believes_the_truth()
+    world.engine.gone = True
+    await eventually(lambda: world.instance and not world.instance.serving)
+    await asyncio.sleep(10 * LOOK_SECONDS)  # two reports
+    assert world.instance
+    assert not world.instance.serving
+    assert len({join.epoch for join in await world.joins()}) == 1
+
+
 @case(NO_REPLAY)
 async def the_engine_restarts_unseen_and_its_next_sequence_fits(world: World) -> None:
     await world.publisher.publish(world.cache.clear())

@@ -119,15 +119,15 @@ class EngineMonitor:
         try:
             await self.refresh_load()
         except EngineUnreachableError as error:
-            if error.refused and not self._refused:
-                self._refused = True
-                self._state.on_engine_exit()
+            self._refused = self._refused or error.refused
             silent_seconds = self._state.clock.wall() - self._answered_at
             if self._state.answering and (error.refused or silent_seconds > SERVING_GRACE_SECONDS):
                 log.warning("engine_unreachable", reason=str(error))
                 self._on_unreachable(str(error))
         else:
             recovered = not self._state.answering and not self._unfollowable
+            if self._refused:
+                self._state.on_engine_restart()
             self._set_names(self.load.further_names or self.names)
             self._on_answer()
             if recovered:

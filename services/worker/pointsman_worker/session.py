@@ -225,8 +225,8 @@ class SessionState:
             if session.cache == "empty":
                 self._contents_unknown(session, 0, "blocks could not be confirmed in time")
 
-    def on_engine_exit(self) -> None:
-        """With a replay socket the next engine's events show its exit."""
+    def on_engine_restart(self) -> None:
+        """It answers, and nothing listened at its address before. With a replay socket its events show that."""
         session = self.session
         replays = self.events is None or self.events.replays
         if session is not None and session.translator is not None and not replays:
