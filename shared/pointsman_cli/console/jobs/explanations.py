@@ -19,7 +19,7 @@ EVENTS_MAX = 200
 
 def timeline_of_request(history: History, text: str, *, first: Sequence = 0) -> TimelineView:
     """`text`: an id or an end of it. `first`: its first entry in the log, if known. Raises HistoryError."""
-    found = Found(RequestId(text), first) if first else request_named(history, text)
+    found = Found(RequestId(text), first) if first else request_named(history, text, history.entries)
     return _view(timeline_around(history, found, history.entries), history.origin)
 
 
