@@ -310,7 +310,7 @@ def test_a_variable_that_only_a_scaled_fleet_decides_is_named_there(monkeypatch:
         ("recorder.archive_days=-1", "recorder: Invalid value for '--archive-days'"),
         ("ingress.retries_max=-1", "ingress: Invalid value for '--retries-max'"),
         ("console.nosuch=1", "console: No such option"),
-        ("ingress.port=9000", "decides ingress.port itself; use --port"),
+        ("ingress.port=9000", r"decides ingress\.port itself; use --port"),
         ("ingress.host=0.0.0.0", "decides ingress.host itself; use --host"),
         ("ingress.admin-port=9000", "decides ingress.admin_port itself; leave it out"),
         ("ingress.slo_ttft_seconds=2", "use --slo-ttft"),
@@ -352,7 +352,7 @@ def test_a_file_that_a_process_would_refuse_or_not_follow_is_refused_before_any_
 
 
 def test_a_set_that_the_size_of_a_scaled_fleet_decides_is_refused_and_its_policy_is_not() -> None:
-    with pytest.raises(click.UsageError, match="decides scaler.max_instances itself; use --instances"):
+    with pytest.raises(click.UsageError, match=r"decides scaler\.max_instances itself; use --instances"):
         check(UpSettings(instances="1..2", set=("scaler.max_instances=3",)))
 
     check(UpSettings(instances="1..2", set=("scaler.scaling=manual", "ingress.hold_seconds=3")))
