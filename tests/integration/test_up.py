@@ -321,7 +321,7 @@ def test_a_variable_that_only_a_scaled_fleet_decides_is_named_there(monkeypatch:
         ("scheduler.speed=3", "use --speed"),
         ("worker.nats=nats://127.0.0.1:4222", "use --nats"),
         ("worker.engine_url=http://127.0.0.1:1", "use --engine"),
-        ("recorder.secret=abcdefghijklmnopqrstuvwxyz", "use --secret"),
+        ("scaler.secret=abcdefghijklmnopqrstuvwxyz", "use --secret"),
         ("rebalancer.block_tokens=32", "use --block-tokens"),
     ],
 )

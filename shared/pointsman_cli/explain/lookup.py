@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import nlargest
-from itertools import takewhile
 
 from pointsman.contracts.decisions import RequestGranted, is_final_end
 from pointsman.contracts.requests import RequestArrived, RequestEvent, RequestFinished
@@ -102,7 +101,10 @@ def _from_the_end(history: History, read: Read) -> Iterator[LogEntry]:
     last, count = history.header.last, RECENT_ENTRIES
     while last >= max(1, history.header.first):
         first = max(1, last - count + 1)
-        yield from takewhile(lambda entry, last=last: entry.sequence <= last, read(first))
+        for entry in read(first):
+            if entry.sequence > last:
+                break
+            yield entry
         last, count = first - 1, 4 * count
 
 
