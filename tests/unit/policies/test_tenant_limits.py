@@ -15,7 +15,7 @@ from pointsman.contracts.requests import RequestArrived, RequestCancelled, Reque
 from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet, TenantPolicy
 from pointsman.primitives import InstanceId, RequestId, Tenant, Tokens
 from pointsman.state.tenants import Account
-from pointsman.state.workload import Stage
+from pointsman.state.workload import OverLimit, Stage
 from pointsman_lab.torture.limits_model import LIMIT_REASONS, LimitsModel
 from tests.support.events import finished, first_token
 from tests.support.examples import examples
@@ -266,7 +266,12 @@ def test_a_refused_request_leaves_few_keys_in_the_log_and_is_judged_again_only_t
     pool.set_policies(named(a=TenantPolicy(concurrency=1)))
     pool.arrive("a")
     over_limit = Account.over_limit
-    monkeypatch.setattr(Account, "over_limit", lambda *told: calls.append(told[-1]) or over_limit(*told))
+
+    def counted(account: Account, policy: TenantPolicy, at: float) -> OverLimit | None:
+        calls.append(at)
+        return over_limit(account, policy, at)
+
+    monkeypatch.setattr(Account, "over_limit", counted)
 
     log = pool.arrive("a", blocks=blocks)
 
