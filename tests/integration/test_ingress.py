@@ -529,15 +529,25 @@ async def test_a_client_that_sends_the_id_of_a_request_under_way_has_its_own(wor
 
 
 async def test_a_request_that_the_leader_has_ended_goes_on_under_a_new_id(world: World) -> None:
-    world.scheduler.ends_first = True
+    world.scheduler.ends_first = 2  # once for each time that this ingress stood still
     async with world.post(COMPLETIONS, TOKENS, X_Request_Id="mine") as answer:
         await answer.read()
 
     assert (answer.status, answer.headers["x-request-id"]) == (200, "mine")
     (end,) = await world.events()
-    first, second = world.scheduler.asked
-    assert end.request == answer.headers["x-pointsman-request-id"] == second.request != first.request
-    assert (first.instead_of, second.instead_of) == ("", first.request)
+    asked = world.scheduler.asked
+    ids = [command.request for command in asked]
+    assert end.request == answer.headers["x-pointsman-request-id"] == ids[-1]
+    assert len(set(ids)) == 3
+    assert [command.instead_of for command in asked] == ["", *ids[:-1]]
+
+
+async def test_a_leader_that_ends_every_request_is_asked_a_bounded_number_of_times(world: World) -> None:
+    world.scheduler.ends_first = 1000
+    async with world.post(COMPLETIONS, TOKENS) as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (503, "already_ended")
+
+    assert 3 <= len(world.scheduler.asked) <= 20
 
 
 async def test_where_no_engine_fetches_prefixes_a_waiting_request_does_not_hold_its_tokens(world: World) -> None:

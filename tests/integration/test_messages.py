@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from yarl import URL
 
 from pointsman.contracts.requests import (
     PrefillFinished,
@@ -261,6 +262,17 @@ async def test_what_is_refused_is_told_in_anthropics_shape(
         assert (answer.status, told(await answer.read())[0]) == (status, kind)
 
     assert world.scheduler.asked == []
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("path", ["/batches", "/batches/msgbatch_1/results", "/", "/%62atches", "/count_tokens/"])
+async def test_a_path_below_messages_that_does_not_exist_is_refused_in_anthropics_shape(
+    world: World, method: str, path: str
+) -> None:
+    url = URL(world.url + MESSAGES + path, encoded=True)
+    async with world.client.request(method, url, json=ASK) as answer:
+        assert (answer.status, told(await answer.read())[0]) == (404, "not_found_error")
+        assert answer.headers["request-id"] == answer.headers["x-pointsman-request-id"]
 
 
 async def test_engines_that_do_not_have_it_are_said_not_to(world: World) -> None:

@@ -22,7 +22,13 @@ from pointsman.contracts.commands import (
     PlannedMove,
     RouteGranted,
 )
-from pointsman.contracts.decisions import LeaderElected, MigrationRefused, RequestGranted, RequestMigrated, RequestPlaced
+from pointsman.contracts.decisions import (
+    LeaderElected,
+    MigrationRefused,
+    RequestGranted,
+    RequestMigrated,
+    RequestPlaced,
+)
 from pointsman.contracts.requests import RequestCancelled
 from pointsman.contracts.subjects import command_subject
 from pointsman.policies.dispatch import Dispatcher

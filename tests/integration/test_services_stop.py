@@ -1,13 +1,22 @@
 """How services end: by a signal, or because they cannot run; on a full disk, and while there is no NATS."""
 
+import asyncio
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from pointsman_cli.up.scripts import console_script
+from tests.support.nats import running_nats
+from tests.support.waiting import eventually
 
 NO_INSTANCE = ("--nats", "nats://127.0.0.1:9")
 END_SECONDS_MAX = 60
@@ -53,6 +62,66 @@ def test_a_recorder_that_is_given_no_url_says_what_one_looks_like() -> None:
     assert ended.returncode == 2
     assert "write for instance sqlite+aiosqlite:///archive.sqlite" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("pointsman-scaler", "--provider", "docker", "--docker-engine-image", "i", "--docker-network", "n"),
+        ("pointsman-worker", "--discover", "docker:"),
+    ],
+    ids=lambda command: command[0],
+)
+async def test_who_waits_for_a_docker_that_has_stopped_answering_ends_in_time(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("docker", reason="Docker's client is not installed")
+    asked = threading.Event()
+    async with running_nats(tmp_path) as url:
+        with _frozen_docker(asked) as docker:
+            monkeypatch.setenv("DOCKER_HOST", docker)
+            script, *options = command
+            process = await asyncio.create_subprocess_exec(str(console_script(script)), *options, "--nats", url)
+            try:
+                await eventually(asked.is_set, seconds=END_SECONDS_MAX)
+                process.terminate()
+                ended = await asyncio.wait_for(process.wait(), END_SECONDS_MAX)
+            finally:
+                with suppress(ProcessLookupError):
+                    process.kill()
+
+    assert ended == 0
+
+
+@contextmanager
+def _frozen_docker(asked: threading.Event) -> Iterator[str]:
+    """Says its version, and nothing more."""
+    ended = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if not self.path.endswith("/version"):
+                asked.set()
+                ended.wait()
+                return
+            content = b'{"ApiVersion": "1.44", "MinAPIVersion": "1.24", "Version": "28"}'
+            self.send_response(200)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        @override
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"tcp://127.0.0.1:{server.server_address[1]}"
+        finally:
+            ended.set()
+            server.shutdown()
 
 
 def test_nobody_fails_for_a_log_line_that_cannot_be_written() -> None:

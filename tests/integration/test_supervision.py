@@ -80,6 +80,15 @@ def test_who_does_not_end_in_the_time_it_has_is_killed(signals: int) -> None:
     assert process.returncode == KILLED_EXIT_CODE
 
 
+def test_who_hangs_while_it_stops_is_killed_likewise() -> None:
+    with running(program_that("time.sleep(120)", patience=0.2)) as process:
+        line_of(process)
+        process.send_signal(signal.SIGTERM)
+        line_of(process)
+
+        assert process.wait(30) == KILLED_EXIT_CODE
+
+
 def test_the_first_process_of_a_container_ends_likewise() -> None:
     """The kernel drops a SIGKILL that it sends itself."""
     as_first = ("unshare", "--pid", "--fork", "--kill-child")

@@ -227,6 +227,8 @@ def test_a_command_template_is_filled_in_and_the_worker_listens_where_it_says(te
         UpSettings(engine="http://[::1:8000"),
         UpSettings(engine="http://a:80x0"),
         UpSettings(engine="http://a:8000", engine_args="--seed 1"),
+        UpSettings(engine_args="--seed 1 --port=9000"),
+        UpSettings(engine_args="--speed 3"),
         UpSettings(engine="vllm", engine_command="python3 --port {port}"),
         UpSettings(engine_command="no-such-program --port {port}"),
         UpSettings(engine_command="python3 without-a-port"),
@@ -308,6 +310,19 @@ def test_a_variable_that_only_a_scaled_fleet_decides_is_named_there(monkeypatch:
         ("recorder.archive_days=-1", "recorder: Invalid value for '--archive-days'"),
         ("ingress.retries_max=-1", "ingress: Invalid value for '--retries-max'"),
         ("console.nosuch=1", "console: No such option"),
+        ("ingress.port=9000", r"decides ingress\.port itself; use --port"),
+        ("ingress.host=0.0.0.0", "decides ingress.host itself; use --host"),
+        ("ingress.admin-port=9000", "decides ingress.admin_port itself; leave it out"),
+        ("ingress.slo_ttft_seconds=2", "use --slo-ttft"),
+        ("console.port=9000", "use --console-port"),
+        ("console.host=0.0.0.0", "decides console.host itself; leave it out"),
+        ("scheduler.port=9000", "decides scheduler.port itself; leave it out"),
+        ("scheduler.pool=other", "use --pool"),
+        ("scheduler.speed=3", "use --speed"),
+        ("worker.nats=nats://127.0.0.1:4222", "use --nats"),
+        ("worker.engine_url=http://127.0.0.1:1", "use --engine"),
+        ("scaler.secret=abcdefghijklmnopqrstuvwxyz", "use --secret"),
+        ("rebalancer.block_tokens=32", "use --block-tokens"),
     ],
 )
 def test_a_set_that_a_process_would_refuse_is_refused_before_any_starts(text: str, complaint: str) -> None:
@@ -334,6 +349,14 @@ def test_a_file_that_a_process_would_refuse_or_not_follow_is_refused_before_any_
 
     with pytest.raises(click.UsageError, match=complaint):
         check(UpSettings(), tmp_path / "fleet.toml")
+
+
+def test_a_set_that_the_size_of_a_scaled_fleet_decides_is_refused_and_its_policy_is_not() -> None:
+    with pytest.raises(click.UsageError, match=r"decides scaler\.max_instances itself; use --instances"):
+        check(UpSettings(instances="1..2", set=("scaler.max_instances=3",)))
+
+    check(UpSettings(instances="1..2", set=("scaler.scaling=manual", "ingress.hold_seconds=3")))
+    check(UpSettings(instances="1", set=("scaler.max_instances=3",)))
 
 
 def test_what_the_processes_take_is_not_refused(tmp_path: Path) -> None:

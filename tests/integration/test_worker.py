@@ -1372,10 +1372,10 @@ async def test_an_engine_whose_facts_cannot_be_written_is_reported_with_the_reas
             return replace(await super().describe(), block_tokens=100_000)
 
     async with working(None, engine=Boasting()) as bench:
-        await until(lambda: "writes" in bench.board.lacks)
+        await until(lambda: "cache events" in bench.board.lacks)
         lacks = dict(bench.board.lacks)
 
-    assert "InstanceJoined cannot be written" in lacks["writes"]
+    assert "InstanceJoined cannot be written" in lacks["cache events"]
     assert not bench.log.of(InstanceJoined)
 
 

@@ -56,8 +56,8 @@ class FakeScheduler:
         self.silent_follows = 0
         """So many more questions about them are not answered."""
         self.followed: list[FollowRequests] = []
-        self.ends_first = False
-        """Whether the next request has ended already."""
+        self.ends_first = 0
+        """So many next requests have ended already."""
         self.asked: list[RouteRequest] = []
         self.cancelled: list[CancelRequest] = []
         self._granted: set[RequestId] = set()
@@ -90,7 +90,7 @@ class FakeScheduler:
 
     def _decide(self, command: RouteRequest) -> RouteGranted | RouteRejected:
         if self.ends_first:
-            self.ends_first = False
+            self.ends_first -= 1
             return self._reject(command, 503, "already_ended", 0.0)
         if self.rejection is not None:
             return self._reject(command, *self.rejection)

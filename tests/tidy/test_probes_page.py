@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +23,8 @@ OF_A_CALLER = "self._part"
 OF_A_SOURCE = "source.name"
 """A form of `--discover`."""
 OF_ENGINE = " of INSTANCE"
+ONE_MEANING = {"fold", "leadership"}
+"""Parts that several modules tell of: `fold` in processes of their own, `leadership` in a leader's life one after another."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,15 @@ def rows() -> dict[str, dict[str, str]]:
 
 def test_the_table_has_the_parts_of_the_code_and_no_others() -> None:
     assert set(rows()) == {one.part for one in told()}
+
+
+def test_a_part_is_told_of_in_one_module() -> None:
+    """Where two do, one that is well again hides what the other lacks."""
+    modules: dict[str, set[str]] = defaultdict(set)
+    for one in told():
+        modules[one.part].add(one.where.partition(":")[0])
+
+    assert {part for part, found in modules.items() if len(found) > 1} == ONE_MEANING
 
 
 def test_each_row_says_where_its_part_is_missing_and_where_degraded() -> None:

@@ -34,6 +34,7 @@ from pointsman_ingress.spans import describe_answer, route_span
 log = structlog.get_logger()
 
 UNREACHABLE_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # time for workers to report an unreachable engine
+RENAMES_MAX = 8  # of one attempt
 
 
 @dataclass(eq=False)
@@ -123,8 +124,10 @@ class Attempts:
 
     async def _route(self) -> RouteGranted | RouteRejected | None:
         answer = await self._ask(self._command)
-        if isinstance(answer, RouteRejected) and answer.reason == RejectReason.ALREADY_ENDED:
-            # The leader ended the request because its engine lost it.
+        for _ in range(RENAMES_MAX):
+            if not (isinstance(answer, RouteRejected) and answer.reason == RejectReason.ALREADY_ENDED):
+                break
+            # The leader ended the request because its engine lost it, or this process stood still.
             self._rename()
             answer = await self._ask(self._command)
         return answer

@@ -15,7 +15,7 @@ from pointsman.bounds import COUNT, PORT, POSITIVE, Bounds
 from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.engine_urls import EngineUrlSettings
 from pointsman.runtime.processes import PROCESSES_MAX
-from pointsman.runtime.settings import TEXT, DeploymentSettings, PoolNameType, ProcessSettings, setting
+from pointsman.runtime.settings import TEXT, DeploymentSettings, PoolNameType, ProcessSettings, SecretSettings, setting
 
 ANY_ORIGIN = "*"
 
@@ -45,7 +45,7 @@ _MEDIA_HOST = PatternType(
 
 
 @dataclass(frozen=True, kw_only=True)
-class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
+class IngressSettings(DeploymentSettings, SecretSettings, EngineUrlSettings, ProcessSettings):
     port: int = setting(8080, "Port of the API; 0 takes a free one.", bounds=PORT)
     admin_port: int = setting(
         8081,

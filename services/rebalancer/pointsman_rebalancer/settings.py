@@ -8,11 +8,11 @@ from pointsman.policies.policy_set import rebalancing_policy
 from pointsman.policies.rebalancing import DEFAULT_REBALANCING, REBALANCING_POLICIES, RebalancingPolicy
 from pointsman.policies.setting_text import settings_of
 from pointsman.runtime.policy_options import policy_usage
-from pointsman.runtime.settings import FleetSettings, ProcessSettings, setting
+from pointsman.runtime.settings import BlockSettings, DeploymentSettings, ProcessSettings, setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class RebalancerSettings(FleetSettings, ProcessSettings):
+class RebalancerSettings(DeploymentSettings, BlockSettings, ProcessSettings):
     rebalance: str = setting(DEFAULT_REBALANCING, "Rebalancing policy.", choices=tuple(sorted(REBALANCING_POLICIES)))
     set: tuple[str, ...] = setting(
         (), "Setting of the rebalancing policy as rebalance.NAME=VALUE. Repeatable. docs/policies.md names them."

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from pointsman.runtime.settings import TEXT, FleetSettings, ProcessSettings, setting
+from pointsman.runtime.settings import TEXT, DeploymentSettings, ProcessSettings, setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecorderSettings(FleetSettings, ProcessSettings):
+class RecorderSettings(DeploymentSettings, ProcessSettings):
     archive_url: str = setting(
         "sqlite+aiosqlite:///pointsman-archive.sqlite",
         "SQLAlchemy URL of the database to archive into; any async driver, for instance postgresql+asyncpg://...",

@@ -24,7 +24,7 @@ from pointsman_worker.tiers import STORE
 
 log = structlog.get_logger()
 
-WRITES_PART = "writes"
+CACHE_EVENTS_PART = "cache events"
 SNAPSHOT_SECONDS_MAX = 5.0
 APPEND_RETRY_SECONDS: WallSeconds = WallSeconds(0.2)
 APPEND_RETRY_SECONDS_MAX: WallSeconds = WallSeconds(2.0)
@@ -190,7 +190,7 @@ class LogWriter:
             try:
                 sequence = await self.event_log.append(event)
             except LogUnavailableError as error:
-                self.board.missing(WRITES_PART, str(error))
+                self.board.missing(CACHE_EVENTS_PART, str(error))
                 if not backoff.attempts:
                     log.warning("log_unavailable", reason=str(error))
                 await state.clock.sleep_wall(backoff.next_wait())
@@ -201,13 +201,13 @@ class LogWriter:
                     state.rejoin(session)
             else:
                 state.position.confirm(sequence)
-                self.board.restored(WRITES_PART)
+                self.board.restored(CACHE_EVENTS_PART)
                 session.joined_at = session.joined_at or sequence
                 return True
         return False
 
     def _note_unwritable(self, error: UnwritableError) -> None:
-        self.board.missing(WRITES_PART, str(error))
+        self.board.missing(CACHE_EVENTS_PART, str(error))
         log.error("event_unwritable", instance=self.state.instance, reason=str(error))
 
     async def _end(self) -> None:

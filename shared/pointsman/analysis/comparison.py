@@ -85,19 +85,19 @@ def fidelity(recorded: Report, again: Report) -> tuple[bool, str]:
     capacity = (again.effective_capacity or 0.0) - (recorded.effective_capacity or 0.0)
     hits = (again.hit_rate or 0.0) - (recorded.hit_rate or 0.0)
     ttft, tpot = _off(recorded.ttft.p90_s, again.ttft.p90_s), _off(recorded.tpot.p50_s, again.tpot.p50_s)
-    well = (
-        abs(capacity) <= CAPACITY_OFF_MAX
-        and abs(ttft) <= P90_OFF_SHARE_MAX
-        and abs(tpot) <= TPOT_OFF_SHARE_MAX
-        and abs(hits) <= HIT_RATE_OFF_MAX
+    parts = {
+        f"capacity {capacity * 100:+.1f} points": abs(capacity) <= CAPACITY_OFF_MAX,
+        f"TTFT P90 {ttft:+.0%}": abs(ttft) <= P90_OFF_SHARE_MAX,
+        f"TPOT P50 {tpot:+.0%}": abs(tpot) <= TPOT_OFF_SHARE_MAX,
+        f"hit rate {hits * 100:+.1f} points": abs(hits) <= HIT_RATE_OFF_MAX,
+    }
+    text, far = ", ".join(parts), ", ".join(part for part, near in parts.items() if not near)
+    if not far:
+        return True, f"the simulator reproduces the record: {text} against the record"
+    return False, (
+        f"the simulator does not reproduce the record: {far} is too far from it (of {text}). Compare the change with the "
+        "re-simulation only, and do not rely on its size"
     )
-    text = (
-        f"capacity {capacity * 100:+.1f} points, TTFT P90 {ttft:+.0%}, TPOT P50 {tpot:+.0%}, hit rate {hits * 100:+.1f} "
-        "points against the record"
-    )
-    if well:
-        return True, f"the simulator reproduces the record: {text}"
-    return False, f"the simulator does not reproduce the record well ({text}): read the change only, and with care"
 
 
 def _off(real: float | None, simulated: float | None) -> float:

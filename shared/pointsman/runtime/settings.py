@@ -187,12 +187,6 @@ class DeploymentSettings:
     log_replicas: int = setting(
         1, "Servers that hold the log; 3 survive the loss of one. Counts when the log is made.", bounds=COUNT
     )
-    secret: str = setting(
-        PUBLIC_SECRET,
-        "Secret of the deployment, mixed into every block key; at most 64 bytes. Recorder and rebalancer need none.",
-        form=SECRET,
-        secret=True,
-    )
 
     @property
     def actor(self) -> str:
@@ -212,12 +206,27 @@ class DeploymentSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FleetSettings(DeploymentSettings):
+class SecretSettings:
+    secret: str = setting(
+        PUBLIC_SECRET,
+        "Secret of the deployment, mixed into every block key; at most 64 bytes.",
+        form=SECRET,
+        secret=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSettings:
     block_tokens: int = setting(
         64,
         "Tokens that one block key stands for; a multiple of the engines' block size.",
         bounds=Bounds(1, BLOCK_TOKENS_MAX),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetSettings(DeploymentSettings, SecretSettings, BlockSettings):
+    """Of a process that needs all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

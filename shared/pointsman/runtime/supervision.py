@@ -30,6 +30,9 @@ LAST_WORDS_SECONDS = 1.0
 KILLED_EXIT_CODE = 128 + signal.SIGKILL
 """Of a process that gives up. It sends itself no SIGKILL: the first process of a container does not get it."""
 
+EndWithin = Callable[[float], None]
+"""Kills this process if it has not ended after so many seconds."""
+
 
 class TaskCancelledError(Exception):
     """A task ended as cancelled, and nobody had stopped it."""
@@ -113,8 +116,8 @@ class Supervisor:
 def run(main: Callable[[Supervisor], Awaitable[None]]) -> None:
     """Run until SIGINT, SIGTERM or failure (exit code 1). Raises click.ClickException for wrong settings."""
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_supervised(main))
+        with _patience() as end_within, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_supervised(main, end_within))
     except KeyboardInterrupt:
         sys.exit(130)
     except click.ClickException:
@@ -124,26 +127,44 @@ def run(main: Callable[[Supervisor], Awaitable[None]]) -> None:
         sys.exit(1)
 
 
-async def _supervised(main: Callable[[Supervisor], Awaitable[None]]) -> None:
+@contextmanager
+def _patience() -> Iterator[EndWithin]:
+    """Threads count, as the event loop may hang, or wait while it closes: for threads, for a name that is looked up."""
+    timers: list[threading.Timer] = []
+
+    def end_within(seconds: float) -> None:
+        timer = threading.Timer(seconds, _give_up, [seconds])
+        timer.daemon = True
+        timer.start()
+        timers.append(timer)
+
+    try:
+        yield end_within
+    finally:
+        for timer in timers:
+            timer.cancel()
+
+
+async def _supervised(main: Callable[[Supervisor], Awaitable[None]], end_within: EndWithin) -> None:
     freeze_started()
     async with Supervisor() as supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, _on_signal, supervisor, number)
-        supervisor.start(_end_once_hurried(supervisor), name="end-once-hurried")
+            loop.add_signal_handler(number, _on_signal, supervisor, number, end_within)
+        supervisor.start(_end_once_hurried(supervisor, end_within), name="end-once-hurried")
         try:
             with _ended_if_hung(loop):
                 await main(supervisor)
         finally:
-            _end_within(STOP_SECONDS_MAX)
+            end_within(STOP_SECONDS_MAX)
 
 
-async def _end_once_hurried(supervisor: Supervisor) -> None:
+async def _end_once_hurried(supervisor: Supervisor, end_within: EndWithin) -> None:
     await supervisor.until_hurried()
-    _end_within(STOP_SECONDS_MAX)
+    end_within(STOP_SECONDS_MAX)
 
 
-def _on_signal(supervisor: Supervisor, number: signal.Signals) -> None:
+def _on_signal(supervisor: Supervisor, number: signal.Signals, end_within: EndWithin) -> None:
     """SIGINT stops for good; a second signal at once. Within SAME_SIGNAL_SECONDS it is the same one, sent by systemd
     and a parent."""
     log.debug("signal_received", signal=number.name)
@@ -156,12 +177,7 @@ def _on_signal(supervisor: Supervisor, number: signal.Signals) -> None:
         return
     supervisor.for_good = number == signal.SIGINT
     supervisor.stop()
-    _end_within(supervisor.stop_seconds_max)
-
-
-def _end_within(seconds: float) -> None:
-    """Also what no task can bound: threads that the event loop waits for as it closes."""
-    asyncio.get_running_loop().call_later(seconds, _give_up, seconds)
+    end_within(supervisor.stop_seconds_max)
 
 
 def _give_up(seconds: float) -> None:

@@ -25,6 +25,8 @@ from pointsman.runtime.number_types import Whole
 from pointsman.runtime.settings import (
     ENVIRONMENT_PREFIX,
     TEXT,
+    BlockSettings,
+    DeploymentSettings,
     FleetSettings,
     LogSettings,
     config_option,
@@ -169,7 +171,7 @@ def console_command(
 
 
 console_command.params.append(config_option("console"))
-for _deployed in (*options(LogSettings), *options(FleetSettings)):
+for _deployed in (*options(LogSettings), *options(DeploymentSettings), *options(BlockSettings)):
     _deployed.hidden = _deployed.name != "pool"  # those of a service, in a deployment's environment or file
     if _deployed.name == "log_level":
         _deployed.default = "warning"  # beside a person's shell

@@ -2,7 +2,7 @@
 and empty text mean unknown. Numbers are rounded, so that a value that is shown alike is equal and is not sent again. Names
 of requests, tenants, engines and reasons come from the log: nobody vouches for their content."""
 
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import msgspec
 
@@ -21,15 +21,6 @@ def unix_seconds(at: EngineSeconds, speed: float) -> float:
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True): ...
-
-
-V = TypeVar("V", bound=View)
-
-
-def view_of(kind: type[V], source: object, **others: Any) -> V:
-    """A view whose fields are the attributes of `source` by the same names, but for `others`."""
-    same = {name: getattr(source, name) for name in kind.__struct_fields__ if name not in others}
-    return kind(**same, **others)
 
 
 class StatusView(View, frozen=True, kw_only=True):

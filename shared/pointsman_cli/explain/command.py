@@ -76,7 +76,7 @@ def explain_command(
 
 def _named(history: History, text: str) -> Found:
     try:
-        return request_named(history, text, shown(history, "looking for it"))
+        return request_named(history, text, partial(shown, history, "looking for it"))
     except NotInLogError as error:
         if stalled := stalled_log(history.fleet):  # it may not have been written yet
             raise NotInLogError(f"{stalled}; {error.message}") from error

@@ -2,8 +2,7 @@
 in bounded memory."""
 
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import nlargest
 
@@ -25,6 +24,9 @@ HINT = (
     "The id is the x-pointsman-request-id of the answer, or its x-request-id. `--slowest 10` lists the slowest, "
     "`pointsman tap{given} --since 1 --until now` shows all of a running fleet."
 )
+
+Read = Callable[[Sequence], Iterable[LogEntry]]
+"""Entries of the log from one on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +65,24 @@ class Slow:
             self.arrived_at, self.prompt_tokens = event.at - event.e2e, event.prompt_tokens
 
 
-def request_named(history: History, text: str, entries: Iterable[LogEntry] | None = None) -> Found:
-    """`entries`: all of the log, if the way that they are read is to be shown. Raises NotInLogError if no id matches,
-    HistoryError if several do."""
-    if recent := recent_request(history, text):
-        return recent
+def request_named(history: History, text: str, read: Read) -> Found:
+    """Reads each entry once. Raises NotInLogError if no id matches, HistoryError if several do."""
     sent: dict[RequestId, Sequence] = {}
     ends: dict[RequestId, Sequence] = {}
-    for entry in history if entries is None else entries:
-        event = entry.event
+    from_end = history.is_seekable and WHOLE_ID.fullmatch(text) is not None
+    for entry in _from_the_end(history, read) if from_end else read(1):
+        event, sequence = entry.event, entry.sequence
         if not isinstance(event, RequestEvent):
             continue
-        request = event.request
-        if request == text:
-            return Found(request, ends.get(request, entry.sequence))
+        request, arrived = event.request, isinstance(event, RequestArrived)
+        if request == text and (arrived or not from_end):
+            return Found(request, min(sequence, ends.get(request, sequence)))
         if isinstance(event, RequestArrived) and event.client_request_id == text and len(sent) < CANDIDATES_MAX:
-            sent.setdefault(request, entry.sequence)
+            sent.setdefault(request, sequence)
         if len(ends) < CANDIDATES_MAX and (request.startswith(text) or request.endswith(text)):
-            ends.setdefault(request, entry.sequence)
+            ends[request] = min(sequence, ends.get(request, sequence))
+    if (whole := RequestId(text)) in ends:
+        return Found(whole, ends[whole])
     found = sent or ends
     if not found:
         begins = f"; {history.begins}" if history.header.first > 1 else ""
@@ -94,21 +96,16 @@ def request_named(history: History, text: str, entries: Iterable[LogEntry] | Non
     return Found(*next(iter(found.items())))
 
 
-def recent_request(history: History, text: str) -> Found | None:
-    """By its whole id, from the end of a log that may be large: most requests that are asked for are recent."""
-    if not (history.is_seekable and WHOLE_ID.fullmatch(text)):
-        return None
+def _from_the_end(history: History, read: Read) -> Iterator[LogEntry]:
+    """Parts of the log, the last one first, each in its order: most requests that are asked for are recent."""
     last, count = history.header.last, RECENT_ENTRIES
     while last >= max(1, history.header.first):
         first = max(1, last - count + 1)
-        with closing(history.entries(first)) as entries:
-            for entry in entries:
-                if entry.sequence > last:
-                    break
-                if isinstance(entry.event, RequestArrived) and entry.event.request == text:
-                    return Found(entry.event.request, entry.sequence)
+        for entry in read(first):
+            if entry.sequence > last:
+                break
+            yield entry
         last, count = first - 1, 4 * count
-    return None
 
 
 def slowest_requests(entries: Iterable[LogEntry], count: int) -> list[Slow]:

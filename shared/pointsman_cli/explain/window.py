@@ -1,12 +1,12 @@
 """The timeline of a request from the part of a log around it."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
 from pointsman.contracts.decisions import is_final_end
 from pointsman.contracts.requests import RequestEvent
 from pointsman.ports import LogEntry
 from pointsman.primitives import RequestId, Sequence
-from pointsman_cli.explain.lookup import Found
+from pointsman_cli.explain.lookup import Found, Read
 from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.explain.values import RequestTimeline
 from pointsman_cli.history.entries import History
@@ -17,9 +17,6 @@ BEFORE_ENTRIES = 2_000
 """The state to begin with is so much older than the request: a leader decides from what it had read by then."""
 BEYOND_ENTRIES = 20_000
 """Read behind the end of the request, for the ends of those that were ahead of it."""
-
-Read = Callable[[Sequence], Iterable[LogEntry]]
-"""Entries of the log from one on."""
 
 
 class _Window:

@@ -8,9 +8,11 @@ from dataclasses import fields
 
 import click
 
+from pointsman.policies.setting_text import parts_of
 from pointsman.runtime.environment_names import given_settings
 from pointsman.runtime.settings import CONFIG, ENVIRONMENT_PREFIX, SettingsType, command
 from pointsman.runtime.settings_file import FileSettings, read_settings_file
+from pointsman_cli.up.addresses import refuse
 from pointsman_cli.up.plan import FleetPlan, ProcessPlan
 from pointsman_cli.up.scripts import MissingScriptError, settings_type_of
 from pointsman_cli.up.settings import UpSettings, words
@@ -19,6 +21,15 @@ CONSOLE = "console"
 OWN = frozenset(one.name for one in fields(UpSettings))
 OF_EACH_PROCESS = ("host", "port")
 """Names that `up` has too, for its ingresses."""
+OTHERWISE_NAMED = {
+    "console_port": "console_port",
+    "min_instances": "instances",
+    "max_instances": "instances",
+    "pools": "also",
+    "pool_tokenizer": "also",
+}
+OPEN_TO_SET = frozenset({"scaling", "hold_seconds"})
+"""`up` only has another default for them if it scales."""
 
 
 def check_processes(plan: FleetPlan, planned: Iterable[ProcessPlan]) -> list[str]:
@@ -34,6 +45,7 @@ def check_processes(plan: FleetPlan, planned: Iterable[ProcessPlan]) -> list[str
                 raise click.UsageError(f"{process.name}: {error.format_message()}") from error
             except MissingScriptError as error:
                 raise click.ClickException(str(error)) from error
+        _check_set(plan, process, table)
         if plan.config is not None:
             _check_decided(plan, process, table, read_settings_file(plan.config, table, known))
         arriving = given_settings(process.environment_in(os.environ)).values()
@@ -72,23 +84,36 @@ def _checked(process: ProcessPlan, table: str) -> set[str]:
     return {str(option.name) for option in read.params}
 
 
+def _check_set(plan: FleetPlan, process: ProcessPlan, table: str) -> None:
+    """A process that followed it would be where nobody looks for it, or disagree with the others."""
+    decided = _decided(plan, process) - OPEN_TO_SET
+    for service, flag, _ in map(parts_of, plan.settings.set):
+        if service == table and (name := flag.replace("-", "_")) in decided:
+            alike = _own_alike(name, table)
+            instead = f"use --{alike.replace('_', '-')}" if alike else "leave it out"
+            refuse("--set", f"pointsman up decides {service}.{name} itself; {instead}")
+
+
 def _check_decided(plan: FleetPlan, process: ProcessPlan, table: str, file: FileSettings) -> None:
     """A setting of the file that `up` overrides would be ignored without a word."""
     decided = _decided(plan, process)
     for name in sorted(decided & file.table.keys()):
-        _refuse(plan, f"[{table}] {name}", "" if name in OF_EACH_PROCESS and table != "ingress" else name)
+        _refuse(plan, f"[{table}] {name}", _own_alike(name, table))
     for name in sorted((decided & file.top.keys()) - OWN):
-        _refuse(plan, name, name)
+        _refuse(plan, name, _own_alike(name))
 
 
-def _refuse(plan: FleetPlan, key: str, name: str) -> None:
-    alike = _own_alike(name)
+def _refuse(plan: FleetPlan, key: str, alike: str) -> None:
     instead = f"set {alike} in [up]" if alike else "leave it out"
     raise click.UsageError(f"{plan.config}: pointsman up decides {key} itself; {instead}")
 
 
-def _own_alike(name: str) -> str:
+def _own_alike(name: str, table: str = "ingress") -> str:
     """The setting of `up` that decides this one (slo_ttft for slo_ttft_seconds), or ""."""
+    if other := OTHERWISE_NAMED.get(name) or OTHERWISE_NAMED.get(f"{table}_{name}"):
+        return other
+    if name in OF_EACH_PROCESS and table != "ingress":
+        return ""
     return max((own for own in OWN if f"{name}_".startswith(f"{own}_")), key=len, default="")
 
 

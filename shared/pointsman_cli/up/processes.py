@@ -38,14 +38,14 @@ from pointsman_cli.up.settings import (
 
 SOCKET_PATH_MAX = 103  # of macOS; Linux takes 107
 REQUEST_PATH = frozenset({"scheduler", "ingress"})
+OF_THE_SECRET = frozenset({"scheduler", "ingress", "worker", "scaler"})
 OF_ENGINES = frozenset({"ingress", "worker", "scaler"})
-"""They know the engines' key; a scaler gives it to the workers that it starts."""
+"""They know the engines' key; a scaler gives both to the workers that it starts."""
 BEHIND_THE_REQUESTS = 10
 """Niceness of services that only follow the log; not of a scaler, since its engines would inherit it."""
 KV_TRANSFER_GB_PER_S = 12.5
 WITHOUT_TLS = {"tls_certificate": "", "tls_key": ""}
 """The commands ask the API on this machine."""
-NOT_OF_THE_CONSOLE = ("POINTSMAN_SECRET", "POINTSMAN_CONFIG")
 
 
 def processes(plan: FleetPlan) -> list[ProcessPlan]:
@@ -120,14 +120,13 @@ def _console(plan: FleetPlan) -> ProcessPlan:
     """Of the first pool. It needs no secret: it only reads the log, and acts as an operator for those with the token."""
     operator = plan.credentials.file(BusUser(BusRole.OPERATOR, LOCAL_ACTOR)) if plan.credentials else None
     own = {"admin_token_file": plan.console_token, "operator_credentials": operator}
-    shared = _common(plan, "console", LOOPBACK, plan.console_port)
+    shared = _common(replace(plan, config=None), "console", LOOPBACK, plan.console_port)
     return ProcessPlan(
         name="console",
         role="console",
         script="pointsman",
         url=_url(plan.console_port),
-        environment={name: value for name, value in shared.items() if name not in NOT_OF_THE_CONSOLE}
-        | environment(own),
+        environment=shared | environment(own),
         arguments=("console", *service_arguments(plan.settings.set).get("console", ())),
         niceness=BEHIND_THE_REQUESTS,
     )
@@ -271,7 +270,7 @@ def _worker(plan: FleetPlan, instance: str, address: EngineAddress, port: int) -
 
 
 def _common(plan: FleetPlan, role: str, host: str, port: int, instance: str = "") -> dict[str, str]:
-    """An ingress takes the block size from each pool's log."""
+    """An ingress takes the block size from each pool's log, a recorder needs none."""
     settings = plan.settings
     return environment(
         {
@@ -280,8 +279,8 @@ def _common(plan: FleetPlan, role: str, host: str, port: int, instance: str = ""
             **settings.tls_files,
             "pool": settings.pool,
             "speed": settings.speed,
-            "block_tokens": plan.block_tokens if role != "ingress" else None,
-            "secret": plan.secret,
+            "block_tokens": plan.block_tokens if role not in ("ingress", "recorder") else None,
+            "secret": plan.secret if role in OF_THE_SECRET else None,
             "engine_api_key": (settings.engine_api_key or None) if role in OF_ENGINES else None,
             "host": host,
             "port": port,

@@ -291,7 +291,10 @@ def _check_layout(settings: UpSettings) -> None:
 
 
 def _check_command(settings: UpSettings) -> None:
-    words("--engine-args", settings.engine_args)
+    for word in words("--engine-args", settings.engine_args):
+        flag = word.partition("=")[0]
+        if settings.engine_command is None and flag in ("--port", "--speed"):
+            refuse("--engine-args", f"pointsman up gives each engine its {flag}; leave it out")
     text = settings.engine_command
     if text is None:
         return

@@ -17,12 +17,13 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import RequestId, Sequence, Term
 from pointsman.simulation.replay import BaseState, pool_settings
 from pointsman.simulation.replay.folding import fold
-from pointsman_cli.explain import window
-from pointsman_cli.explain.lookup import Found, recent_request
+from pointsman_cli.explain import lookup, window
+from pointsman_cli.explain.lookup import Found, request_named
 from pointsman_cli.explain.page import timeline_as_json
 from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.explain.window import timeline_around
 from pointsman_cli.history.bundle import BundleHistory, write_bundle
+from pointsman_cli.history.entries import NotInLogError
 from pointsman_cli.history.sources import Header, History, open_history
 from pointsman_cli.history.start_point import StartPoint
 from pointsman_cli.main import main
@@ -121,14 +122,56 @@ def test_a_recent_request_of_a_large_log_is_found_from_its_end(entries: list[Log
                 event = msgspec.structs.replace(arrival, request=RequestId(f"{sequence:024x}"))
                 yield LogEntry(sequence, "", b"", event)
 
-    history = Large()
+    def found(history: Large, text: str) -> tuple[Sequence, int]:
+        return request_named(history, text, history.entries).sequence, history.read
 
-    assert recent_request(history, f"{999_000:024x}") == Found(RequestId(f"{999_000:024x}"), 999_000)
-    assert history.read < 100_000
-    assert recent_request(history, f"{800_123:024x}") == Found(RequestId(f"{800_123:024x}"), 800_123)
-    assert recent_request(history, f"{999_000:x}") is None
-    history.is_seekable = False
-    assert recent_request(history, f"{999_000:024x}") is None
+    assert found(Large(), f"{999_000:024x}") == (999_000, 49_000)  # of the last 50,000
+    assert found(Large(), f"{800_123:024x}") == (800_123, 100_123)
+    read_forward = Large()
+    read_forward.is_seekable = False
+    assert found(read_forward, f"{9_000:024x}") == (9_000, 9_000)
+    nowhere = Large()
+    nowhere.header = Header(first=1, last=300_000)
+    with pytest.raises(NotInLogError):
+        found(nowhere, "f" * 24)
+    assert nowhere.read <= nowhere.header.last + 10, "each entry once, and one behind each part"
+
+
+def test_reading_from_the_end_finds_what_reading_forward_finds(
+    entries: list[LogEntry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by what the client sent, and where the log has no arrival."""
+    monkeypatch.setattr(lookup, "RECENT_ENTRIES", 7)
+    names: dict[RequestId, RequestId] = {}
+    renamed: list[LogEntry] = []
+    for entry in entries:
+        event = entry.event
+        if isinstance(event, RequestEvent):
+            number = int(event.request.rpartition("-")[2])
+            own = names.setdefault(event.request, RequestId(f"{number:024x}"))
+            if isinstance(event, RequestArrived):
+                if number % 5 == 0:
+                    continue
+                event = msgspec.structs.replace(event, client_request_id=f"{number:08x}" * 3)
+            event = msgspec.structs.replace(event, request=own)
+        renamed.append(LogEntry(entry.sequence, entry.subject, entry.payload, event))
+
+    class Part(History):
+        origin, header, is_seekable = "", Header(first=renamed[0].sequence, last=renamed[-1].sequence), True
+
+        @override
+        def entries(self, start: Sequence = 1) -> Any:
+            return (entry for entry in renamed if entry.sequence >= start)
+
+    def found(text: str) -> Found:
+        return request_named(history, text, history.entries)
+
+    history = Part()
+    first = {request: entry.sequence for entry, request in reversed(first_entries(renamed))}
+    assert {request: found(request).sequence for request in first} == first
+    sent = {e.event.client_request_id: e.event.request for e in renamed if isinstance(e.event, RequestArrived)}
+    assert {text: found(text).request for text in sent} == sent
+    assert len(sent) < len(first)
 
 
 def test_the_slowest_since_a_moment_arrived_since_then(entries: list[LogEntry], bundle: Path) -> None:

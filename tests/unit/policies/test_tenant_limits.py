@@ -7,13 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted, RequestPlaced, RequestRejected
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
 from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet, TenantPolicy
 from pointsman.primitives import InstanceId, RequestId, Tenant, Tokens
-from pointsman.state.workload import Stage
+from pointsman.state.tenants import Account
+from pointsman.state.workload import OverLimit, Stage
 from pointsman_lab.torture.limits_model import LIMIT_REASONS, LimitsModel
 from tests.support.events import finished, first_token
 from tests.support.examples import examples
@@ -254,6 +256,29 @@ def _given_up(pool: LimitedPool) -> None:
     """The first request, of tenant `a`, once it is at an engine."""
     pool.arrive("a", max_output_tokens=50)
     pool.decided(pool.leader.cancel_any(RequestId("r1"), CancelCause.GRANT_UNHEARD, pool.now))
+
+
+@pytest.mark.parametrize(("blocks", "logged", "judged"), [(4, 4, 1), (64, 64, 1), (65, 64, 2), (500, 64, 2)])
+def test_a_refused_request_leaves_few_keys_in_the_log_and_is_judged_again_only_to_shorten_them(
+    blocks: int, logged: int, judged: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, calls = LimitedPool(1), list[float]()
+    pool.set_policies(named(a=TenantPolicy(concurrency=1)))
+    pool.arrive("a")
+    over_limit = Account.over_limit
+
+    def counted(account: Account, policy: TenantPolicy, at: float) -> OverLimit | None:
+        calls.append(at)
+        return over_limit(account, policy, at)
+
+    monkeypatch.setattr(Account, "over_limit", counted)
+
+    log = pool.arrive("a", blocks=blocks)
+
+    assert len(refusals(log)) == 1
+    (arrival,) = [event for event in log if isinstance(event, RequestArrived)]
+    assert len(unpack_keys(arrival.keys)) == logged
+    assert len(calls) == judged
 
 
 @pytest.mark.parametrize(("version", "prompts"), [(10, 1), (9, 2)])

@@ -1,11 +1,13 @@
 """The settings file knows the tables and keys of every process, so what it does not know is misspelt."""
 
+import re
 from pathlib import Path
 
 import click
 import pytest
 
 from pointsman.runtime import settings_file
+from pointsman.runtime.environment_names import unknown_variables
 from pointsman.runtime.settings import CONFIG
 from pointsman.runtime.settings_file import REMOVED, SETTINGS, TABLES, read_settings_file
 from tests.support.settings_types import COMMANDS, process_settings, settable
@@ -26,6 +28,40 @@ def test_each_process_knows_the_tables_and_settings_of_all_commands() -> None:
 @pytest.mark.parametrize("file", FILES)
 def test_each_command_takes_the_files_that_we_ship(file: str, table: str) -> None:
     read_settings_file(ROOT / file, table, settable(COMMANDS[table]))
+
+
+SERVICES = sorted(TABLES - {"console", "up"})
+OF_ITS_WORKERS = {"secret"}
+"""Of a scaler, which gives all that a worker needs to those that it starts."""
+
+
+@pytest.mark.parametrize("table", SERVICES)
+def test_a_service_reads_each_of_its_settings(table: str) -> None:
+    own, runtime = (
+        "".join(file.read_text() for file in (ROOT / folder).rglob("*.py"))
+        for folder in (f"services/{table.replace('-', '_')}", "shared/pointsman/runtime")
+    )
+    unread = {
+        name
+        for name in settable(COMMANDS[table]) - {CONFIG}
+        if not re.search(rf"\.{name}\b", own) and not re.search(rf"\b(settings|self)\.{name}\b", runtime)
+    }
+
+    assert unread == (OF_ITS_WORKERS if table == "scaler" else set())
+
+
+@pytest.mark.parametrize("table", SERVICES)
+def test_what_is_set_for_the_whole_deployment_reaches_each_service_that_has_it(
+    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "fleet.toml"
+    file.write_text('block_tokens = 32\npool = "main"\n')
+    monkeypatch.setenv("POINTSMAN_SECRET", "of the deployment")
+    accepted = COMMANDS[table].make_context(table, ["--config", str(file)]).params
+
+    told = {"block_tokens": 32, "pool": "main", "secret": "of the deployment"}
+    assert {name: accepted[name] for name in told if name in accepted}.items() <= told.items()
+    assert unknown_variables(["POINTSMAN_SECRET"]) == []
 
 
 @pytest.mark.parametrize("name", sorted(REMOVED))

@@ -56,9 +56,9 @@ def id_headers(own: RequestId, client_request_id: str, *names: bytes) -> list[He
     return [(CLIENT_REQUEST_ID, told), (b"x-pointsman-request-id", ours), *((name, told) for name in names)]
 
 
-def with_id_headers(send: Send, scope: Scope, own: RequestId) -> Send:
+def with_id_headers(send: Send, scope: Scope, own: RequestId, *names: bytes) -> Send:
     """For an answer of no HttpExchange."""
-    ids = id_headers(own, header_text(dict(scope["headers"]), CLIENT_REQUEST_ID))
+    ids = id_headers(own, header_text(dict(scope["headers"]), CLIENT_REQUEST_ID), *names)
 
     async def send_with_ids(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":

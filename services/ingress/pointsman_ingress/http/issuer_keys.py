@@ -15,6 +15,7 @@ from jwt import PyJWTError
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from pointsman.adapters.http_bodies import bounded_body
+from pointsman.adapters.name_resolver import NameResolver
 from pointsman.adapters.waiting import wait_at_most
 from pointsman.contracts.codec import short_reason
 from pointsman.ports import Clock
@@ -108,7 +109,8 @@ class IssuerKeys:
     async def follow(self) -> None:
         """Runs without end."""
         timeout = aiohttp.ClientTimeout(total=FETCH_SECONDS_MAX)
-        async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
+        connector = aiohttp.TCPConnector(resolver=NameResolver())
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
             while True:
                 pause = REFRESH_WALL_SECONDS if await self._refresh(session) else RETRY_WALL_SECONDS
                 await wait_at_most(self._wanted, pause)

@@ -78,9 +78,9 @@ def _has_its_place(request: Request, attempt: int) -> bool:
 
 
 def _arrive(turn: Turn, command: RouteRequest) -> None:
-    keys = command.keys
-    if not command.instead_of and turn.state.tenants.is_over_limit(command.tenant, turn.now):
-        keys = keys[: REFUSED_KEYS_MAX * KEY_BYTES]
+    keys, most = command.keys, REFUSED_KEYS_MAX * KEY_BYTES
+    if len(keys) > most and not command.instead_of and turn.state.tenants.is_over_limit(command.tenant, turn.now):
+        keys = keys[:most]
     turn.decide(
         RequestArrived(
             at=turn.now,

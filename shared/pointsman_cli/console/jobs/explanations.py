@@ -3,7 +3,6 @@
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import RequestId, Sequence
 from pointsman_cli.console.jobs.views import EventView, PhaseView, TimelineView
-from pointsman_cli.console.views import view_of
 from pointsman_cli.explain.diagnosis import verdict
 from pointsman_cli.explain.lookup import Found, request_named
 from pointsman_cli.explain.page import timeline_as_json
@@ -19,7 +18,7 @@ EVENTS_MAX = 200
 
 def timeline_of_request(history: History, text: str, *, first: Sequence = 0) -> TimelineView:
     """`text`: an id or an end of it. `first`: its first entry in the log, if known. Raises HistoryError."""
-    found = Found(RequestId(text), first) if first else request_named(history, text)
+    found = Found(RequestId(text), first) if first else request_named(history, text, history.entries)
     return _view(timeline_around(history, found, history.entries), history.origin)
 
 
@@ -61,8 +60,14 @@ def _view(timeline: RequestTimeline, origin: str) -> TimelineView:
 def _phases(timeline: RequestTimeline) -> list[PhaseView]:
     whole = max((phase.since_seconds + phase.seconds for phase in timeline.phases), default=0.0) or 1.0
     return [
-        view_of(
-            PhaseView, phase, since_share=round(phase.since_seconds / whole, 4), share=round(phase.seconds / whole, 4)
+        PhaseView(
+            kind=phase.kind,
+            name=phase.name,
+            instance=phase.instance,
+            since_seconds=phase.since_seconds,
+            seconds=phase.seconds,
+            since_share=round(phase.since_seconds / whole, 4),
+            share=round(phase.seconds / whole, 4),
         )
         for phase in timeline.phases
     ]

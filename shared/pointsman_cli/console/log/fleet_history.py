@@ -3,7 +3,6 @@ instances and leaders."""
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
@@ -29,7 +28,7 @@ from pointsman.contracts.fleet import (
 )
 from pointsman.contracts.tenants import TenantPoliciesSet
 from pointsman.primitives import EngineSeconds, InstanceId, Sequence
-from pointsman_cli.console.views import FleetEventView, MoveView, ScaleView, unix_seconds, view_of
+from pointsman_cli.console.views import FleetEventView, MoveView, ScaleView, unix_seconds
 from pointsman_cli.doctor.samples import keep
 from pointsman_cli.tap.event_lines import details
 
@@ -71,8 +70,17 @@ class Happenings:
                 self.refused += 1
                 self.moves.append(self._move(event, sequence))
             case ScaleDecided() if event.number not in self.scaling:
-                at = self._wall(event.at)
-                view = view_of(ScaleView, event, sequence=sequence, at=at, applied_at=0.0, applied_detail="")
+                view = ScaleView(
+                    sequence=sequence,
+                    at=self._wall(event.at),
+                    policy=event.policy,
+                    by=event.by,
+                    current=event.current,
+                    wanted=event.wanted,
+                    reason=event.reason,
+                    prefill=event.prefill,
+                    decode=event.decode,
+                )
                 keep(self.scaling, event.number, view, KEPT_MAX)
             case ScaleApplied() if (decided := self.scaling.get(event.number)) is not None and not decided.applied_at:
                 self.scaling[event.number] = msgspec.structs.replace(
@@ -101,13 +109,19 @@ class Happenings:
                 pass
 
     def _move(self, event: RequestMigrated | MigrationRefused, sequence: Sequence) -> MoveView:
-        own: dict[str, Any]
-        if isinstance(event, MigrationRefused):
-            own = {"cause": "", "reason": event.detail, "rebound": event.rebind, "refusal": event.reason}
-        else:
-            own = {"cause": str(event.cause), "refusal": ""}
-        benefit = round(event.benefit, 3)
-        return view_of(MoveView, event, sequence=sequence, at=self._wall(event.at), benefit=benefit, **own)
+        return MoveView(
+            sequence=sequence,
+            at=self._wall(event.at),
+            request=event.request,
+            source=event.source,
+            instance=event.instance,
+            cause="" if isinstance(event, MigrationRefused) else str(event.cause),
+            policy=event.policy,
+            reason=event.detail if isinstance(event, MigrationRefused) else event.reason,
+            benefit=round(event.benefit, 3),
+            rebound=event.rebind if isinstance(event, MigrationRefused) else event.rebound,
+            refusal=event.reason if isinstance(event, MigrationRefused) else "",
+        )
 
     def _wall(self, at: EngineSeconds) -> float:
         return unix_seconds(at, self.speed)

@@ -4,7 +4,7 @@ from pointsman.state.fleet import Instance, Knowledge, Status
 from pointsman.state.workload import EMPTY_QUEUE
 from pointsman_cli.console.log.observer import Observer
 from pointsman_cli.console.log.request_counts import Figures
-from pointsman_cli.console.views import FleetTotals, FleetView, InstanceView, view_of
+from pointsman_cli.console.views import FleetTotals, FleetView, InstanceView
 
 NO_FIGURES = Figures()
 NAMES_SHOWN = 50
@@ -30,9 +30,7 @@ def fleet_view(observer: Observer) -> FleetView:
 
 
 def _totals(observer: Observer, rows: list[InstanceView], whole: Figures) -> FleetTotals:
-    return view_of(
-        FleetTotals,
-        whole,
+    return FleetTotals(
         instances=len(rows),
         ready=sum(row.status == Status.READY for row in rows),
         pending=sum(row.pending for row in rows),
@@ -40,8 +38,14 @@ def _totals(observer: Observer, rows: list[InstanceView], whole: Figures) -> Fle
         decoding=sum(row.decoding for row in rows),
         exact=sum(row.knowledge == Knowledge.EXACT for row in rows),
         requests_per_second=observer.minute.arrivals_per_second(observer.at, observer.began_at),
+        ended=whole.ended,
+        goodput=whole.goodput,
+        hit_rate=whole.hit_rate,
+        predicted_hit_rate=whole.predicted_hit_rate,
         ttft_p50=whole.ttft(50),
         ttft_p95=whole.ttft(95),
+        rejected=whole.rejected,
+        failed=whole.failed,
         placed_alone=len(observer.minute.placed_alone),
     )
 

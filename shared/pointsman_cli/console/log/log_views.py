@@ -10,7 +10,7 @@ from pointsman_cli.console.log.observer import Observer
 from pointsman_cli.console.log.recent_requests import RecentRequest
 from pointsman_cli.console.log.request_counts import TenantTally
 from pointsman_cli.console.log.size_history import size_of
-from pointsman_cli.console.views import HistoryView, RequestsView, RequestView, TenantsView, TenantView, view_of
+from pointsman_cli.console.views import HistoryView, RequestsView, RequestView, TenantsView, TenantView
 
 SHOWN_MAX = 500
 NAMES_MAX = 1_000
@@ -58,16 +58,28 @@ def requests_view(observer: Observer, wanted: RequestFilter) -> RequestsView:
 
 def request_view(observer: Observer, record: RecentRequest) -> RequestView:
     waited = record.granted_at - record.arrived_at if record.granted_at else -1.0
-    return view_of(
-        RequestView,
-        record,
+    return RequestView(
         request=record.id,
+        client_request_id=record.client_request_id,
         arrived_at=observer.wall(record.arrived_at),
+        tenant=record.tenant,
+        priority=record.priority,
+        adapter=record.adapter,
+        instance=record.instance,
+        stage=record.stage,
+        lateness=record.lateness,
+        prompt_tokens=record.prompt_tokens,
+        cached_tokens=record.cached_tokens,
+        predicted_cached_tokens=record.predicted_cached_tokens,
+        output_tokens=record.output_tokens,
         slo_ttft=round(record.slo_ttft, 3),
         predicted_ttft=round(record.predicted_ttft, 3),
         queue_seconds=round(waited, 3),
         ttft=None if record.ttft is None else round(record.ttft, 3),
         e2e=None if record.e2e is None else round(record.e2e, 3),
+        moves=record.moves,
+        attempts=record.attempts,
+        reason=record.reason,
     )
 
 
@@ -105,14 +117,22 @@ def tenants_view(observer: Observer) -> TenantsView:
 
 def _tenant(name: str, tally: TenantTally, policy: TenantPolicy, in_flight: int, whole: int) -> TenantView:
     p50, p95 = percentile(tally.ttfts, 50), percentile(tally.ttfts, 95)
-    return view_of(
-        TenantView,
-        tally,
+    return TenantView(
         tenant=name,
         priority=policy.priority,
         weight=policy.weight,
         cache_group=policy.cache_group,
         in_flight=in_flight,
+        arrived=tally.arrived,
+        finished=tally.finished,
+        in_time=tally.in_time,
+        late=tally.late,
+        rejected=tally.rejected,
+        failed=tally.failed,
+        cancelled=tally.cancelled,
+        prompt_tokens=tally.prompt_tokens,
+        cached_tokens=tally.cached_tokens,
+        output_tokens=tally.output_tokens,
         share=round(tally.prompt_tokens / whole, 3),
         hit_rate=round(tally.cached_tokens / tally.told_tokens, 3) if tally.told_tokens else None,
         goodput=round(tally.in_time / tally.judged, 3) if tally.judged else None,

@@ -264,7 +264,8 @@ class RebalancerProcess(Process):
         plan = self.environment.plan
         if plan.rebalancer_delay and not self.environment.healed:
             self.link.conditions = LinkConditions(delay=plan.rebalancer_delay)
-        settings = RebalancerSettings(**plan.fleet_settings, rebind=plan.scheduler.rebind)
+        fleet = {name: value for name, value in plan.fleet_settings.items() if name != "secret"}
+        settings = RebalancerSettings(**fleet, rebind=plan.scheduler.rebind)
         self.service = RebalancerService(
             event_log=self.link.ports.log,
             checkpoints=self.link.ports.checkpoints,
