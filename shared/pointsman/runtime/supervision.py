@@ -116,7 +116,7 @@ class Supervisor:
 def run(main: Callable[[Supervisor], Awaitable[None]]) -> None:
     """Run until SIGINT, SIGTERM or failure (exit code 1). Raises click.ClickException for wrong settings."""
     try:
-        with _patience() as end_within, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with _end_deadline() as end_within, asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_supervised(main, end_within))
     except KeyboardInterrupt:
         sys.exit(130)
@@ -128,7 +128,7 @@ def run(main: Callable[[Supervisor], Awaitable[None]]) -> None:
 
 
 @contextmanager
-def _patience() -> Iterator[EndWithin]:
+def _end_deadline() -> Iterator[EndWithin]:
     """Threads count, as the event loop may hang, or wait while it closes: for threads, for a name that is looked up."""
     timers: list[threading.Timer] = []
 
