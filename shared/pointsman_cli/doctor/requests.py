@@ -129,8 +129,8 @@ class Requests(Examiner):
             yield self.warning(
                 f"{plural(self._alone, 'request')} {were(self._alone)} placed by ingresses alone, because no scheduler answered",
                 [wall_span(self._alone_from, self._alone_to, self.settings.speed)],
-                "If the leader changed then, a second scheduler (--schedulers 2) takes over within seconds. Else nats-server was "
-                "away: its log and the line nats_unreachable of the processes say why.",
+                "If the leader changed then, a second scheduler (--schedulers 2) takes over within seconds. Else the schedulers "
+                "stood still, or nats-server was away (nats_unreachable in their logs).",
             )
 
     def _lost(self) -> Iterator[Finding]:
