@@ -6,7 +6,7 @@ BIN := .venv/bin
 .PHONY: help setup up check lint test test-console screenshots dashboards settings manifests test-containers test-upgrade test-vllm test-clients routers mutation fuzz results lock audit sbom clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
 setup: .venv/.ready ## create .venv with everything that development needs
 

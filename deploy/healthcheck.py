@@ -1,5 +1,6 @@
-"""Health check of a container: exits 0 when the path given (`/health` or `/readyz`) answers 200 on a port where the
-container's processes listen, wherever flags, variables or a TOML file put it. A second argument is the port to ask.
+"""Health check of a container: prints the answer, and exits 0 when the path given (`/health`, `/readyz`, `/readyz?verbose`)
+answers 200 on a port where the container's processes listen, wherever flags, variables or a TOML file put it. A second
+argument is the port to ask.
 
 Every container runs it every few seconds, and starting Python is most of its work, so it imports little. It ends itself in
 time: on a loaded host Docker Engine 20.10 left those that took too long running, a hundred at once."""
@@ -13,7 +14,7 @@ SECONDS_MAX = 3  # the `timeout` of the health checks
 LISTENING = "0A"
 LOOPBACKS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 WORD_BYTES = 4
-STATUS_LINE_BYTES_MAX = 64
+ANSWER_BYTES_MAX = 4096  # what Docker keeps of it
 DECISIVE = (200, 503)
 
 
@@ -58,27 +59,32 @@ def sockets_of(process: str) -> set[str]:
     return found
 
 
-def status(host: str, port: int, path: str) -> int:
+def asked(host: str, port: int, path: str) -> tuple[int, str]:
+    """Status and body; 0 if nothing listens or answers, or it speaks no HTTP."""
+    answer = b""
     try:
         with socket.create_connection((host, port), timeout=1) as connection:
             connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
-            _, code, *_ = connection.recv(STATUS_LINE_BYTES_MAX).split(maxsplit=2)
-            return int(code)
-    except (OSError, ValueError):  # nothing listens or answers, or it speaks no HTTP
-        return 0
+            while len(answer) < ANSWER_BYTES_MAX and (part := connection.recv(ANSWER_BYTES_MAX)):
+                answer += part
+    except OSError:  # what came before counts
+        pass
+    head, _, body = answer.partition(b"\r\n\r\n")
+    _, code, *_ = [*head.split(maxsplit=2), b"", b""]
+    return int(code) if code.isdigit() else 0, body.decode(errors="replace").strip()
 
 
 def main() -> None:
     signal.alarm(SECONDS_MAX)
     path = sys.argv[1]
     places = [("127.0.0.1", int(sys.argv[2]))] if len(sys.argv) > 2 else listeners()
-    answer = 0
+    status, body = 0, ""
     for place in places:
-        answer = status(*place, path)
-        if answer in DECISIVE:
+        status, body = asked(*place, path)
+        if status in DECISIVE:
             break
-    if answer != 200:
-        sys.exit(f"{path}: {answer or 'no answer'}")
+    print(body or f"{path}: {status or 'no answer'}")
+    sys.exit(status != 200)
 
 
 if __name__ == "__main__":

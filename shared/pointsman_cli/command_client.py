@@ -40,7 +40,7 @@ WATCH_SECONDS = 0.5
 WAIT_SECONDS_MAX = 600.0
 STALLED_ADVICE = (
     "The disk of nats-server is full or fails, or its cluster has no quorum: free space, then restart the nats-server. "
-    "Requests are served meanwhile, but what is not confirmed after 100 s, or at a stop, is lost (docs/failures.md, disk full)."
+    "After 50 s new requests get 503, and what is not confirmed after 100 s, or at a stop, is lost (docs/failures.md, disk full)."
 )
 A = TypeVar("A", bound=Command)
 T = TypeVar("T")

@@ -90,7 +90,8 @@ def _as_json(fleet: FleetDescribed, *, indent: int) -> str:
 def fleet_table(fleet: FleetDescribed) -> RenderableType:
     speed = f", {fleet.speed:g} times real time" if fleet.speed != 1 else ""
     rows = table(*COLUMNS, title=f"pool {fleet.pool}: {fleet.policy}{speed}")
-    rows.caption, rows.caption_justify = f"{fleet.scheduler}, term {fleet.term}, log as of {fleet.as_of}", "left"
+    rows.caption = f"led by {fleet.scheduler}, term {fleet.term}; the log is read up to entry {fleet.as_of:,}"
+    rows.caption_justify = "left"
     for column in rows.columns[:2]:  # other commands take the name, people copy the URL: neither is cut
         column.no_wrap, column.overflow = False, "fold"
     for instance in fleet.instances:

@@ -266,6 +266,24 @@ def test_the_health_check_finds_a_process_wherever_it_listens(listening: str, as
         assert (asked, server.getsockname()[1]) in deploy_script("healthcheck.py").listeners()
 
 
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_health_check_prints_what_the_process_answers(*, ready: bool) -> None:
+    """Docker keeps it, so that `docker inspect` says why a container is unhealthy."""
+    body = b'{"missing": {"nats": "no connection"}}'
+    head = b"HTTP/1.1 %d x\r\nContent-Length: %d\r\n\r\n" % (200 if ready else 503, len(body))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        check = [sys.executable, "deploy/healthcheck.py", "/readyz", str(server.getsockname()[1])]
+        with subprocess.Popen(check, cwd=ROOT, stdout=subprocess.PIPE) as process:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(head)
+                connection.sendall(body)  # in two parts
+            said, _ = process.communicate(timeout=60)
+
+    assert (process.returncode == 0, said.strip()) == (ready, body)
+
+
 def test_a_health_check_that_takes_too_long_ends_itself() -> None:
     stuck = (
         "import sys, time; from tests.support.deploy_scripts import deploy_script;"

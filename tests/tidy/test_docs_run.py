@@ -194,6 +194,9 @@ def check_policies(values: Mapping[str, Any]) -> None:
 def _chosen(kind: str, values: Mapping[str, Any]) -> Sequence[str]:
     """Names of the policies of a kind that a command line chooses: several where it compares them."""
     option = {"routing": "policy"}.get(kind, kind)
+    of_services = [parts_of(text) for text in values.get("set") or ()]  # `up --set scheduler.order=edf`
+    if chosen := [value for service, name, value in of_services if service in SERVICES and name == option]:
+        return chosen
     given = next((values[name] for name in (option, f"{option}s", f"{option}_policies") if values.get(name)), None)
     names = given if isinstance(given, list | tuple) else str(given or DEFAULTS.get(kind, "")).split(",")
     return [name for name in names if name in POLICIES.get(kind, names)] or [DEFAULTS.get(kind, "")]
@@ -404,6 +407,7 @@ def test_documented_bounds_exist() -> None:
         "pointsman-scheduler --set no_such_kind.late_share=1",
         "pointsman-rebalancer --set rebalance.waste_weight=much",
         "pointsman up --set ingress.no_such_setting=1",
+        "pointsman up --set scheduler.order=edf --set order.late_share=0.1",
         "pointsman-scheduler --policy no_such_policy",
         "make no-such-target",
         "python -m pointsman_lab.no_such_module",

@@ -245,7 +245,7 @@ def _decide_drain(
 ) -> tuple[list[LogEvent], DrainAnswered]:
     fleet = dispatcher.state.fleet
     if command.instance not in fleet:
-        known = ", ".join(instance.id for instance in fleet.instances) or "none"
+        known = ", ".join(sorted(instance.id for instance in fleet.instances)) or "none"
         refusal = f"there is no instance {command.instance}; there are: {known}"
         return [], DrainAnswered(instance=command.instance, draining=False, refusal=refusal)
     if isinstance(command, DrainInstance):

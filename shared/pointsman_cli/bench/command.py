@@ -46,7 +46,7 @@ from pointsman_cli.history.live import LiveHistory
 from pointsman_cli.interruption import INTERRUPTED_EXIT_CODE
 from pointsman_cli.options import CONTEXT, COUNT, FLEET_HELP, INSTANCES, POSITIVE, http_url, out_option
 from pointsman_cli.output_file import write_json
-from pointsman_cli.terminal import SafeConsole
+from pointsman_cli.terminal import output_console
 from pointsman_cli.up.settings import SIMULATED, VLLM
 from pointsman_cli.workload_options import GENERATED_RATE, workload_name, workload_options, workload_requests
 
@@ -188,7 +188,7 @@ def bench_command(**values: object) -> None:
     configure_logging("error", "text")
     raised_open_files()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        sys.exit(runner.run(_Bench(options, SafeConsole()).run()))
+        sys.exit(runner.run(_Bench(options, output_console()).run()))
 
 
 def _check(options: BenchOptions) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from pointsman.analysis.log_delays import LogDelays
 from pointsman.analysis.log_time import LogTime
 from pointsman.contracts.codec import LogEvent, short_reason
 from pointsman.contracts.decisions import RequestEnd
@@ -31,7 +32,8 @@ class Examiner(ABC):
         self.hangs = IngressHangs(settings.speed)
         """Shared by the examiners of a log; has noted the event that an examiner gets."""
         self.time = LogTime(settings.speed)
-        """Shared too; has noted an event once it is applied."""
+        self.delays = LogDelays(settings.speed)
+        """Shared too; both have noted an event once it is applied."""
 
     def wall(self, seconds: EngineSeconds) -> EngineSeconds:
         return seconds / self.settings.speed
@@ -106,10 +108,10 @@ def examine(
 ) -> Diagnosis:
     state = State(settings) if beginning.state is None else copy_state(beginning.state)
     runner, ends, hangs = _ExaminerRunner(examiners), RequestEnds(), IngressHangs(settings.speed)
-    time = LogTime(settings.speed)
+    time, delays = LogTime(settings.speed), LogDelays(settings.speed)
     time.now = state.last_at
     for examiner in examiners:
-        examiner.hangs, examiner.time = hangs, time
+        examiner.hangs, examiner.time, examiner.delays = hangs, time, delays
     runner.each(lambda examiner: examiner.begin(state, blind=beginning.is_blind), state)
     count, first_at = 0, 0.0
     for entry in entries:
@@ -126,6 +128,7 @@ def examine(
             runner.end(event, ends, state)
         state.apply_entry(entry)
         time.tells(event)
+        delays.note(event, entry.sequence)
         if isinstance(event, RequestArrived):
             ends.arrive(event, state)
         runner.each(lambda examiner: examiner.after(event, state), state)  # noqa: B023

@@ -15,6 +15,7 @@ from pointsman.state.state import PoolSettings, State
 from pointsman_cli.discovery import fleet_as_given
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, times
+from pointsman_cli.formatting import plural
 from pointsman_cli.terminal import wall_time
 
 FLAPS_MIN = 3
@@ -185,10 +186,10 @@ class FleetHealth(Examiner):
         )
 
     def _troubled(self) -> Iterator[Finding]:
-        silent = [name for name in self._suspected if name not in self._flapped_at]
+        silent = [name for name in self._suspected if name not in self._flapped_at and name not in self._away]
         if silent:
             yield self.warning(
-                f"the workers of {', '.join(silent)} fell silent",
+                f"{plural(len(silent), 'worker')} fell silent for a while: {', '.join(silent)}",
                 [self._history_of(name) for name in silent],
                 "Its process or its way to nats-server stood still; a busy machine does that too.",
             )
@@ -201,7 +202,7 @@ class FleetHealth(Examiner):
 
     def _history_of(self, name: InstanceId) -> str:
         parts = [
-            (self._suspected[name], f"suspected {times(self._suspected[name])} (silent for up to {self._silent_for.get(name, 0.0):.1f} s)"),
+            (self._suspected[name], f"suspected {times(self._suspected[name])} after up to {self._silent_for.get(name, 0.0):.1f} s of silence"),
             (self._down[name], f"its engine stopped answering {times(self._down[name])}"),
             (self._restarted[name], f"joined again {times(self._restarted[name])}"),
             (name in self._left, f"left: {'; '.join(self._left.get(name, []))}"),

@@ -10,6 +10,7 @@ _SENTENCES = {
     Cause.OVERLOAD: ("every engine had a queue (overload)", "`pointsman what-if{given} --instances N` says how many engines would do."),
     Cause.BUSY_INSTANCE: ("they queued at one engine while another was nearly idle", "`pointsman what-if{given} --policy pointsman` (or dualmap) shows what a policy that balances would make of it."),
     Cause.SLOW_ENGINE: ("their engine was slow", "Compare its machine with the others' (clock rate, neighbours); drain it if need be."),
+    Cause.LOG_SLOW: ("their leader learned late what engines had finished", "Engines did their part. See the finding on the log: the disk of nats-server, or the CPU of the leader."),
     Cause.WHOLE_ANSWER: ("they were not streamed, and the whole answer had to be written first", "Until it is there no client has a token: stream them, or give them a longer objective (x-slo-ttft-ms)."),
     Cause.STALE_INDEX: ("tokens expected in a cache were not there and had to be computed", "See the findings on caches: emptied behind its back, evicted while requests wait, or events lost."),
     Cause.FAILED_ATTEMPTS: ("an engine failed them first", "See the findings on engines."),

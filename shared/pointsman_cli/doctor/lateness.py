@@ -66,6 +66,8 @@ class _Late:
     streamed: bool = True
     pace: float = 1.0
     """Of its engine's prefills, as learned by then."""
+    log_slow: EngineSeconds = 0.0
+    """Of the time until its first token."""
 
 
 class Lateness(Examiner):
@@ -168,6 +170,7 @@ class Lateness(Examiner):
                 cause_elsewhere=elsewhere,
                 streamed=request.streaming,
                 pace=state.latency.correction(request.instance),
+                log_slow=self.delays.seconds_within(request.arrived_at, request.arrived_at + event.ttft),
             )
         )
 
@@ -234,8 +237,10 @@ class Lateness(Examiner):
 
 
 def _cause_beyond(late: _Late, work: EngineSeconds) -> Cause:
-    """Of what exceeds the work: an answer that is not streamed comes with its last token. As in `explain`, its engine is to blame
+    """Of what exceeds the work: a leader that does not learn what ended holds requests back; an answer that is not streamed comes with its last token. As in `explain`, its engine is to blame
     for no more than its prefills show."""
+    if late.log_slow > HALF * (late.spent - late.usual * work):
+        return Cause.LOG_SLOW
     is_slow = late.pace - late.usual > HALF * (late.spent / work - late.usual) if work else False
     return Cause.SLOW_ENGINE if late.streamed or is_slow else Cause.WHOLE_ANSWER
 

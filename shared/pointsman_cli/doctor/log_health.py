@@ -21,7 +21,7 @@ TERMS_A_HOUR_MAX = 6
 REFUSING: dict[str, tuple[str, str]] = {
     RejectReason.LOG_OVERLOADED: (
         "log",
-        "The disk of nats-server takes writes too slowly, or too many processes share it: see its latency "
+        "The disk of nats-server is full, takes writes too slowly, or is shared by too many processes: see its latency "
         "(pointsman_log_write_load_ratio), give it a faster disk, or longer --flush-ms at the workers.",
     ),
     RejectReason.SCHEDULER_OVERLOADED: (
@@ -117,8 +117,8 @@ class LogHealth(Examiner):
         yield from self._incomplete(state)
         yield from self._unreadable()
         yield from self._unapplied(state)
-        yield from self._lost_writes()
         yield from self._refused_requests()
+        yield from self._lost_writes()
         yield from self._leadership(state)
         yield from self._releases()
 

@@ -21,6 +21,7 @@ from pointsman_cli.doctor.request_ends import Ended
 from pointsman_cli.explain.causes import Cause
 from pointsman_cli.formatting import plural, were
 from pointsman_cli.options import as_given
+from pointsman_cli.terminal import wall_span
 
 OVERDUE_WALL_SECONDS = 60.0
 ORPHAN_WALL_SECONDS = 600.0
@@ -60,13 +61,16 @@ class Requests(Examiner):
         self._second_end_examples: list[str] = []
         self._second_ends = 0
         self._alone = 0
+        self._alone_from: EngineSeconds = 0.0
+        self._alone_to: EngineSeconds = 0.0
         self._refused_late: set[RequestId] = set()
         """Rejected by a leader that read the command after the ingress had placed the request alone; these run."""
 
     @override
     def before(self, event: LogEvent, state: State) -> None:
         if isinstance(event, RequestGranted) and event.stamp is None:
-            self._alone += 1
+            self._alone_from = event.at if not self._alone else self._alone_from
+            self._alone, self._alone_to = self._alone + 1, event.at
             if state.workload.end_of(event.request) == RequestRejected.__name__:
                 self._refused_late.add(event.request)
 
@@ -124,8 +128,9 @@ class Requests(Examiner):
         if self._alone:
             yield self.warning(
                 f"{plural(self._alone, 'request')} {were(self._alone)} placed by ingresses alone, because no scheduler answered",
-                [],
-                "Look at when the leader changed; a second scheduler (--schedulers 2) takes over within seconds.",
+                [wall_span(self._alone_from, self._alone_to, self.settings.speed)],
+                "If the leader changed then, a second scheduler (--schedulers 2) takes over within seconds. Else the schedulers "
+                "stood still, or nats-server was away (nats_unreachable in their logs).",
             )
 
     def _lost(self) -> Iterator[Finding]:

@@ -12,6 +12,8 @@ ROOTS_FIRST = ("log", "clocks", "fleet", "caches", "engines")
 def verdict(diagnosis: Diagnosis) -> str:
     """Faults that cost requests or events, then why requests were late; else the most severe finding."""
     wrong = [f for f in diagnosis.findings if f.severity is not Severity.NOTE]
+    if not diagnosis.entries and not wrong:
+        return "nothing was examined: the log has no entry there"
     if not wrong:
         notes = len(diagnosis.findings)
         return "nothing to complain about" + (f"; {plural(notes, 'note')} below" if notes else "")

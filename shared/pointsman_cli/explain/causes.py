@@ -25,6 +25,8 @@ class Cause(StrEnum):
     ENGINE_FULL = "engine_full"
     """All places of the engine were taken by requests that decode."""
     SLOW_ENGINE = "slow_engine"
+    LOG_SLOW = "log_slow"
+    """Its leader learned late what engines had finished, so it waited for room that was there."""
     STALE_INDEX = "stale_index"
     """The engine did not hold what the index said it held."""
     EVICTED = "evicted"

@@ -36,6 +36,7 @@ def found(timeline: RequestTimeline, wait: Wait) -> Iterator[Reason]:
     yield from _full(wait, decision)
     yield from _yielded(wait, decision)
     yield from _hung(wait, decision)
+    yield from _log_slow(wait, decision)
     yield from _slow(timeline, wait, decision)
     yield from _own(timeline, wait, decision)
     yield from _whole_answer(timeline, wait)
@@ -235,6 +236,15 @@ def _hung(wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
             f"{because}{of_the_wait(wait.hung, wait.whole)}; its leader had given it up, because its ingress was silent"
         )
         yield Reason(Cause.TRANSPORT, wait.hung, sentence, because)
+
+
+def _log_slow(wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
+    if wait.log_slow > 0:
+        because = f"the log was slow: {seconds(wait.log_slow)} more went by than {decision.instance} had work"
+        sentence = (
+            f"{because}{of_the_wait(wait.log_slow, wait.whole)}; its leader learned late what engines had finished"
+        )
+        yield Reason(Cause.LOG_SLOW, wait.log_slow, sentence, because)
 
 
 def _slow(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:

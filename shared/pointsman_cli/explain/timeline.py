@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from msgspec import structs
 
+from pointsman.analysis.log_delays import LogDelays
 from pointsman.analysis.log_time import LogTime
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected, MigrationRefused, RequestGranted, counts_as_end
@@ -58,7 +59,7 @@ def _outline(
     entries: Iterable[LogEntry], request: RequestId, settings: PoolSettings, base: State | None
 ) -> RequestTimeline:
     timeline = RequestTimeline(request=request, speed=settings.speed, block_tokens=settings.block_tokens)
-    term, time = base.term if base is not None else Term(0), LogTime(settings.speed)
+    term, time, delays = base.term if base is not None else Term(0), LogTime(settings.speed), LogDelays(settings.speed)
     for entry in entries:
         event = entry.event
         timeline.log_begins = timeline.log_begins or (entry.sequence if base is None else 1)
@@ -66,6 +67,8 @@ def _outline(
             continue
         timeline.log_begins_at = timeline.log_begins_at or event.at
         time.tells(event)
+        if not is_fenced(event.stamp, term):
+            delays.note(event, entry.sequence)
         if isinstance(event, LeaderElected):
             term = max(term, event.term)
             timeline.elected.add(event.term)
@@ -84,6 +87,8 @@ def _outline(
         timeline.failed = [*_failed_before(entries, arrival), *timeline.failed]
     timeline.last_at = time.now
     timeline.arrived_at = _arrived_at(timeline)
+    until = timeline.last_at if timeline.ttft is None else timeline.arrived_at + timeline.ttft
+    timeline.log_slow = delays.seconds_within(timeline.arrived_at, until)
     return timeline
 
 

@@ -199,6 +199,8 @@ class RequestTimeline:
     end: RequestEnd | None = None
     phases: list[Phase] = field(default_factory=list)
     last_at: EngineSeconds = 0.0
+    log_slow: EngineSeconds = 0.0
+    """Of its wait."""
 
     @property
     def ttft(self) -> EngineSeconds | None:

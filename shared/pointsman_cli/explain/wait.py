@@ -33,6 +33,8 @@ class Wait:
     """As best effort, to requests that could be on time."""
     hung: EngineSeconds = 0.0
     """Beyond the work, while its ingress noticed nothing."""
+    log_slow: EngineSeconds = 0.0
+    """Beyond the work, while its leader learned late what engines had finished."""
     slow: EngineSeconds = 0.0
     whole_answer: EngineSeconds = 0.0
     queue: EngineSeconds = 0.0
@@ -193,6 +195,8 @@ def _divide_excess(
     if timeline.ingress_hung:
         wait.hung = excess
         return
+    wait.log_slow = min(excess, timeline.log_slow)
+    excess -= wait.log_slow
     if timeline.is_whole_answer:
         learned = grant.correction - wait.usual if grant is not None and grant.instance_known else 0.0
         slow = min(excess, max(0.0, learned) * excess / max(wait.pace - wait.usual, 1e-9))

@@ -76,7 +76,7 @@ def _show(console: Console, origin: str, beginning: str, state: dict[str, Any]) 
 
 def _instances(state: dict[str, Any]) -> Table:
     rows = table(*COLUMNS, title=f"as of entry {state['as_of']:,}, {state['wall_time']}, term {state['term']}")
-    for instance in state["instances"]:
+    for instance in sorted(state["instances"], key=lambda one: (len(one["instance"]), one["instance"])):
         rows.add_row(
             instance["instance"],
             status(instance["status"]),

@@ -1,5 +1,5 @@
 """Moments of `--since` and `--until`. A time of day is local: the first one in the log, or of a log that is still written the
-last one. A time is reached where `LogTime` reaches it: an event with a wrong clock does not count."""
+last one; for `--since`, one before the log begins is its beginning. A time is reached where `LogTime` reaches it: an event with a wrong clock does not count."""
 
 import itertools
 import re
@@ -75,8 +75,8 @@ class UpTo:
 
 
 def moment_in(history: History, text: str | None, *, begins: bool = False) -> Moment:
-    """Without text, the end of the log. `begins`: of `--since`, for which a time of day of a log that is still written is
-    never to come. Raises click.BadParameter."""
+    """Without text, the end of the log. `begins`: of `--since`, for which a time of day is never to come. Raises
+    click.BadParameter."""
     if text is None or text == NOW:
         return Moment()
     if SEQUENCE.fullmatch(text):
@@ -142,7 +142,7 @@ def _wall_time(text: str, beginning: datetime, now: datetime | None, *, begins: 
         timedelta(seconds=1) if second_text and "." not in text else timedelta(minutes=1) if not second_text else None
     )
     latest, day = moment + whole if whole else moment, timedelta(days=1)
-    if latest < beginning:
+    if latest < beginning and not (begins and now is None):
         moment += day
     if now is not None:
         moment += day * max(-1 if begins else 0, (now - moment) // day)

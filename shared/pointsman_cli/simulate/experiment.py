@@ -148,8 +148,11 @@ def run_all(function: Callable[[J], R], jobs: Sequence[J], processes: int) -> It
         try:
             for future in as_completed([pool.submit(function, job) for job in jobs]):
                 yield future.result()
-        finally:
+        except (
+            BaseException
+        ):  # also of a reader that leaves; at the end `with` waits, or the exit may fail with a traceback
             pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _at_rate(cell: Cell, qps: float) -> list[WorkloadRequest]:

@@ -37,7 +37,7 @@ from pointsman.runtime.settings import PUBLIC_SECRET, SECRET, FleetSettings, com
 from pointsman.runtime.settings_file import SETTINGS, read_settings_file
 from pointsman_cli.discovery import data_dir_held
 from pointsman_cli.options import CONSOLE_PORT
-from pointsman_cli.terminal import SafeConsole, SeveralLinesError, say
+from pointsman_cli.terminal import SeveralLinesError, output_console, say
 from pointsman_cli.up.addresses import EngineAddress, FurtherPool, refuse
 from pointsman_cli.up.plan import SIMULATED_MODEL, FleetPlan, ports_needed
 from pointsman_cli.up.probe import ENGINE_ANSWER_SECONDS, accepts_connections, model_of
@@ -80,7 +80,7 @@ def up_command(settings: UpSettings) -> None:
     """
     config: Path | None = click.get_current_context().params["config"]
     create_owner_only()
-    console = SafeConsole()
+    console = output_console()
     if settings.kind is CPU_ENGINES:
         checked(settings)
         _make_engine(EngineHome(default_directory().resolve()), _engines_max(settings), console)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -13,7 +12,7 @@ from pointsman.contracts.codec import encode
 from pointsman.contracts.decisions import RequestsRefused
 from pointsman.contracts.subjects import subject_of
 from pointsman.ports import LogEntry, LogExtent
-from pointsman.primitives import EngineSeconds, PoolName
+from pointsman.primitives import PoolName
 from pointsman.state.state import PoolSettings
 from pointsman_cli.doctor.examination import examine
 from pointsman_cli.doctor.log_limits import LogDelay, LogSpace
@@ -21,7 +20,9 @@ from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.entries import Header
 from pointsman_cli.history.start_point import StartPoint
 from pointsman_cli.main import main
+from tests.support.request_story import RequestStory
 from tests.support.served_log import ServedLog
+from tests.support.slow_log import read_late
 
 Entries = list[LogEntry]
 GIB = 2**30
@@ -32,25 +33,15 @@ def healthy() -> Entries:
     return ServedLog().entries
 
 
-def of_the_log(entries: Entries, directory: Path) -> list[dict[str, Any]]:
+def examined(entries: Entries, directory: Path) -> dict[str, Any]:
     write_bundle(directory / "log.pmlog", Header(pool="default", last=entries[-1].sequence), entries)
     result = CliRunner().invoke(main, ["doctor", "--from", str(directory / "log.pmlog"), "--json"])
-    return [finding for finding in json.loads(result.stdout)["findings"] if finding["area"] == "log"]
+    answer: dict[str, Any] = json.loads(result.stdout)
+    return answer
 
 
-def read_late(entries: Entries, begin: EngineSeconds, end: EngineSeconds, delay: EngineSeconds) -> Entries:
-    """What the leader decided from `begin` to `end` rests on what it had read `delay` seconds before."""
-    known: list[tuple[EngineSeconds, int]] = []
-    changed = []
-    for entry in entries:
-        event = entry.event
-        assert event is not None
-        if event.stamp is not None and begin <= event.at < end:
-            as_of = max(sequence for at, sequence in known if at <= event.at - delay)
-            event = msgspec.structs.replace(event, stamp=msgspec.structs.replace(event.stamp, as_of=as_of))
-        known.append((event.at, entry.sequence))
-        changed.append(LogEntry(entry.sequence, entry.subject, encode(event), event))
-    return changed
+def of_the_log(entries: Entries, directory: Path) -> list[dict[str, Any]]:
+    return [finding for finding in examined(entries, directory)["findings"] if finding["area"] == "log"]
 
 
 @pytest.mark.parametrize("late", [lambda entries: entries, lambda entries: read_late(entries, 20.0, 60.0, 1.2)])
@@ -66,6 +57,28 @@ def test_a_slow_log_is_told_with_how_long_and_how_slow_it_was(healthy: Entries, 
     assert finding["severity"] == "warning"
     assert finding["what"] == "the log was slow for 8 s"
     assert finding["evidence"] == ["for 8 s decisions of term 1 took up to 3.6 s to come back"]
+
+
+@pytest.mark.parametrize(
+    ("delay", "why"),
+    [
+        (0.0, "their engine was slow: "),
+        (4.0, "their leader learned late what engines had finished: the log was slow for 5 s"),
+    ],
+)
+def test_what_was_late_while_the_log_was_slow_blames_no_engine(delay: float, why: str, tmp_path: Path) -> None:
+    story = RequestStory()
+    story.later(4.0)
+    for number in range(6):
+        story.asks(f"slow-{number}")
+    for second in range(8):
+        story.later(1.0)
+        story.asks(f"other-{second}", 0)
+    for number in range(6):
+        story.answers(f"slow-{number}", after=0.05)
+    found = examined(read_late(story.log, 104.5, 111.5, delay), tmp_path)
+
+    assert found["verdict"].startswith(f"6 of 6 requests were late because {why}")
 
 
 @pytest.mark.parametrize(("speed", "slow"), [(1.0, True), (4.0, False)])

@@ -250,6 +250,21 @@ def test_a_time_of_day_before_a_running_fleets_log_is_its_beginning_for_since_an
     assert abs(wall_time_of(end, 1.0) - (now - 7200.0 + 24 * 3600.0)) < 2.0
 
 
+def test_a_time_of_day_before_a_recorded_log_is_its_beginning_for_since(entries: list[LogEntry]) -> None:
+    """Of an incident that began at 07:05 who says 07:00 does not mean the next morning."""
+    assert entries[0].event is not None
+    began = wall_time_of(entries[0].event.at, 1.0)
+    earlier = datetime.fromtimestamp(began - 300.0, UTC).astimezone().strftime("%H:%M:%S")
+    later = datetime.fromtimestamp(began + 2.0, UTC).astimezone().strftime("%H:%M:%S")
+
+    before, within = (moment_in(Kept(entries), text, begins=True).at for text in (earlier, later))
+
+    assert before is not None
+    assert within is not None
+    assert abs(wall_time_of(before, 1.0) - (began - 300.0)) < 2.0
+    assert abs(wall_time_of(within, 1.0) - (began + 2.0)) < 2.0
+
+
 def test_a_moment_ends_before_the_first_entry_behind_it(entries: list[LogEntry]) -> None:
     at = entries[200].event.at  # type: ignore[union-attr]
     state = fold(entries, until=Moment(at=at).passed())

@@ -22,6 +22,7 @@ from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.explain.values import RequestTimeline
 from tests.support.events import stored
 from tests.support.request_story import RequestStory
+from tests.support.slow_log import read_late
 
 
 def about(story: RequestStory, request: str) -> RequestTimeline:
@@ -216,6 +217,28 @@ def test_the_tokens_of_several_answers_come_side_by_side(tpot: float, slow: bool
     told = of(story, "four")
 
     assert ("a every 117 ms, 100 ms were wanted" in told.sentence) == (told.cause == "slow_decode") == slow
+
+
+@pytest.mark.parametrize(
+    ("delay", "cause", "sentence"),
+    [
+        (0.0, "slow_engine", "slow because a was slow: it took 31.9 times what its cost model says"),
+        (4.0, "log_slow", "slow because the log was slow: 7.000 s more went by than a had work"),
+    ],
+)
+def test_a_leader_that_reads_a_slow_log_makes_no_engine_slow(delay: float, cause: str, sentence: str) -> None:
+    """It decides once a second."""
+    story = RequestStory()
+    story.later(4.0)
+    story.asks("slow")
+    for second in range(8):
+        story.later(1.0)
+        story.asks(f"other-{second}", 0)
+    story.answers("slow", after=0.2)
+    log = read_late(story.log, 104.5, 111.5, delay)
+    told = verdict(timeline_of(log, RequestId("slow"), pool_settings(log)))
+
+    assert (told.cause, told.sentence) == (cause, sentence)
 
 
 def test_an_answer_that_is_not_streamed_says_that_it_waited_for_its_end() -> None:

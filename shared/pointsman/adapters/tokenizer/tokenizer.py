@@ -54,6 +54,8 @@ class Tokenizer:
         """Blocks, up to a second. Raises TokenizerLoadError."""
         config = _json_file(directory / "tokenizer_config.json", missing={})
         path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise TokenizerLoadError(f"there is no {path}: give the directory of the model, not its name on a hub")
         try:
             backend = Backend.from_file(str(path))
         except Exception as error:  # the backend raises bare Exception
