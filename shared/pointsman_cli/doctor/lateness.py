@@ -237,8 +237,8 @@ class Lateness(Examiner):
 
 
 def _cause_beyond(late: _Late, work: EngineSeconds) -> Cause:
-    """Of what exceeds the work: a leader that does not learn what ended holds requests back; an answer that is not streamed comes with its last token. As in `explain`, its engine is to blame
-    for no more than its prefills show."""
+    """Of what exceeds the work: a leader that does not learn what ended holds requests back; an answer that is not streamed
+    comes with its last token. As in `explain`, its engine is to blame for no more than its prefills show."""
     if late.log_slow > HALF * (late.spent - late.usual * work):
         return Cause.LOG_SLOW
     is_slow = late.pace - late.usual > HALF * (late.spent / work - late.usual) if work else False
