@@ -115,6 +115,19 @@ async def test_a_certificate_that_ends_soon_is_told(ours: Authority) -> None:
         assert world.board.ready
 
 
+async def test_a_certificate_of_an_unknown_version_is_told_and_the_last_one_shown(ours: Authority) -> None:
+    shown = ours.issue("api", ends=MONTH)
+    der = ssl.PEM_cert_to_DER_cert(shown.certificate.read_text())
+    async with served_with(shown) as world:
+        before = await shown_by(world, trusting(ours))
+        shown.certificate.write_text(
+            ssl.DER_cert_to_PEM_cert(der.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x04", 1))
+        )
+        await eventually(lambda: "version" in world.board.degraded_parts.get("tls", ""))
+
+        assert await shown_by(world, trusting(ours)) == before
+
+
 async def test_a_client_that_never_shakes_hands_is_cut(ours: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls_server, "HANDSHAKE_SECONDS", 0.3)
     async with served_with(ours.issue("api", ends=MONTH)) as world:
