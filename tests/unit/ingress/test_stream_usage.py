@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman_ingress.engine import streams, usage
+from pointsman_ingress.engine import streams
 from pointsman_ingress.engine.body_rewrites import ask_for_usage
 from pointsman_ingress.engine.streams import (
     CHUNKS,
@@ -189,8 +189,19 @@ def test_an_event_too_long_for_usage_passes_and_the_next_is_searched() -> None:
 def test_of_empty_events_without_number_none_is_looked_at(end: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of a megabyte of them took half a second."""
     looked: list[bytes] = []
-    monkeypatch.setattr(streams, "event_data", lambda event: looked.append(event) or event)
-    monkeypatch.setattr(usage, "_is_usage", lambda event: looked.append(event) or False)
+
+    passed = EventFilter._passed
+
+    def data_of(event: bytes) -> bytes:
+        looked.append(event)
+        return event
+
+    def counted(remover: EventFilter, event: bytes) -> bytes:
+        looked.append(event)
+        return passed(remover, event)
+
+    monkeypatch.setattr(streams, "event_data", data_of)
+    monkeypatch.setattr(EventFilter, "_passed", counted)
     chunk = end * 1000 + b'data: {"error":{"message":"no"}}' + end * 1000 + b'data: {"usage":1}' + end * 1000
     tail, remover = StreamTail(CHUNKS), EventFilter(removes_usage=True)
     tail.feed(chunk)
