@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
+from pointsman.runtime import http_protocol
 from pointsman.runtime.health import HttpServer, send_whole
 from pointsman.runtime.http_protocol import CLOSE_NOW, HttpLimits, network_of
 from tests.support.waiting import eventually
@@ -167,6 +168,20 @@ async def test_trailers_are_no_headers_and_a_body_in_many_chunks_has_few_of_them
 
     assert answer.endswith(b"<" + b"x" * 40_000 + b">")
     assert server.headers == [[(b"host", b"x"), (b"transfer-encoding", b"chunked")]]
+
+
+async def test_a_read_full_of_small_chunks_is_the_last_one_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "CHUNK_REST_SECONDS", 3600.0)
+    async with serving() as server:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(CHUNKED + b"1\r\nx\r\n" * 200_000 + b"0\r\n\r\n")  # more than one read
+        await eventually(lambda: bool(server.asked))
+        larger = [b"64\r\n%b\r\n" % (b"x" * 100) * 500] * 4
+        others = [await told(server, CHUNKED, *larger, b"0\r\n\r\n", ends=True) for _ in range(2)]
+        writer.transport.abort()
+
+    assert [status(answer) for answer in others] == [200, 200]
+    assert len(server.headers) == 2
 
 
 async def test_an_unfinished_head_gets_408_and_a_silent_connection_is_closed() -> None:

@@ -3,8 +3,10 @@ files are of no use or the certificate ends soon."""
 
 import asyncio
 import contextlib
+import gc
 import ssl
 import warnings
+import weakref
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +15,7 @@ import aiohttp
 import pytest
 from click.testing import CliRunner
 
-from pointsman.runtime import health
+from pointsman.runtime import tls_server
 from pointsman_ingress.http import certificate
 from pointsman_ingress.main import main
 from tests.support.certificates import Authority, Certificate
@@ -113,14 +115,74 @@ async def test_a_certificate_that_ends_soon_is_told(ours: Authority) -> None:
         assert world.board.ready
 
 
+async def test_a_certificate_of_an_unknown_version_is_told_and_the_last_one_shown(ours: Authority) -> None:
+    shown = ours.issue("api", ends=MONTH)
+    der = ssl.PEM_cert_to_DER_cert(shown.certificate.read_text())
+    async with served_with(shown) as world:
+        before = await shown_by(world, trusting(ours))
+        shown.certificate.write_text(
+            ssl.DER_cert_to_PEM_cert(der.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x04", 1))
+        )
+        await eventually(lambda: "version" in world.board.degraded_parts.get("tls", ""))
+
+        assert await shown_by(world, trusting(ours)) == before
+
+
 async def test_a_client_that_never_shakes_hands_is_cut(ours: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "HANDSHAKE_SECONDS", 0.3)
+    monkeypatch.setattr(tls_server, "HANDSHAKE_SECONDS", 0.3)
     async with served_with(ours.issue("api", ends=MONTH)) as world:
         reader, writer = await asyncio.open_connection("127.0.0.1", world.server.bound_port)
         async with asyncio.timeout(10):
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b""
         writer.close()
+
+
+async def test_handshakes_have_a_bound_and_who_floods_gives_up_its_own(
+    ours: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls_server, "HANDSHAKES_MAX", 4)
+    context = trusting(ours)
+    async with served_with(ours.issue("api", ends=MONTH)) as world:
+        port = world.server.bound_port
+        other = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.3", 0))
+        flood = [await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0)) for _ in range(10)]
+        async with asyncio.timeout(3):  # sooner than their handshakes time out
+            cut = [await _ends(reader) for reader, _ in flood[:7]]
+            await shown_by(world, context)
+            cut.append(await _ends(other[0]))  # it was the longest, and room was made for an address with few
+        still = [reader.at_eof() for reader, _ in flood[7:]]
+        for _, writer in (other, *flood):
+            writer.close()
+
+    assert cut == [True] * 8
+    assert still == [False] * 3
+
+
+async def _ends(reader: asyncio.StreamReader) -> bool:
+    with contextlib.suppress(ConnectionError):
+        await reader.read()
+    return True
+
+
+async def test_a_connection_that_is_gone_holds_no_memory_until_it_is_collected(ours: Authority) -> None:
+    context = trusting(ours)
+    async with served_with(ours.issue("api", ends=MONTH)) as world:
+        gc.disable()
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", world.server.bound_port, ssl=context)
+            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            await reader.readline()
+            (connection,) = world.server.server_state.connections
+            session = weakref.ref(connection.transport.get_extra_info("ssl_object"))
+            del connection
+            held = session() is not None
+            writer.close()
+            await eventually(lambda: session() is None)
+        finally:
+            gc.enable()
+
+    assert held
 
 
 @pytest.mark.parametrize(

@@ -335,6 +335,23 @@ async def test_a_stream_without_an_empty_line_passes_through_and_holds_up_nobody
     assert slowest < 5.0
 
 
+async def test_an_engine_that_floods_its_streams_rests_and_nobody_else_does(
+    world: World, liar: RawEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "REST_TIMES", 1e9)
+    liar.answers[COMPLETIONS] = [STREAM_HEAD + CHUNK + b"\n\n", b'data: "error"\n\n' * 5000, b"data: [DONE]\n\n"]
+    liar.pause_seconds = 0.01  # so that the second is a chunk of its own
+    flooded = asyncio.create_task(ask(world, body=STREAMED))
+    await eventually(lambda: liar.sent_bytes > 60_000)
+    await world.grants({ONE: world.two.url, TWO: world.two.url})
+    others = [await ask(world, body=STREAM) for _ in range(20)]
+    resting = not flooded.done()
+    flooded.cancel()
+
+    assert {status for status, _ in others} == {200}
+    assert resting
+
+
 SOUND = (
     whole(b'{"choices":[{"text":"a"}],' + USAGE % b"3" + b"}"),
     STREAM_HEAD + CHUNK + b"\r\n\r\n" + b'data: {"choices":[],' + USAGE % b"3" + b"}\r\n\r\ndata: [DONE]\r\n\r\n",

@@ -23,11 +23,12 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestMigrated, RequestPlaced, RequestRejected
 from pointsman.contracts.envelope import Event
 from pointsman.contracts.fleet import DecodeCost, InstanceJoined, PrefillCost
-from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished
+from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestFailed, RequestFinished
 from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId, Tenant
+from pointsman.simulation import simulator
 from pointsman.simulation.metrics import summarise
 from pointsman.simulation.outcome import Outcome
 from pointsman.simulation.simulator import FleetMirror, Scenario
@@ -368,6 +369,23 @@ def test_a_span_with_more_requests_than_can_be_simulated_is_refused(
     assert len(record.requests) == 100
     assert len(record.requests) - record.warmup == pytest.approx(240 - 59 / 0.4, abs=2)
     assert any(note.startswith("140 earlier requests are left out") for note in record.notes)
+
+
+@pytest.mark.parametrize("date", ["arrived_at", "at"])
+def test_a_date_of_another_century_does_not_have_every_second_until_then_simulated(
+    entries: list[LogEntry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, date: str
+) -> None:
+    monkeypatch.setattr(simulator, "SLICED_DAYS_MAX", 0.1)
+    kind = RequestArrived if date == "arrived_at" else PrefillFinished
+    number = next(n for n in range(len(entries) - 1, 0, -1) if isinstance(entries[n].event, kind))
+    event = entries[number].event
+    assert event is not None
+    late = msgspec.structs.replace(event, **{date: getattr(event, date) + 1e9})
+
+    refused = what_if(rewritten(entries, entries[number].sequence, late), tmp_path, "--policy", "min_ttft")
+
+    assert refused.exit_code == 2
+    assert "cannot be simulated: they take more than 0.1 days" in refused.output
 
 
 @pytest.mark.parametrize("end", ["given up", "no instance", "failed"])

@@ -20,6 +20,8 @@ from pointsman_ingress.settings import IngressSettings
 log = structlog.get_logger()
 
 ADMIN_OPTIONS = "--admin-host and --admin-port"
+TLS_WEIGHT = 4
+"""Connections without TLS that take as much memory as one with: it keeps the largest read twice, up to 0.6 MB."""
 LISTENING_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # heartbeat to the parent process
 
 
@@ -31,7 +33,7 @@ def http_server(
     listener: socket.socket | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> HttpServer:
-    connections = clients_max(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    connections = clients_max(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // (1 if tls is None else TLS_WEIGHT)
     return HttpServer(
         app,
         host=settings.host,

@@ -23,6 +23,7 @@ from pointsman.primitives import Seconds, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.http_protocol import HttpLimits, http_protocol
 from pointsman.runtime.metrics_page import SharedMetricsPage
+from pointsman.runtime.tls_server import TlsServer, listening
 
 log = structlog.get_logger()
 
@@ -35,7 +36,6 @@ KEEP_ALIVE_SECONDS = 75
 """Above most clients' (60 s), so that the server does not close first; nginx's default."""
 HEALTH_CONNECTIONS_MAX = 256
 CUT_SECONDS: Seconds = 0.5
-HANDSHAKE_SECONDS: Seconds = 5.0
 TICK_SECONDS = WallSeconds(0.1)
 """Until it is noticed that another thread set `should_exit`."""
 SHUTDOWN_POLL_SECONDS: Seconds = 0.05
@@ -251,14 +251,14 @@ class HttpServer(uvicorn.Server):
         where: dict[str, Any] = (
             {"host": config.host, "port": config.port} if self._listener is None else {"sock": self._listener}
         )
-        if self._tls is not None:
-            where |= {
-                "ssl": self._tls,
-                "ssl_handshake_timeout": HANDSHAKE_SECONDS,
-                "ssl_shutdown_timeout": self._limits.send_seconds,
-            }
+        loop = asyncio.get_running_loop()
+        server: Any
         try:
-            server = await asyncio.get_running_loop().create_server(create, **where, backlog=config.backlog)
+            if self._tls is None:
+                server = await loop.create_server(create, **where, backlog=config.backlog)
+            else:
+                sockets = listening(config.backlog, **where)
+                server = TlsServer(sockets, create, self._tls, shutdown_seconds=self._limits.send_seconds)
         except OSError as error:
             raise click.ClickException(
                 f"cannot listen on {config.host}:{config.port} ({error}); choose another with {self._options}"

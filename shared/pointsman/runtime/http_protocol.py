@@ -14,6 +14,7 @@ from typing import Any, cast
 import httptools
 import structlog
 from typing_extensions import override
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from pointsman.primitives import Seconds
@@ -28,6 +29,10 @@ CLOSE_NOW = "x-close-now"
 """In an HTTP scope: `HttpProtocol.close_now`."""
 HEAD = b"HTTP/1."
 JOINED_BYTES_MAX = 64 * 1024
+CHUNKS_A_READ = 512
+CHUNK_REST_SECONDS: Seconds = 5e-6
+"""Ten times what one takes, of any size. One read has up to 40,000, and the event loop makes 32 reads of a connection at a
+time: almost a second."""
 SWEEP_SECONDS_MIN: Seconds = 0.1
 
 
@@ -118,6 +123,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._body_open = False
         self._framing_bytes = 0
         """Of an open body, read since its last byte: chunk heads and trailers."""
+        self._chunks = 0
+        """Of the last read."""
         self._refused = False
         self._deadline: asyncio.TimerHandle | None = None
         self._send_deadline: asyncio.TimerHandle | None = None
@@ -130,6 +137,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
         self.transport = cast("asyncio.Transport", _OpenTransport(transport, self.loop, self._bound_unsent))
+        self.flow = FlowControl(self.transport)
         self._shared.is_idle(self)
         self._address = network_of(self.client[0]) if self.client else ""
         self._shared.by_address[self._address] += 1
@@ -148,6 +156,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._clear_deadline()
         self._clear_send_deadline()
         super().connection_lost(exc)
+        cast("_OpenTransport", self.transport).release()
         self._gone = True
         on_gone, self._on_gone = self._on_gone, None
         if on_gone is not None:
@@ -183,6 +192,7 @@ class HttpProtocol(HttpToolsProtocol):
         continued, in_body = self._head_open, self._body_open
         self._head_measured = continued or len(data) > self._limits.head_bytes
         self._framing_bytes += len(data)
+        self._chunks = 0
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -191,6 +201,8 @@ class HttpProtocol(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             self._refuse(_refusal(error))
             return
+        if self._chunks > CHUNKS_A_READ:
+            cast("_OpenTransport", self.transport).rest(self._chunks * CHUNK_REST_SECONDS)
         if self.pipeline and sum(_held(cycle) for cycle, _ in self.pipeline) > self._limits.pipelined_bytes:
             self._refuse(_too_many_pipelined())
         elif self._head_open:
@@ -231,6 +243,9 @@ class HttpProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._framing_bytes = 0
         super().on_body(body)
+
+    def on_chunk_header(self) -> None:
+        self._chunks += 1
 
     @override
     def on_headers_complete(self) -> None:
@@ -411,11 +426,13 @@ class _OpenTransport:
     def __init__(
         self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, on_close: Callable[[], None]
     ) -> None:
-        self._transport = transport
+        self._transport: Any = transport
         self._loop = loop
         self._on_close = on_close
         self._head = b""
         self._is_closing = transport.is_closing
+        self._reads = True
+        self._resting: asyncio.TimerHandle | None = None
 
     def write(self, data: bytes) -> None:
         if self._is_closing():
@@ -448,8 +465,49 @@ class _OpenTransport:
             head, self._head = self._head, b""
             self._transport.write(head)
 
+    def pause_reading(self) -> None:
+        self._reads = False
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._reads = True
+        if self._resting is None:
+            self._transport.resume_reading()
+
+    def rest(self, seconds: Seconds) -> None:
+        """Read nothing for so long."""
+        if self._resting is None:
+            self._transport.pause_reading()
+            self._resting = self._loop.call_later(seconds, self._rested)
+
+    def _rested(self) -> None:
+        self._resting = None
+        if self._reads:
+            self._transport.resume_reading()
+
+    def release(self) -> None:
+        """Of a connection that is gone. What refers to this is collected late, and TLS holds half a megabyte."""
+        self._transport = _Gone()
+        self._is_closing = self._transport.is_closing
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
+
+
+class _Gone:
+    def is_closing(self) -> bool:
+        return True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def close(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
 
 
 def network_of(host: str) -> str:

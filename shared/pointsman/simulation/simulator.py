@@ -39,6 +39,8 @@ REBALANCE_SECONDS = 0.25
 REPORT_SECONDS = 1.0
 RETRIES_MAX = 2
 FUSED_STEPS_MAX = 512
+SLICED_DAYS_MAX = 31
+"""There is a sample of each second: a log with one wrong date would fill the memory."""
 
 
 def simulate(scenario: Scenario, requests: Sequence[WorkloadRequest], *, mirror: FleetMirror = NO_MIRROR) -> Outcome:
@@ -84,9 +86,12 @@ class Simulation:
         return self.outcome
 
     def slices(self, events: int) -> Generator[float, None, Outcome]:
-        """Runs in slices of so many events; yields the share of requests that ended."""
+        """Runs in slices of so many events; yields the share of requests that ended. Raises ValueError beyond
+        SLICED_DAYS_MAX."""
         self._prepare()
         while self.unfinished and not self._agenda.run(events):
+            if self._agenda.now > SLICED_DAYS_MAX * 86_400:
+                raise ValueError(f"they take more than {SLICED_DAYS_MAX} days")
             yield 1 - self.unfinished / len(self._requests)
         self.outcome.virtual_seconds = self._agenda.now
         return self.outcome

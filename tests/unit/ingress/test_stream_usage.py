@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pointsman_ingress.engine import streams
 from pointsman_ingress.engine.body_rewrites import ask_for_usage
 from pointsman_ingress.engine.streams import (
     CHUNKS,
@@ -182,6 +183,31 @@ def test_an_event_too_long_for_usage_passes_and_the_next_is_searched() -> None:
 
             assert shown + remover.rest() == long + b'"}' + end + b"data: [DONE]" + end
             assert held_most <= HELD_BYTES_MAX + size
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r"])
+def test_of_empty_events_without_number_none_is_looked_at(end: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of a megabyte of them took half a second."""
+    looked: list[bytes] = []
+
+    passed = EventFilter._passed
+
+    def data_of(event: bytes) -> bytes:
+        looked.append(event)
+        return event
+
+    def counted(remover: EventFilter, event: bytes) -> bytes:
+        looked.append(event)
+        return passed(remover, event)
+
+    monkeypatch.setattr(streams, "event_data", data_of)
+    monkeypatch.setattr(EventFilter, "_passed", counted)
+    chunk = end * 1000 + b'data: {"error":{"message":"no"}}' + end * 1000 + b'data: {"usage":1}' + end * 1000
+    tail, remover = StreamTail(CHUNKS), EventFilter(removes_usage=True)
+    tail.feed(chunk)
+
+    assert remover.feed(chunk) + remover.rest() == chunk
+    assert len(looked) == 2
 
 
 def test_an_unfinished_event_has_bounded_cost() -> None:

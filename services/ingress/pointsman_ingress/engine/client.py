@@ -4,9 +4,10 @@ makes the engine abort it."""
 import asyncio
 import re
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from io import BytesIO
 from types import SimpleNamespace
 from typing import Self
@@ -17,6 +18,7 @@ from yarl import URL
 from pointsman.adapters.engine_connector import EngineConnector
 from pointsman.adapters.name_resolver import NameResolver
 from pointsman.adapters.shared_timers import SharedTimer, SharedTimers
+from pointsman.adapters.waiting import wait_at_most
 from pointsman.contracts.fleet import ANY_RANK
 from pointsman.contracts.requests import AttemptFailure
 from pointsman.primitives import InstanceId, WallSeconds
@@ -44,6 +46,10 @@ parts of it, in which an escape may double a character. More is not held: an eng
 OPENING_BYTES_MIN = 64 * 1024
 OPENING_BYTES_MAX = 16 * 1024 * 1024
 """Buffered before the first output."""
+HEAVY_SECONDS = 0.001
+"""CPU time for a chunk of a stream; those of a model take a tenth of it."""
+REST_TIMES = 10
+"""So much longer than its heavy chunks took, an engine's streams rest together: one that floods gets a tenth of the event loop."""
 CONTENT_TYPE_CHARACTERS_MAX = 200
 RETRY_AFTER_CHARACTERS_MAX = 64
 METADATA = "metadata"
@@ -113,6 +119,7 @@ class EngineClient:
         self._direct = direct
         self._urls = urls
         self._timers = SharedTimers()
+        self._pace = StreamPace()
         self.seconds = SharedTimer(1.0)
         self._chunk_timeout_seconds = chunk_timeout_seconds
         self._own_headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
@@ -140,6 +147,7 @@ class EngineClient:
             response,
             request.shape,
             self._timers,
+            partial(self._pace.rest, request.instance),
             chunk_timeout_seconds=self._chunk_timeout_seconds,
             is_working=request.is_working,
             repeated_bytes_max=REPEATED_TIMES_MAX * len(request.body),
@@ -202,6 +210,19 @@ class EngineClient:
         return headers
 
 
+class StreamPace:
+    """By engine, when its streams may go on, loop time."""
+
+    def __init__(self) -> None:
+        self._rests: dict[InstanceId, float] = {}
+
+    async def rest(self, engine: InstanceId, cpu_seconds: float) -> None:
+        now = asyncio.get_running_loop().time()
+        until = max(self._rests.get(engine, now), now) + REST_TIMES * cpu_seconds
+        self._rests = {each: at for each, at in self._rests.items() if at > now} | {engine: until}
+        await wait_at_most(asyncio.Event(), WallSeconds(until - now))
+
+
 class EngineAnswer:
     """An answer after its head. Leaving the context before the end closes the connection."""
 
@@ -210,13 +231,15 @@ class EngineAnswer:
         response: Answer,
         shape: StreamShape,
         timers: SharedTimers,
+        rest: Callable[[float], Awaitable[None]],
         *,
         chunk_timeout_seconds: WallSeconds,
         is_working: Callable[[], bool],
         repeated_bytes_max: int,
     ) -> None:
-        """`repeated_bytes_max`: of the request, in a stream."""
+        """`rest`: after so much CPU time. `repeated_bytes_max`: of the request, in a stream."""
         self._timers = timers
+        self._rest = rest
         self.status = response.status
         self.content_type = _header_text(response.headers.get("content-type", ""), CONTENT_TYPE_CHARACTERS_MAX) or JSON
         self.streams = self.content_type.lower().startswith(EVENT_STREAM)
@@ -271,13 +294,20 @@ class EngineAnswer:
             self._end()
         elif self.streams:
             events = self.tail.events
-            self.tail.feed(chunk)
+            await self._feed(chunk)
             self._done = self.tail.is_over
             if self.tail.events > events:
                 self._comments_since = None
             elif chunk.startswith(b":"):
                 self._on_comment()
         return chunk
+
+    async def _feed(self, chunk: bytes) -> None:
+        began = time.thread_time()
+        self.tail.feed(chunk)
+        spent = time.thread_time() - began
+        if spent > HEAVY_SECONDS:
+            await self._rest(spent)
 
     def _on_comment(self) -> None:
         """The engine's server lives, its model may hang. Raises EngineFailedError."""

@@ -1,7 +1,7 @@
 """Incremental parsing of engine streams: takes chunks, reports first output, end, failure and last events."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,9 +99,9 @@ class StreamTail:
         self._carry = (self._carry + chunk[-_PATTERN_BYTES_MAX:])[-_PATTERN_BYTES_MAX:]
         begun = self._unfinished_event
         if begun or b'"error"' in chunk or not chunk.endswith((b"\n\n", b"\r\n\r\n")):
-            events = begun + chunk
+            events = EVENT_END.split(begun + chunk)
             self.error = self.error or _first_error(events)
-            *_, rest = EVENT_END.split(events)
+            rest = events[-1]
             self._unfinished_event = rest if len(rest) <= EVENT_BYTES_MAX else b""
 
     @property
@@ -205,11 +205,9 @@ class _ErrorEvent(msgspec.Struct):
 _error_events = msgspec.json.Decoder(_ErrorEvent)
 
 
-def _first_error(events: bytes) -> StreamError | None:
-    """vLLM and SGLang report errors in an event after status 200."""
-    if b'"error"' not in events:
-        return None
-    return next(filter(None, (_error_in(event_data(event)) for event in EVENT_END.split(events))), None)
+def _first_error(events: Iterable[bytes]) -> StreamError | None:
+    """vLLM and SGLang report errors in an event after status 200. Most may be empty, and many."""
+    return next(filter(None, (_error_in(event_data(event)) for event in events if b'"error"' in event)), None)
 
 
 def _error_in(data: bytes) -> StreamError | None:

@@ -14,6 +14,7 @@ COUNT_MAX: Tokens = 1_000_000_000  # larger counts are invalid
 HELD_BYTES_MAX = 64 * 1024  # longer events pass unchanged
 TAIL_BYTES_MAX = 8 * 1024  # holds the last fields of an answer, or the usage and the last event of a stream
 USAGE_FIELDS_MAX = 64  # looked at in it
+_USAGE = b'"usage"'
 _CARRIED_BYTES = 3  # of an event's end that may precede its rest
 
 
@@ -140,9 +141,15 @@ class EventFilter:
         if not self._held and plain and chunk.endswith((b"\n\n", b"\r\n\r\n")):
             return chunk
         whole, output, start = self._held + chunk, list[bytes](), 0
+        found = whole.find(_USAGE) if self._removes_usage else -1
+        passed = 0  # of `whole`; a chunk may have a hundred thousand events, most of them empty
         for end in EVENT_END.finditer(whole, max(0, len(self._held) - _CARRIED_BYTES)):
-            output.append(self._passed(whole[start : end.end()]))
-            start, self._held, self._passing = end.end(), b"", False
+            stop = end.end()
+            if self._passing or start <= found < stop:
+                output += (whole[passed:start], self._passed(whole[start:stop]))
+                passed, self._passing, found = stop, False, whole.find(_USAGE, stop) if found >= 0 else -1
+            start, self._held = stop, b""
+        output.append(whole[passed:start])
         rest = whole[start:]
         if self._passing or len(rest) > HELD_BYTES_MAX:
             output.append(rest[len(self._held) if self._passing else 0 :])
@@ -161,7 +168,7 @@ class EventFilter:
 
 
 def _is_usage(event: bytes) -> bool:
-    if b'"usage"' not in event:
+    if _USAGE not in event:
         return False
     decoded = try_decode(_events, event_data(event))
     return decoded is not None and not decoded.choices and decoded.usage is not None

@@ -57,7 +57,10 @@ class ServerCertificate:
         """Raises OSError (of which ssl.SSLError is one) and ValueError."""
         if found == self._loaded:
             return
-        ends = x509.load_pem_x509_certificate(found[0]).not_valid_after_utc
+        try:
+            ends = x509.load_pem_x509_certificate(found[0]).not_valid_after_utc
+        except x509.InvalidVersion as error:
+            raise ValueError(str(error)) from error
         for context in (_context(), self.context):  # a failed load leaves a context with half of the pair
             context.load_cert_chain(self._certificate, self._key, password=_no_password)
         self._loaded, self._ends = found, ends
