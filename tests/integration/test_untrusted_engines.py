@@ -338,6 +338,7 @@ async def test_a_stream_without_an_empty_line_passes_through_and_holds_up_nobody
 async def test_an_engine_that_floods_its_streams_rests_and_nobody_else_does(
     world: World, liar: RawEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(client, "HEAVY_SECONDS", 1e-4)
     monkeypatch.setattr(client, "REST_TIMES", 1e9)
     liar.answers[COMPLETIONS] = [STREAM_HEAD + CHUNK + b"\n\n", b'data: "error"\n\n' * 5000, b"data: [DONE]\n\n"]
     liar.pause_seconds = 0.01  # so that the second is a chunk of its own
