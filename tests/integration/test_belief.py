@@ -400,7 +400,7 @@ async def the_engine_restarts_and_is_idle(world: World) -> None:
     await world.store(1, 2)
     await world.believes_the_truth()
     await world.restart()
-    await eventually(lambda: not world.indexed, seconds=0.4, what="a fresh start without waiting for the decay")
+    await eventually(lambda: not world.indexed, seconds=1.0, what="a fresh start without waiting for the decay")
     await world.says(NO_SOCKET)
 
 

@@ -33,7 +33,7 @@ def test_a_further_pool_has_keys_of_the_size_that_it_is_told_else_those_of_the_f
     told = {name: process.environment.get("POINTSMAN_BLOCK_TOKENS") for name, process in planned.items()}
     assert (told["scheduler"], told["worker-1"]) == ("32", "32")
     assert (told["coder-scheduler"], told["coder-worker-1"]) == ("32", "32")
-    assert (told["a-scheduler"], told["a-recorder"], told["a-worker-1"]) == ("128", "128", "128")
+    assert (told["a-scheduler"], told["a-rebalancer"], told["a-worker-1"]) == ("128", "128", "128")
     assert told["ingress"] is None
 
 
