@@ -151,7 +151,7 @@ def test_of_a_message_as_much_is_cached_as_was_predicted(anthropic_client: Anthr
             headers = stream.response.headers
         assert headers["x-pointsman-prefix"] == "exact"
         cached = usage.cache_read_input_tokens or 0
-        assert usage.input_tokens + cached == counted.input_tokens
+        assert usage.input_tokens + cached + (usage.cache_creation_input_tokens or 0) == counted.input_tokens
         predicted.append(int(headers["x-pointsman-cached-tokens"]))
         reported.append(cached)
 

@@ -11,7 +11,7 @@ import pytest
 from pointsman_cli.vllm_cpu.home import EngineHome
 from tests.support.up import POINTSMAN
 
-COMPARISON = "bench --compare round_robin,pointsman --engine vllm --engines 2 --requests 100 --workload chat --shrink 8 --input-tokens-max 14000 --output-tokens-max 8 --rate 2"
+COMPARISON = "bench --policy round_robin,pointsman --engine vllm --instances 2 --requests 100 --workload chat --shrink 8 --input-tokens-max 14000 --output-tokens-max 8 --rate 2"
 
 
 @pytest.mark.timeout(2400)
@@ -23,7 +23,7 @@ def test_of_a_hundred_requests_of_conversations_more_is_found_in_the_caches_than
     environment = os.environ | {"POINTSMAN_VLLM_DIR": str(vllm_home.directory), "XDG_STATE_HOME": str(tmp_path)}
 
     done = subprocess.run(
-        [POINTSMAN, *COMPARISON.split(), "--json", str(numbers)],
+        [POINTSMAN, *COMPARISON.split(), "--out", str(numbers)],
         capture_output=True,
         text=True,
         env=environment,
