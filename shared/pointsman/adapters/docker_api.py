@@ -1,12 +1,6 @@
 """Access to a Docker daemon. The client library is imported here alone, and late: only its users have it. It blocks."""
 
-import asyncio
-from collections.abc import Callable
-from concurrent.futures import Future
-from threading import Thread
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 
 class DockerMissingError(Exception):
@@ -34,19 +28,3 @@ class Docker:
         if self._url:
             return self._library.DockerClient(base_url=self._url, timeout=timeout)
         return self._library.from_env(timeout=timeout)
-
-
-def in_thread(call: Callable[[], T]) -> "asyncio.Future[T]":
-    """A thread of its own, which holds up no process's end, as those of asyncio do: a daemon that is frozen leaves a call
-    unanswered until its timeout."""
-    answer: Future[T] = Future()
-    answer.set_running_or_notify_cancel()  # whoever waits may go, the call goes on
-
-    def ask() -> None:
-        try:
-            answer.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
-            answer.set_exception(error)
-
-    Thread(target=ask, name="docker", daemon=True).start()
-    return asyncio.wrap_future(answer)

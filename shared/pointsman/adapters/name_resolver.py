@@ -3,14 +3,14 @@ reachable while DNS is not."""
 
 import asyncio
 import socket
-from contextlib import suppress
-from threading import Thread
+from functools import partial
 from typing import TypeAlias
 
 import aiohttp
 from aiohttp.abc import ResolveResult
 from typing_extensions import override
 
+from pointsman.adapters.daemon_threads import in_daemon_thread
 from pointsman.primitives import WallSeconds
 
 LOOKUP_WALL_SECONDS_MAX: WallSeconds = WallSeconds(1.0)
@@ -40,50 +40,38 @@ class NameResolver(aiohttp.abc.AbstractResolver):
         if known is not None:
             return known
         if lookup.done():
-            return lookup.result()
+            try:
+                return lookup.result()
+            except RuntimeError as error:  # no more threads
+                raise OSError(str(error)) from error
         raise OSError(f"the lookup of {host} took more than {LOOKUP_WALL_SECONDS_MAX:g} s")
 
     def _begin(self, name: Name) -> "asyncio.Future[list[ResolveResult]]":
-        loop = asyncio.get_running_loop()
-        lookup: asyncio.Future[list[ResolveResult]] = loop.create_future()
-        self._lookups[name] = lookup
-
-        def end(found: list[ResolveResult] | OSError) -> None:
-            del self._lookups[name]
-            if isinstance(found, OSError):
-                lookup.set_exception(found)
-                lookup.exception()  # whoever asked may have gone
-            else:
-                self._known.pop(name, None)
-                self._known[name] = found
-                if len(self._known) > NAMES_MAX:
-                    del self._known[next(iter(self._known))]
-                lookup.set_result(found)
-
-        def look_up() -> None:
-            found = _looked_up(name)
-            with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(end, found)
-
-        try:
-            Thread(target=look_up, name="lookup", daemon=True).start()
-        except RuntimeError as error:  # no more threads
-            end(OSError(str(error)))
+        self._lookups[name] = lookup = in_daemon_thread(partial(_looked_up, name), "lookup")
+        lookup.add_done_callback(partial(self._end, name))
         return lookup
+
+    def _end(self, name: Name, lookup: "asyncio.Future[list[ResolveResult]]") -> None:
+        del self._lookups[name]
+        if lookup.exception() is not None:  # looked at, as whoever asked may have gone
+            return
+        self._known.pop(name, None)
+        self._known[name] = lookup.result()
+        if len(self._known) > NAMES_MAX:
+            del self._known[next(iter(self._known))]
 
     @override
     async def close(self) -> None:
         self._known.clear()
 
 
-def _looked_up(name: Name) -> list[ResolveResult] | OSError:
+def _looked_up(name: Name) -> list[ResolveResult]:
+    """Blocks. Raises OSError."""
     host, port, family = name
     try:
         found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
-    except OSError as error:
-        return error
     except UnicodeError as error:
-        return OSError(str(error))
+        raise OSError(str(error)) from error
     return [
         ResolveResult(
             hostname=host,

@@ -19,8 +19,9 @@ import msgspec
 import structlog
 from typing_extensions import override
 
+from pointsman.adapters.daemon_threads import in_daemon_thread
 from pointsman.adapters.discovery.targets import PORT_KEY, TargetError, annotated_targets, kept_targets, listing
-from pointsman.adapters.docker_api import Docker, DockerMissingError, in_thread
+from pointsman.adapters.docker_api import Docker, DockerMissingError
 from pointsman.ports import EngineDiscovery, EngineTarget
 from pointsman.primitives import InstanceId, WallSeconds
 
@@ -123,7 +124,7 @@ class DockerDiscovery(EngineDiscovery):
     async def _ask(self, last: Sequence[EngineTarget]) -> list[EngineTarget] | None:
         """None: the last list stays."""
         try:
-            inspected = await in_thread(self._inspected)
+            inspected = await in_daemon_thread(self._inspected, "docker")
         except self._unusable as error:
             self._disconnect()
             self._fail(f"Docker does not answer: {error}")

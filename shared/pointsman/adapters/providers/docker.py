@@ -13,8 +13,9 @@ import structlog
 from typing_extensions import override
 
 from pointsman.adapters.child_process import described_exit
+from pointsman.adapters.daemon_threads import in_daemon_thread
 from pointsman.adapters.discovery.targets import instance_name
-from pointsman.adapters.docker_api import Docker, DockerMissingError, in_thread
+from pointsman.adapters.docker_api import Docker, DockerMissingError
 from pointsman.adapters.providers.names import free_names
 from pointsman.adapters.providers.unasked_ends import UnaskedEnds
 from pointsman.contracts.codec import short_reason
@@ -188,7 +189,7 @@ class DockerProvider(InstanceProvider):
         ProviderError."""
         if self._left is not None and not self._left.done():
             raise ProviderError("Docker has not answered an earlier call yet")
-        thread = in_thread(work)
+        thread = in_daemon_thread(work, "docker")
         try:
             return await asyncio.shield(thread)
         except asyncio.CancelledError:
