@@ -46,6 +46,8 @@ parts of it, in which an escape may double a character. More is not held: an eng
 OPENING_BYTES_MIN = 64 * 1024
 OPENING_BYTES_MAX = 16 * 1024 * 1024
 """Buffered before the first output."""
+HEAVY_BYTES_MIN = 4096
+"""Reads of fewer bytes take two milliseconds at most."""
 HEAVY_SECONDS = 0.01
 """CPU time for what one read of a stream brought: a read full of tokens (256 KiB) takes up to half of it, one full of line ends
 five times as long."""
@@ -295,7 +297,10 @@ class EngineAnswer:
             self._end()
         elif self.streams:
             events = self.tail.events
-            await self._feed(chunk)
+            if len(chunk) < HEAVY_BYTES_MIN:
+                self.tail.feed(chunk)
+            else:
+                await self._feed_timed(chunk)
             self._done = self.tail.is_over
             if self.tail.events > events:
                 self._comments_since = None
@@ -303,7 +308,7 @@ class EngineAnswer:
                 self._on_comment()
         return chunk
 
-    async def _feed(self, chunk: bytes) -> None:
+    async def _feed_timed(self, chunk: bytes) -> None:
         began = time.thread_time()
         self.tail.feed(chunk)
         spent = time.thread_time() - began
