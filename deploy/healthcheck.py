@@ -70,8 +70,9 @@ def asked(host: str, port: int, path: str) -> tuple[int, str]:
     except OSError:  # what came before counts
         pass
     head, _, body = answer.partition(b"\r\n\r\n")
-    _, code, *_ = [*head.split(maxsplit=2), b"", b""]
-    return int(code) if code.isdigit() else 0, body.decode(errors="replace").strip()
+    words = head.split(maxsplit=2)
+    status = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
+    return status, body.decode(errors="replace").strip()
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from pointsman.ports import Commands
 from pointsman.runtime.settings import FleetSettings
 from pointsman_cli.command_client import connected_link, described, stalled_log
 from pointsman_cli.discovery import fleet_settings
+from pointsman_cli.formatting import by_name
 from pointsman_cli.interruption import interruptible
 from pointsman_cli.options import CONTEXT, fleet_options, json_switch
 from pointsman_cli.terminal import SafeConsole, json_text, output_console, status, table, wall_time
@@ -72,7 +73,7 @@ async def _show(settings: FleetSettings, *, as_json: bool, watch: bool) -> None:
 
 async def _described(commands: Commands, settings: FleetSettings) -> FleetDescribed:
     fleet = await described(commands, settings)
-    instances = sorted(fleet.instances, key=lambda i: (len(i.instance), i.instance))  # engine-2 before engine-10
+    instances = sorted(fleet.instances, key=lambda one: by_name(one.instance))
     return msgspec.structs.replace(fleet, instances=instances)
 
 

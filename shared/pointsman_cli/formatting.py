@@ -1,4 +1,4 @@
-"""Number formats of tables and sentences."""
+"""Formats and orders of tables and sentences."""
 
 from pointsman.contracts.requests import OUTPUT_UNBOUNDED
 from pointsman.primitives import EngineSeconds, Tokens
@@ -27,6 +27,11 @@ def ratio(value: float) -> str:
 def output_bound(tokens: Tokens) -> str:
     """Of `max_output_tokens`."""
     return f"up to {tokens:,}" if tokens < OUTPUT_UNBOUNDED else "any number of"
+
+
+def by_name(name: str) -> tuple[int, str]:
+    """Sort key: engine-2 before engine-10."""
+    return len(name), name
 
 
 def were(count: int) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from pointsman.analysis.lateness_rules import HALF, NOTICED_SECONDS, SLOW_FACTOR_MIN
 from pointsman.contracts.requests import RequestFinished
-from pointsman.primitives import InstanceId
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.correction import CORRECTION_MAX
 from pointsman_cli.explain.alternatives import less_busy, others_ready, while_less_busy
 from pointsman_cli.explain.causes import Cause, Reason
@@ -230,21 +230,21 @@ def _yielded(wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
 
 
 def _hung(wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
-    if wait.hung > 0:
-        because = f"its ingress hung: {seconds(wait.hung)} more went by than {decision.instance} had work"
-        sentence = (
-            f"{because}{of_the_wait(wait.hung, wait.whole)}; its leader had given it up, because its ingress was silent"
-        )
-        yield Reason(Cause.TRANSPORT, wait.hung, sentence, because)
+    given_up = "its leader had given it up, because its ingress was silent"
+    yield from _beyond_work(Cause.TRANSPORT, wait.hung, "its ingress hung", given_up, wait, decision)
 
 
 def _log_slow(wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
-    if wait.log_slow > 0:
-        because = f"the log was slow: {seconds(wait.log_slow)} more went by than {decision.instance} had work"
-        sentence = (
-            f"{because}{of_the_wait(wait.log_slow, wait.whole)}; its leader learned late what engines had finished"
-        )
-        yield Reason(Cause.LOG_SLOW, wait.log_slow, sentence, because)
+    learned_late = "its leader learned late what engines had finished"
+    yield from _beyond_work(Cause.LOG_SLOW, wait.log_slow, "the log was slow", learned_late, wait, decision)
+
+
+def _beyond_work(
+    cause: Cause, spent: EngineSeconds, what: str, effect: str, wait: Wait, decision: DecisionRecord
+) -> Iterator[Reason]:
+    if spent > 0:
+        because = f"{what}: {seconds(spent)} more went by than {decision.instance} had work"
+        yield Reason(cause, spent, f"{because}{of_the_wait(spent, wait.whole)}; {effect}", because)
 
 
 def _slow(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:

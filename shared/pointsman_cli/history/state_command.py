@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pointsman.simulation.replay import fold
+from pointsman_cli.formatting import by_name
 from pointsman_cli.history.progress import shown
 from pointsman_cli.history.snapshot import describe
 from pointsman_cli.history.sources import open_history
@@ -76,7 +77,7 @@ def _show(console: Console, origin: str, beginning: str, state: dict[str, Any]) 
 
 def _instances(state: dict[str, Any]) -> Table:
     rows = table(*COLUMNS, title=f"as of entry {state['as_of']:,}, {state['wall_time']}, term {state['term']}")
-    for instance in sorted(state["instances"], key=lambda one: (len(one["instance"]), one["instance"])):
+    for instance in sorted(state["instances"], key=lambda one: by_name(one["instance"])):
         rows.add_row(
             instance["instance"],
             status(instance["status"]),

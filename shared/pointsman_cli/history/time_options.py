@@ -1,5 +1,6 @@
 """Moments of `--since` and `--until`. A time of day is local: the first one in the log, or of a log that is still written the
-last one; for `--since`, one before the log begins is its beginning. A time is reached where `LogTime` reaches it: an event with a wrong clock does not count."""
+last one; for `--since`, one before the log begins is its beginning. A time is reached where `LogTime` reaches it: an event with
+a wrong clock does not count."""
 
 import itertools
 import re

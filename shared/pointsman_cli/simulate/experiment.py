@@ -148,9 +148,7 @@ def run_all(function: Callable[[J], R], jobs: Sequence[J], processes: int) -> It
         try:
             for future in as_completed([pool.submit(function, job) for job in jobs]):
                 yield future.result()
-        except (
-            BaseException
-        ):  # also of a reader that leaves; at the end `with` waits, or the exit may fail with a traceback
+        except BaseException:  # also a reader that leaves; else `with` waits, as the exit may fail with a traceback
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 

@@ -5,6 +5,7 @@ from pointsman.state.workload import EMPTY_QUEUE
 from pointsman_cli.console.log.observer import Observer
 from pointsman_cli.console.log.request_counts import Figures
 from pointsman_cli.console.views import FleetTotals, FleetView, InstanceView
+from pointsman_cli.formatting import by_name
 
 NO_FIGURES = Figures()
 NAMES_SHOWN = 50
@@ -16,7 +17,7 @@ HALF_OPEN = "half-open"
 def fleet_view(observer: Observer) -> FleetView:
     state = observer.state
     whole, of = observer.minute.figures(observer.at)
-    instances = sorted(state.fleet.instances, key=lambda one: (len(one.id), one.id))  # engine-2 before engine-10
+    instances = sorted(state.fleet.instances, key=lambda one: by_name(one.id))
     lost_since = observer.at - LOST_WALL_SECONDS * state.settings.speed
     rows = [_instance(observer, one, of.get(one.id, NO_FIGURES)) for one in instances]
     return FleetView(
