@@ -1,4 +1,4 @@
-"""What the baselines of the papers prefer, and that none of them ever places where nobody serves."""
+"""What the baselines of the papers prefer, and that no policy at all ever places where nobody serves."""
 
 import pytest
 from hypothesis import given
@@ -13,13 +13,12 @@ from pointsman.policies.admission.admit_all import AdmitAll
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
 from pointsman.policies.policy_set import PolicySet
-from pointsman.policies.routing import RoutingPolicy
+from pointsman.policies.routing import ROUTING_POLICIES, RoutingPolicy
 from pointsman.policies.routing.approximate_token_load import ApproximateTokenLoad
 from pointsman.policies.routing.cache_affinity import CacheAffinity
 from pointsman.policies.routing.d2lpm import D2Lpm
 from pointsman.policies.routing.dynamo_cost import DynamoCost
 from pointsman.policies.routing.lbgr import Lbgr
-from pointsman.policies.routing.min_ttft import MinTtft
 from pointsman.policies.routing.power_of_two import PowerOfTwo
 from pointsman.policies.routing.preble import Preble
 from pointsman.policies.routing.random_choice import RandomChoice
@@ -34,18 +33,7 @@ from tests.support.events import BLOCK, finished, first_token, joined, reported,
 from tests.support.examples import examples
 from tests.support.leading import leader_of, place, prompt
 
-POLICIES = [
-    RandomChoice(),
-    PowerOfTwo(),
-    CacheAffinity(),
-    MinTtft(),
-    Preble(),
-    DynamoCost(),
-    DynamoCost(temperature=0.5),
-    ApproximateTokenLoad(),
-    Lbgr(),
-    D2Lpm(),
-]
+POLICIES = [*(policy() for policy in ROUTING_POLICIES.values()), DynamoCost(temperature=0.5)]
 FLEET = ("a", "b", "c", "d")
 A, B = InstanceId("a"), InstanceId("b")
 
