@@ -56,12 +56,12 @@ from pointsman_cli.doctor.missing_transfers import MissingTransfers
 from pointsman_cli.doctor.requests import Requests
 from pointsman_cli.doctor.samples import Heavy, Sample, Timeline
 from pointsman_cli.doctor.service import Service
-from pointsman_cli.history.bundle import BundleHistory, write_bundle
-from pointsman_cli.history.sources import Header
+from pointsman_cli.history.bundle import BundleHistory
 from pointsman_cli.history.start_point import StartPoint
 from pointsman_cli.main import main
 from pointsman_cli.options import as_given
 from pointsman_cli.terminal import wall_span, wall_time
+from tests.support.commands import told_by, written
 from tests.support.events import (
     finished,
     fleet_described,
@@ -91,14 +91,12 @@ def healthy() -> Entries:
 
 def diagnosed(entries: Entries, directory: Path) -> tuple[int, list[dict[str, Any]]]:
     """Exit code and findings."""
-    write_bundle(directory / "log.pmlog", Header(pool="default", last=entries[-1].sequence), entries)
-    result = CliRunner().invoke(main, ["doctor", "--from", str(directory / "log.pmlog"), "--json"])
+    result = CliRunner().invoke(main, ["doctor", "--from", str(written(entries, directory)), "--json"])
     return result.exit_code, json.loads(result.stdout)["findings"]
 
 
 def test_a_healthy_log_gives_nothing_to_complain_about(healthy: Entries, tmp_path: Path) -> None:
-    write_bundle(tmp_path / "log.pmlog", Header(pool="default", last=healthy[-1].sequence), healthy)
-    result = CliRunner().invoke(main, ["doctor", "--from", str(tmp_path / "log.pmlog")])
+    result = CliRunner().invoke(main, ["doctor", "--from", str(written(healthy, tmp_path))])
 
     assert result.exit_code == 0
     assert "nothing to complain about" in result.output
@@ -136,9 +134,8 @@ def test_a_healthy_log_that_has_lost_its_beginning_is_healthy_from_its_checkpoin
     file = write_headless(
         tmp_path / "log.pmlog", served.entries, 400, settings=served.state.settings, checkpoint=(500, served.policies)
     )
-    result = CliRunner().invoke(main, ["doctor", "--from", str(file), "--json"])
+    told = told_by("doctor", "--from", str(file))
 
-    told = json.loads(result.stdout)
     assert told["beginning"].startswith("the log begins at entry 401; this begins behind entry 500, with a checkpoint")
     assert told["entries"] == len(served.entries) - 500
     assert [finding["what"] for finding in told["findings"]] == [
@@ -150,10 +147,8 @@ def test_without_a_checkpoint_it_is_said_what_cannot_be_known_and_nobody_is_accu
     healthy: Entries, tmp_path: Path
 ) -> None:
     file = write_headless(tmp_path / "log.pmlog", healthy, 400, settings=ServedLog(requests=1).state.settings)
-    result = CliRunner().invoke(main, ["doctor", "--from", str(file), "--json"])
+    told = told_by("doctor", "--from", str(file))
 
-    told = json.loads(result.stdout)
-    assert result.exit_code == 0
     assert "no checkpoint that this version can begin with" in told["beginning"]
     assert [(finding["severity"], finding["what"]) for finding in told["findings"]] == [
         ("note", "what was known before entry 401 is missing: findings are of what began behind it")
@@ -168,7 +163,7 @@ def test_commands_that_findings_advise_read_the_log_that_was_examined(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     log = _with_garbage(_slow_and_forgetful())
-    write_bundle(Path("a log"), Header(pool="default", last=log[-1].sequence), log)
+    written(log, tmp_path, "a log")
     told = CliRunner().invoke(main, ["doctor", "--from", "a log", "--pool", "default"]).output
     advised = re.findall(r"`pointsman (explain|what-if|tap)( --from 'a log' --pool default)?", told)
 
@@ -367,9 +362,8 @@ def test_a_planted_fault_is_serious_and_named(
 
 
 def test_what_was_before_since_is_known_and_not_examined(healthy: Entries, tmp_path: Path) -> None:
-    file = tmp_path / "log.pmlog"
     entries = [*_with_second_end(healthy), *healthy[-1:]]
-    write_bundle(file, Header(pool="default", last=len(entries)), renumbered(entries))
+    file = written(renumbered(entries), tmp_path)
     arguments = ["doctor", "--from", str(file), "--json", "--since"]
     results = [CliRunner().invoke(main, [*arguments, str(since)]) for since in (1, len(entries) - 1, len(entries))]
     told = [json.loads(result.stdout) for result in results]

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -44,6 +43,7 @@ from pointsman_cli.history.time_options import Moment
 from pointsman_cli.main import main
 from pointsman_cli.usage import accounting
 from pointsman_cli.usage.accounting import Group, TooManyGroupsError, Usage, UsageAccount
+from tests.support.commands import told_by, written
 from tests.support.events import given_up, joined
 from tests.support.headless import write_headless
 from tests.support.hostile import FORMULA, assert_harmless
@@ -100,10 +100,7 @@ def counted(*events: LogEvent, by: tuple[accounting.Dimension, ...] = ()) -> Usa
 
 
 def report(*arguments: str) -> dict[str, Any]:
-    ran = CliRunner().invoke(main, ["usage", *arguments, "--json"])
-    assert ran.exit_code == 0, ran.output
-    answer: dict[str, Any] = json.loads(ran.stdout)
-    return answer
+    return told_by("usage", *arguments)
 
 
 # --- What counts ---
@@ -410,8 +407,7 @@ def test_a_fleet_in_order_is_as_long_on_its_engines_as_it_says() -> None:
 
 def test_bundle_and_archive_and_both_halves_give_the_same_numbers(tmp_path: Path) -> None:
     entries = RecordedFleet(policy_set(prefill_window_tokens=900), seed=4).live(700).write_all().entries
-    bundle, last = tmp_path / "log.pmlog", entries[-1].sequence
-    write_bundle(bundle, Header(pool="default", last=last), entries)
+    bundle, last = written(entries, tmp_path), entries[-1].sequence
     archive = archived(tmp_path / "archive.sqlite", ("2026", 1, entries, ""))
 
     reports = [report("--from", place) for place in (str(bundle), archive)]
@@ -467,8 +463,7 @@ def test_a_log_that_lost_its_beginning_counts_its_requests_in_flight_by_the_chec
     served = ServedLog(requests=120)
     entries = served.entries
     gone = len(entries) // 2
-    whole = tmp_path / "whole.pmlog"
-    write_bundle(whole, Header(pool="default", last=entries[-1].sequence), entries)
+    whole = written(entries, tmp_path)
     headless = write_headless(
         tmp_path / "headless.pmlog",
         entries,
