@@ -20,7 +20,7 @@ from pointsman.analysis.recorded_traffic import TrafficBounds, read_record
 from pointsman.analysis.what_if import ReplayedFleet
 from pointsman.contracts.cache import BlocksStored
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import RequestMigrated, RequestPlaced, RequestRejected
+from pointsman.contracts.decisions import RequestMigrated, RequestPlaced
 from pointsman.contracts.envelope import Event
 from pointsman.contracts.fleet import DecodeCost, InstanceJoined, PrefillCost
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestFailed, RequestFinished
@@ -37,7 +37,7 @@ from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 from pointsman.state.state import PoolSettings
 from pointsman_cli.main import main
 from tests.support.commands import told_by, written
-from tests.support.events import BLOCK, given_up, joined
+from tests.support.events import BLOCK, given_up, joined, rejected
 from tests.support.headless import write_headless
 from tests.support.ingress_clock import WRONG_CLOCKS, with_ingress_clock
 from tests.support.recorded_log import rewritten
@@ -396,16 +396,7 @@ def test_a_request_that_came_again_under_another_id_is_simulated_once(
     lost, at = RequestId("lost"), arrival.at
     ends: dict[str, LogEvent] = {
         "given up": given_up("lost", at=at),
-        "no instance": RequestRejected(
-            at=at,
-            request=lost,
-            reason="no_instance",
-            detail="",
-            retry_after=1.0,
-            policy="p",
-            settings={},
-            candidates=[],
-        ),
+        "no instance": rejected("lost", "no_instance", at=at),
         "failed": RequestFailed(at=at, request=lost, reason="engine_failed", status=502),
     }
     first = msgspec.structs.replace(arrival, request=lost, tenant=Tenant(tenant))

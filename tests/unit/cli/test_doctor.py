@@ -43,7 +43,7 @@ from pointsman.contracts.requests import (
 from pointsman.contracts.subjects import subject_of
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
-from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName, RequestId, Sequence, Tenant, Term
+from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName, RequestId, Sequence, Term
 from pointsman.state.state import PoolSettings
 from pointsman_cli.discovery import fleet_as_given
 from pointsman_cli.doctor import examination
@@ -63,12 +63,14 @@ from pointsman_cli.options import as_given
 from pointsman_cli.terminal import wall_span, wall_time
 from tests.support.commands import told_by, written
 from tests.support.events import (
+    arrived,
     finished,
     fleet_described,
     given_up,
     given_up_before_each_end,
     joined,
     no_instance,
+    placed,
     reported,
     stored,
     with_several_answers,
@@ -912,17 +914,15 @@ def test_an_instance_flaps_by_absences_close_together_and_is_to_be_taken_out_onl
 
 
 def asked(number: int, tokens: int) -> RequestArrived:
-    return RequestArrived(
-        at=1.0, request=RequestId(f"r-{number}"), arrived_at=1.0, ingress="i", keys=b"", prompt_tokens=tokens,
-        max_output_tokens=1, slo_ttft=5.0, slo_tpot=1.0, tenant=Tenant(""),
-    )  # fmt: skip
+    return arrived(f"r-{number}", at=1.0, tenant="", prompt_tokens=tokens, max_output_tokens=1)
+
+
+def _placed(number: int, *, at: float) -> RequestPlaced:
+    return placed(f"r-{number}", ENGINE, at=at, prefill_seconds=0.01, predicted_ttft=0.01)
 
 
 def answered(number: int, *, late: bool = False) -> RequestFinished:
-    return RequestFinished(
-        at=20.0, request=RequestId(f"r-{number}"), instance=ENGINE, e2e=9.0, prompt_tokens=1, cached_tokens=0,
-        completion_tokens=1, ttft=9.0 if late else 1.0, tpot=0.0,
-    )  # fmt: skip
+    return finished(f"r-{number}", ENGINE, at=20.0, e2e=9.0, ttft=9.0 if late else 1.0)
 
 
 def test_a_span_that_ends_on_another_day_says_which() -> None:
@@ -960,11 +960,8 @@ def test_lateness_that_does_not_depend_on_the_length_blames_no_length() -> None:
 def test_a_wait_for_a_scheduler_makes_late_although_admission_excuses_it(held_up: float, cause: str) -> None:
     events: list[LogEvent] = [joined("engine-1")]
     for number in range(10):
-        placed = RequestPlaced(
-            at=10.0, request=RequestId(f"r-{number}"), instance=ENGINE, hit_blocks=0, uncached_tokens=10, queue_seconds=0.0,
-            prefill_seconds=0.01, predicted_ttft=0.01, policy="p", settings={}, reason="", candidates=[],
-        )  # fmt: skip
-        events += [replace(asked(number, 10), at=10.0, held_up=held_up), placed, answered(number, late=True)]
+        arrival = replace(asked(number, 10), at=10.0, held_up=held_up)
+        events += [arrival, _placed(number, at=10.0), answered(number, late=True)]
     events += [asked(10, 10), replace(given_up("r-10", at=11.0), cause=CancelCause.CLIENT_GONE)]
     (late,) = examined(events, Lateness).findings
     (summary,) = examined(events, Service).summary
@@ -980,11 +977,8 @@ def test_a_wait_for_a_scheduler_makes_late_although_admission_excuses_it(held_up
 def test_late_answers_that_are_not_streamed_blame_no_engine(streaming: bool, cause: str) -> None:
     events: list[LogEvent] = [joined("engine-1")]
     for number in range(10):
-        placed = RequestPlaced(
-            at=1.0, request=RequestId(f"r-{number}"), instance=ENGINE, hit_blocks=0, uncached_tokens=10, queue_seconds=0.0,
-            prefill_seconds=0.01, predicted_ttft=0.01, policy="p", settings={}, reason="", candidates=[],
-        )  # fmt: skip
-        events += [replace(asked(number, 10), streaming=streaming), placed, answered(number, late=True)]
+        arrival = replace(asked(number, 10), streaming=streaming)
+        events += [arrival, _placed(number, at=1.0), answered(number, late=True)]
     (late,) = examined(events, Lateness).findings
 
     assert late.what == f"10 of 10 requests were late because {cause}"

@@ -43,8 +43,9 @@ from pointsman_cli.history.time_options import Moment
 from pointsman_cli.main import main
 from pointsman_cli.usage import accounting
 from pointsman_cli.usage.accounting import Group, TooManyGroupsError, Usage, UsageAccount
+from tests.support import events
 from tests.support.commands import told_by, written
-from tests.support.events import given_up, joined
+from tests.support.events import given_up, joined, rejected
 from tests.support.headless import write_headless
 from tests.support.hostile import FORMULA, assert_harmless
 from tests.support.recorded_log import RecordedFleet
@@ -64,10 +65,7 @@ def log_of(*events: LogEvent) -> list[LogEntry]:
 
 
 def arrived(request: str, at: EngineSeconds, tenant: str = "acme", **fields: Any) -> RequestArrived:
-    return RequestArrived(
-        at=at, request=RequestId(request), arrived_at=at, ingress="i", tenant=Tenant(tenant), keys=b"", prompt_tokens=100,
-        max_output_tokens=10, slo_ttft=5.0, slo_tpot=1.0, **fields,
-    )  # fmt: skip
+    return events.arrived(request, at=at, tenant=tenant, **fields)
 
 
 def granted(request: str, at: EngineSeconds, instance: InstanceId = ENGINE, **fields: Any) -> RequestGranted:
@@ -87,10 +85,9 @@ def finished(
 ) -> RequestFinished:
     """Arrived at 1. `first_at`: None unless it is streamed."""
     prompt, cached, output = tokens
-    return RequestFinished(
-        at=at, request=RequestId(request), instance=ENGINE, e2e=at - 1, prompt_tokens=prompt, cached_tokens=cached,
-        completion_tokens=output, ttft=(at if first_at is None else first_at) - 1, tpot=0.1,
-    )  # fmt: skip
+    counts = {"prompt_tokens": prompt, "cached_tokens": cached, "completion_tokens": output}
+    ttft = (at if first_at is None else first_at) - 1
+    return events.finished(request, ENGINE, at=at, e2e=at - 1, ttft=ttft, tpot=0.1, **counts)
 
 
 def counted(*events: LogEvent, by: tuple[accounting.Dimension, ...] = ()) -> UsageAccount:
@@ -178,14 +175,10 @@ def test_an_answer_that_is_not_streamed_is_all_prefill() -> None:
 def test_failed_and_cancelled_requests_count_no_tokens_but_their_time_on_engines() -> None:
     failed = RequestFailed(at=8.0, request=RequestId("f"), reason="x", status=502)
     cancelled = RequestCancelled(at=9.0, request=RequestId("c"), reason="x", cause=CancelCause.CLIENT_GONE)
-    rejected = RequestRejected(
-        at=3.0, request=RequestId("j"), reason=RejectReason.QUEUE_FULL, detail="", retry_after=1.0, policy="p",
-        settings={}, candidates=[],
-    )  # fmt: skip
 
     usage = counted(
         arrived("f", 1), granted("f", 2), first_token("f", 6, sent_at=2), failed, arrived("c", 1), granted("c", 4), cancelled,
-        arrived("j", 1), rejected,
+        arrived("j", 1), rejected("j", RejectReason.QUEUE_FULL, at=3.0),
     ).total  # fmt: skip
 
     assert usage == Usage(requests=3, failed=1, cancelled=1, rejected=1, prefill_seconds=4.0 + 5.0, decode_seconds=2.0)

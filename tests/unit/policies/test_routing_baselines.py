@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from pointsman.contracts.decisions import RequestPlaced
 from pointsman.contracts.fleet import InstanceDraining, InstanceLeft
 from pointsman.contracts.reasons import CancelCause
-from pointsman.contracts.requests import RequestFinished
 from pointsman.policies.admission.admit_all import AdmitAll
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
@@ -327,11 +326,7 @@ def test_d2lpm_charges_computed_and_weighted_output_tokens_and_gives_back_what_n
     client, deficits = Tenant("t"), dispatcher.state.tracker(Deficits)
     place(dispatcher, "r", prompt(1, 4))
     dispatcher.state.apply(first_token("r", "a", at=1.0))
-    end = RequestFinished(
-        at=2.0, request=RequestId("r"), instance=A, e2e=2.0, prompt_tokens=257, completion_tokens=50,
-        cached_tokens=0, ttft=1.0, tpot=0.1,
-    )  # fmt: skip
-    dispatcher.state.apply(end)
+    dispatcher.state.apply(finished("r", A, at=2.0, prompt_tokens=257, completion_tokens=50))
     spent = deficits.tokens_left(client, A)
     for number in range(3):
         place(dispatcher, f"w{number}", prompt(1000 * (number + 1), 300), now=3.0)

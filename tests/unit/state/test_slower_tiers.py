@@ -15,12 +15,12 @@ from pointsman.contracts.fleet import InstanceLeft, InstanceReported, TierDigest
 from pointsman.contracts.requests import RequestFinished
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
-from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId
+from pointsman.primitives import BlockKey, Epoch, InstanceId
 from pointsman.state import holdings
 from pointsman.state.checkpoint import decode_state, encode_state, state_digest
 from pointsman.state.slower_tiers import LOAD_SHARES, REFUTED_WALL_SECONDS
 from pointsman.state.state import PoolSettings, State
-from tests.support.events import BLOCK, COST, first_token, joined, reported, route
+from tests.support.events import BLOCK, COST, finished, first_token, joined, reported, route
 from tests.support.examples import examples
 from tests.support.leading import leader_of, place
 
@@ -382,7 +382,5 @@ def _empty_report(at: float) -> InstanceReported:
 
 
 def _end(request: str, at: float, *, cached: int = -1, predicted: int = -1) -> RequestFinished:
-    return RequestFinished(
-        at=at, request=RequestId(request), instance=A, e2e=1.0, prompt_tokens=10 * BLOCK + 1, completion_tokens=1,
-        cached_tokens=cached, ttft=0.1, tpot=0.0, predicted_cached_tokens=predicted,
-    )  # fmt: skip
+    tokens = {"prompt_tokens": 10 * BLOCK + 1, "cached_tokens": cached, "predicted_cached_tokens": predicted}
+    return finished(request, A, at=at, **tokens)
