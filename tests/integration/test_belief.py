@@ -28,17 +28,15 @@ from pointsman.contracts.requests import PrefillFinished, RequestFinished
 from pointsman.contracts.subjects import command_subject
 from pointsman.ports import EngineTarget
 from pointsman.primitives import BlockKey, InstanceId, PoolName, RequestId, SessionId, Tenant, WallSeconds
-from pointsman.runtime.health import HealthBoard
 from pointsman.state import holdings, reported_hits
 from pointsman.state.fleet import Instance, Knowledge
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_scheduler import resync
 from pointsman_scheduler.service import SchedulerService
-from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import WorkerSettings
 from tests.support.fake_publisher import BLOCK, Event, FakePublisher, ScriptedCache
 from tests.support.log_reading import events_in
-from tests.support.scheduling import running_scheduler
+from tests.support.scheduling import running_scheduler, worker_over
 from tests.support.waiting import eventually
 
 POOL = PoolName("default")
@@ -142,16 +140,10 @@ class World:
             KvEndpoint(self.publisher.endpoint, self.publisher.replay_endpoint), idle_check_seconds=0.2
         )
         link = self.broker.client(self.clock, name="worker")
-        worker = WorkerService(
-            event_log=link.log,
-            commands=link.commands,
-            clock=self.clock,
-            board=HealthBoard(),
-            settings=WorkerSettings(block_tokens=SPAN * BLOCK, flush_ms=2.0, report_seconds=WallSeconds(0.1)),
-            target=EngineTarget(instance=INSTANCE, url="http://e:1"),
-            engine=self.engine,
-            events=events,
-            unconfirmed_wall_seconds=WallSeconds(UNCONFIRMED_SECONDS),
+        settings = WorkerSettings(block_tokens=SPAN * BLOCK, flush_ms=2.0, report_seconds=WallSeconds(0.1))
+        target, unconfirmed = EngineTarget(instance=INSTANCE, url="http://e:1"), WallSeconds(UNCONFIRMED_SECONDS)
+        worker = worker_over(
+            link, self.clock, self.engine, target, settings, events, unconfirmed_wall_seconds=unconfirmed
         )
         leader = self.broker.client(self.clock, name="s")
         async with running_scheduler(leader, self.clock, block_tokens=SPAN * BLOCK) as self._scheduler:
