@@ -21,6 +21,7 @@ from pointsman.policies.heard_reports import LOAD_WALL_SECONDS
 from pointsman.ports import CommandTimeoutError, EngineTarget, LogEntry, Reply
 from pointsman.primitives import InstanceId, PoolName, WallSeconds
 from pointsman.simulation.replay.verification import verify
+from pointsman_lab.background import background
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_scheduler.handlers import CommandHandlers
 from pointsman_scheduler.service import SchedulerService
@@ -69,12 +70,8 @@ class World:
         target = EngineTarget(instance=InstanceId(name), url=f"http://{name}:1")
         told = WorkerSettings(**{"report_seconds": REPORT_SECONDS, "flush_ms": 1.0} | settings)
         service = worker_over(link, self.clock, engine or Engine(), target, told)
-        task = asyncio.create_task(service.run())
-        try:
+        async with background(service.run()) as (task,):
             yield Worker(service, task)
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     def scheduler(self, name: str = "s", **settings: Any) -> Any:
         link = self.broker.client(self.clock, name=name)

@@ -29,6 +29,7 @@ from pointsman.ports import EventLog
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_cli.history.archive import ArchiveHistory
+from pointsman_lab.background import background
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_recorder import archive as archive_module
 from pointsman_recorder import service as service_module
@@ -63,13 +64,8 @@ async def recording(log: EventLog, file: Path, board: HealthBoard | None = None)
 @asynccontextmanager
 async def recording_into(archive: Archive, log: EventLog, board: HealthBoard) -> AsyncIterator[Recorder]:
     recorder = Recorder(log, archive, ScaledClock(), board, batch_events=50, batch_seconds=WallSeconds(0.02))
-    tasks = [asyncio.create_task(recorder.collect()), asyncio.create_task(recorder.archive())]
-    try:
+    async with background(recorder.collect(), recorder.archive()):
         yield recorder
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def rows(file: Path, query: str) -> list[tuple[Any, ...]]:

@@ -22,6 +22,7 @@ from pointsman_ingress.placement.fleet_view import FleetView
 from pointsman_ingress.placement.hold_queue import HoldQueue
 from pointsman_ingress.placement.in_flight import InFlightRequests
 from pointsman_ingress.placement.scheduler_client import REPEAT_WALL_SECONDS, SchedulerClient, SchedulerLiveness
+from pointsman_lab.background import background
 from pointsman_lab.memory.log import MemoryBroker
 from tests.support.engine_urls import ANY_URL
 from tests.support.events import joined, route
@@ -141,11 +142,9 @@ async def rig() -> AsyncIterator[Rig]:
         assert isinstance(command, RouteRequest)
         asked.append((command, reply))
 
-    following = asyncio.create_task(fleet.follow(link.log))
-    async with broker.client(clock, name="leader").commands.serve(command_subject(POOL, "route"), leader):
+    commands = broker.client(clock, name="leader").commands
+    async with background(fleet.follow(link.log)), commands.serve(command_subject(POOL, "route"), leader):
         yield Rig(broker, scheduler, in_flight, asked)
-    following.cancel()
-    await asyncio.gather(following, return_exceptions=True)
 
 
 async def test_who_waits_asks_again_as_soon_as_another_leads(rig: Rig) -> None:
