@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from pointsman.contracts.block_keys import pack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, Run
 from pointsman.contracts.codec import encode
-from pointsman.contracts.commands import FleetDescribed, InstanceDescribed, RouteRequest
+from pointsman.contracts.commands import FleetDescribed, InstanceDescribed, RouteGranted, RouteRequest
 from pointsman.contracts.decisions import RequestPlaced, RequestRejected
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import InstanceJoined, InstanceReported, PrefillCost
@@ -64,6 +64,12 @@ def reported(
         at=at, instance=InstanceId(instance), epoch=Epoch(epoch), serving=serving, waiting=0, running=0, kv_usage=0.0,
         sequence=sequence, blocks=len(keys), digest=digest,
     )  # fmt: skip
+
+
+def grant(request: str, instance: str, **fields: Any) -> RouteGranted:
+    defaults: dict[str, Any] = {"attempt": 1, "url": "http://a", "hit_tokens": 0, "predicted_ttft": 0.0}
+    defaults["knowledge"] = "exact"
+    return RouteGranted(request=RequestId(request), instance=InstanceId(instance), **defaults | fields)
 
 
 def route(request: str, keys: list[int], *, arrived_at: float = 0.0, session: str = "", **fields: Any) -> RouteRequest:

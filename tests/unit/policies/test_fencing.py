@@ -14,7 +14,7 @@ from pointsman.contracts.subjects import command_subject
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry, Reply
-from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
+from pointsman.primitives import PoolName, RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Stage
@@ -25,7 +25,7 @@ from pointsman_ingress.placement.scheduler_client import REPEAT_WALL_SECONDS, Sc
 from pointsman_lab.background import background
 from pointsman_lab.memory.log import MemoryBroker
 from tests.support.engine_urls import ANY_URL
-from tests.support.events import joined, route
+from tests.support.events import grant, joined, route
 
 POOL = PoolName("default")
 
@@ -99,18 +99,8 @@ class Rig:
     async def answer(self, term: int, number: int = -1, *, attempt: int = 0) -> None:
         """`attempt`: 0 for the one that was asked for."""
         command, reply = self.asked[number]
-        await reply(
-            RouteGranted(
-                request=command.request,
-                attempt=attempt or command.attempt,
-                instance=InstanceId(f"by-{term}" if not attempt else "failed"),
-                url="http://a",
-                hit_tokens=0,
-                predicted_ttft=0.0,
-                knowledge="exact",
-                term=Term(term),
-            )
-        )
+        instance = "failed" if attempt else f"by-{term}"
+        await reply(grant(command.request, instance, attempt=attempt or command.attempt, term=Term(term)))
 
     def grants_told(self) -> list[RequestGranted]:
         entries = (self.broker.at(n) for n in range(1, self.broker.extent.last + 1))
@@ -204,9 +194,9 @@ async def test_a_new_leader_is_told_of_grants_that_it_may_not_know(rig: Rig) -> 
     waiting = asyncio.create_task(rig.scheduler.route(route("r", [1], attempt=2), ScaledClock(), owner="t"))
     await rig.asked_times(1)
     await rig.answer(1)
-    grant = await waiting
-    assert isinstance(grant, RouteGranted)
-    async with rig.in_flight.at_engine(grant, ScaledClock()):
+    granted = await waiting
+    assert isinstance(granted, RouteGranted)
+    async with rig.in_flight.at_engine(granted, ScaledClock()):
         rig.broker.elect(elected(2), 0)
         async with asyncio.timeout(2):
             while not rig.grants_told():  # noqa: ASYNC110 - likewise
