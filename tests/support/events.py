@@ -1,6 +1,8 @@
 """Events and commands with the fields that a test does not care about filled in."""
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import xor
 from typing import Any
 
 from msgspec.structs import replace
@@ -55,14 +57,12 @@ def removed(instance: str, sequence: int, keys: list[int], *, epoch: int = 1, at
 
 
 def reported(
-    instance: str, sequence: int, keys: list[int], *, epoch: int = 1, at: float = 0.0, serving: bool = True
+    instance: str, sequence: int, keys: Sequence[int], *, epoch: int = 1, at: float = 0.0, **fields: Any
 ) -> InstanceReported:
-    digest = 0
-    for key in keys:
-        digest ^= key
+    defaults: dict[str, Any] = {"serving": True, "waiting": 0, "running": 0, "kv_usage": 0.0}
     return InstanceReported(
-        at=at, instance=InstanceId(instance), epoch=Epoch(epoch), serving=serving, waiting=0, running=0, kv_usage=0.0,
-        sequence=sequence, blocks=len(keys), digest=digest,
+        at=at, instance=InstanceId(instance), epoch=Epoch(epoch), sequence=sequence, blocks=len(keys),
+        digest=reduce(xor, keys, 0), **defaults | fields,
     )  # fmt: skip
 
 
@@ -72,7 +72,9 @@ def grant(request: str, instance: str, **fields: Any) -> RouteGranted:
     return RouteGranted(request=RequestId(request), instance=InstanceId(instance), **defaults | fields)
 
 
-def route(request: str, keys: list[int], *, arrived_at: float = 0.0, session: str = "", **fields: Any) -> RouteRequest:
+def route(
+    request: str, keys: Sequence[int], *, arrived_at: float = 0.0, session: str = "", **fields: Any
+) -> RouteRequest:
     defaults: dict[str, Any] = {
         "ingress": "ingress-1",
         "tenant": Tenant("t"),

@@ -78,15 +78,11 @@ class Model:
         return depth, loads
 
     def report(self, instance: str) -> InstanceReported:
-        device = self.where(instance, "device")
-        return InstanceReported(
-            at=0.0, instance=InstanceId(instance), epoch=Epoch(1), serving=True, waiting=0, running=0, kv_usage=0.0,
-            sequence=self.sequences[instance], blocks=len(device), digest=reduce(xor, device, 0),
-            tiers=[
-                TierDigest(tier, len(self.where(instance, tier)), reduce(xor, self.where(instance, tier), 0))
-                for tier in OWN_TIERS
-            ],
-        )  # fmt: skip
+        tiers = [
+            TierDigest(tier, len(self.where(instance, tier)), reduce(xor, self.where(instance, tier), 0))
+            for tier in OWN_TIERS
+        ]
+        return reported(instance, self.sequences[instance], list(self.where(instance, "device")), tiers=tiers)
 
 
 class World:
@@ -289,10 +285,7 @@ def test_what_the_engine_did_not_find_is_no_hit_for_some_minutes() -> None:
     keys = [BlockKey(number) for number in range(1, 11)]
     state.apply(tier_stored("a", 1, list(keys)))
     state.apply(reported("a", 1, []), 0)
-    report = InstanceReported(
-        at=1.0, instance=A, epoch=Epoch(1), serving=True, waiting=0, running=0, kv_usage=0.0, sequence=1, blocks=0,
-        digest=0, tiers=[TierDigest("host", 10, reduce(xor, keys, 0))],
-    )  # fmt: skip
+    report = reported("a", 1, [], at=1.0, tiers=[TierDigest("host", 10, reduce(xor, keys, 0))])
     state.apply(report)
     place(dispatcher, "r", list(keys), now=2.0)
     state.apply(first_token("r", "a", at=3.0))
@@ -320,14 +313,14 @@ def test_only_an_engine_without_slower_tiers_contradicts_itself_by_delivering_mo
     state.apply(CacheCleared(at=0.5, instance=A, epoch=Epoch(1), sequence=2))
     for number in range(4):
         now = 10.0 * (number + 1)
-        state.apply(_empty_report(now))
+        state.apply(reported("a", 2, [], at=now))
         request = dispatcher.route(route(f"r{number}", list(keys), arrived_at=now, excluded=["b"]), now)
         assert request
         state.apply(first_token(f"r{number}", "a", at=now + 1.0))
         state.apply(_end(f"r{number}", now + 2.0, cached=10 * BLOCK, predicted=0))
         state.delivered.drop(A)
-        state.apply(_empty_report(now + 3.0))
-        state.apply(_empty_report(now + 8.0))
+        state.apply(reported("a", 2, [], at=now + 3.0))
+        state.apply(reported("a", 2, [], at=now + 8.0))
 
     assert bool(state.fleet[A].contradicted) is not tiered
 
@@ -372,13 +365,6 @@ def test_a_pool_without_slower_tiers_keeps_nothing_of_them() -> None:
 
 def _leader() -> Dispatcher:
     return leader_of(("a", "b"), policy_set(routing="min_ttft", admission="none"))
-
-
-def _empty_report(at: float) -> InstanceReported:
-    return InstanceReported(
-        at=at, instance=A, epoch=Epoch(1), serving=True, waiting=0, running=0, kv_usage=0.0, sequence=2, blocks=0,
-        digest=0,
-    )  # fmt: skip
 
 
 def _end(request: str, at: float, *, cached: int = -1, predicted: int = -1) -> RequestFinished:
