@@ -111,8 +111,10 @@ def test_a_task_that_fails_ends_the_process_without_waiting_for_anything(error: 
     fails = f"async def fail():\n    raise {error}\n\n"
     waits = "supervisor.start(fail(), name='fails'); await supervisor.until_hurried(); await supervisor.until_stopped()"
     program = program_that("pass").replace("await supervisor.until_stopped()", waits)
+    with running(program.replace("async def main", fails + "async def main")) as process:
+        process.wait(30)
 
-    assert exit_code_of(program.replace("async def main", fails + "async def main")) == 1
+    assert process.returncode == 1
 
 
 @pytest.mark.parametrize("waits", ["asyncio.Event().wait()", "asyncio.to_thread(time.sleep, 60)"])
@@ -129,8 +131,10 @@ def test_a_failed_task_ends_the_process_also_when_its_cleanup_never_ends(waits: 
         await {waits}
 """
     program = program_that("pass", kill=0.5).replace("    await supervisor.until_stopped()", steps)
+    with running(program) as process:
+        process.wait(30)
 
-    assert exit_code_of(program) == KILLED_EXIT_CODE
+    assert process.returncode == KILLED_EXIT_CODE
 
 
 def test_a_failure_of_the_program_itself_ends_the_process_also_when_a_thread_hangs() -> None:
@@ -140,8 +144,10 @@ def test_a_failure_of_the_program_itself_ends_the_process_also_when_a_thread_han
     raise ValueError('broken')
 """
     program = program_that("pass", kill=0.5).replace("    await supervisor.until_stopped()", steps)
+    with running(program) as process:
+        process.wait(30)
 
-    assert exit_code_of(program) == KILLED_EXIT_CODE
+    assert process.returncode == KILLED_EXIT_CODE
 
 
 def test_tasks_that_are_cancelled_as_the_process_stops_are_no_failures() -> None:
@@ -208,11 +214,6 @@ def running(program: str, before: Sequence[str] = ()) -> "Iterator[subprocess.Po
             process.wait(30)
         finally:
             process.kill()
-
-
-def exit_code_of(program: str) -> int:
-    with running(program) as process:
-        return process.wait(30)
 
 
 def line_of(process: "subprocess.Popen[str]") -> str:
