@@ -15,10 +15,10 @@ from pointsman.primitives import EngineSeconds, InstanceId, Rank, Seconds, Seque
 
 
 class LogUnavailableError(Exception):
-    """The write was not confirmed in time. It may have been stored."""
+    """A write was not confirmed in time, though it may have been stored; or the log cannot be read now."""
 
 
-class LogMissingError(Exception): ...
+class LogMissingError(LogUnavailableError): ...
 
 
 class ElectionLostError(Exception):
@@ -187,7 +187,7 @@ class EventLog(Protocol):
         ...
 
     async def extent(self) -> LogExtent:
-        """Raises LogUnavailableError or LogMissingError."""
+        """Raises LogUnavailableError."""
         ...
 
     def read(

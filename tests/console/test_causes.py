@@ -8,7 +8,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.support.browsing import Visit
-from tests.support.planted_causes import CASES, planted, slowest_of, written
+from tests.support.commands import written
+from tests.support.planted_causes import CASES, planted, slowest_of
 from tests.support.running_console import running_console
 
 pytestmark = pytest.mark.browser

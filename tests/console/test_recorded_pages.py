@@ -8,9 +8,8 @@ import pytest
 
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestFinished
 from pointsman.ports import LogEntry
-from pointsman_cli.history.bundle import write_bundle
-from pointsman_cli.history.sources import Header
 from tests.support.browsing import Visit, facts_of, number, rows_of
+from tests.support.commands import written
 from tests.support.running_console import RunningConsole, running_console
 from tests.support.served_log import ServedLog
 
@@ -32,9 +31,7 @@ def console(
     chromium: Path, entries: list[LogEntry], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningConsole]:
     directory = tmp_path_factory.mktemp("recorded")
-    file = directory / "incident.pmlog"
-    write_bundle(file, Header(pool="default", last=entries[-1].sequence, entries=len(entries)), entries)
-    with running_console(directory, str(file), health="recorded") as running:
+    with running_console(directory, str(written(entries, directory)), health="recorded") as running:
         yield running
 
 

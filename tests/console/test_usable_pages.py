@@ -12,9 +12,8 @@ from playwright.sync_api import ViewportSize, expect
 from pointsman.contracts.requests import RequestArrived
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
-from pointsman_cli.history.bundle import write_bundle
-from pointsman_cli.history.sources import Header
 from tests.support.browsing import Scheme, Visit, press_until_focused, rows_of
+from tests.support.commands import written
 from tests.support.hostile import hostile_log
 from tests.support.recorded_log import RecordedFleet
 from tests.support.running_console import RunningConsole, running_console
@@ -57,9 +56,7 @@ def entries() -> list[LogEntry]:
 
 
 def _console(directory: Path, entries: list[LogEntry]) -> Any:
-    file = directory / "incident.pmlog"
-    write_bundle(file, Header(pool="default", last=entries[-1].sequence, entries=len(entries)), entries)
-    return running_console(directory, str(file), health="recorded")
+    return running_console(directory, str(written(entries, directory)), health="recorded")
 
 
 @pytest.fixture(scope="module")

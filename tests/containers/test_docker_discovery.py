@@ -9,6 +9,7 @@ import pytest
 
 from pointsman.adapters.discovery.docker import DockerDiscovery
 from pointsman.ports import EngineTarget
+from pointsman_lab.background import background
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(240)]
@@ -55,8 +56,7 @@ async def test_containers_are_followed_through_health_pause_restart_and_removal(
     async def run(*arguments: str) -> None:
         await asyncio.to_thread(docker, *arguments)
 
-    reading = asyncio.create_task(read())
-    try:
+    async with background(read()):
         await run("run", "-d", "--name", one, "--network", prefix, *labels, *health, IMAGE, "sleep", "600")
         await until(**{one: False})
         await run("exec", one, "touch", "/tmp/ok")
@@ -73,9 +73,6 @@ async def test_containers_are_followed_through_health_pause_restart_and_removal(
         await eventually(lambda: one in lists[-1] and lists[-1][one].identity != first.identity, seconds=SECONDS_MAX)
         await run("rm", "-f", one, two)
         await until()
-    finally:
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
 
     assert first.url == f"http://{one}:8000"
     assert on_bridge.startswith("http://172.")

@@ -4,7 +4,8 @@ import asyncio
 import json
 import os
 import re
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,15 @@ IMPATIENT = replace(QUICK, grace=0.5, open=0.5)
 
 def following(selector: str = "app=engine", pace: Pace = QUICK) -> AbstractAsyncContextManager[Discovered]:
     return discovered(KubernetesDiscovery(selector, pace=pace))
+
+
+@asynccontextmanager
+async def following_one(admin: ClusterAdmin, pace: Pace = QUICK) -> AsyncIterator[Discovered]:
+    """`engine-0` of the slice `a`, which is seen."""
+    await admin.put(SLICES, endpoint_slice("a", endpoint("engine-0", "10.0.0.1")))
+    async with following(pace=pace) as engines:
+        await engines.until("engine-0")
+        yield engines
 
 
 @pytest_asyncio.fixture
@@ -92,9 +102,7 @@ async def test_engines_come_change_and_go(any_admin: ClusterAdmin) -> None:
 
 async def test_bookmarks_carry_a_quiet_watch_past_what_the_server_forgets(admin: ClusterAdmin, api: KubeApi) -> None:
     api.bookmark_seconds = 0.1
-    await admin.put(SLICES, endpoint_slice("a", endpoint("engine-0", "10.0.0.1")))
-    async with following() as engines:
-        await engines.until("engine-0")
+    async with following_one(admin) as engines:
         for _ in range(3):
             await admin.put(SLICES, endpoint_slice("other", labels={"app": "web"}))
         await asyncio.sleep(0.3)
@@ -134,9 +142,7 @@ async def changes_unseen(api: KubeApi) -> None:
 
 
 async def test_while_the_server_is_away_the_last_list_stays(any_admin: ClusterAdmin) -> None:
-    await any_admin.put(SLICES, endpoint_slice("a", endpoint("engine-0", "10.0.0.1")))
-    async with following() as engines:
-        await engines.until("engine-0")
+    async with following_one(any_admin) as engines:
         await any_admin.stop()
         await eventually(lambda: bool(engines.discovery.problem))
         await asyncio.sleep(0.5)
@@ -171,9 +177,7 @@ async def test_a_server_that_is_away_from_the_start_is_waited_for(admin: Cluster
     ids=lambda refusal: str(refusal.code),
 )
 async def test_a_refusal_is_told_and_asked_again(admin: ClusterAdmin, api: KubeApi, refusal: RefusedError) -> None:
-    await admin.put(SLICES, endpoint_slice("a", endpoint("engine-0", "10.0.0.1")))
-    async with following() as engines:
-        await engines.until("engine-0")
+    async with following_one(admin) as engines:
         api.faults.refusals = {"list": refusal, "watch": refusal}
         await eventually(lambda: str(refusal.code) in engines.discovery.problem)
         asked = len(api.seen)
@@ -271,10 +275,8 @@ async def test_a_request_that_hangs_is_given_up(admin: ClusterAdmin, api: KubeAp
 
 async def test_a_watch_that_says_nothing_is_not_trusted(admin: ClusterAdmin, api: KubeApi) -> None:
     """A half-open connection: it neither ends nor speaks. Its changes come by a list."""
-    await admin.put(SLICES, endpoint_slice("a", endpoint("engine-0", "10.0.0.1")))
     api.faults.mute = True
-    async with following(pace=IMPATIENT) as engines:
-        await engines.until("engine-0")
+    async with following_one(admin, pace=IMPATIENT) as engines:
         await eventually(lambda: api.watching == 1)
         await admin.put(SLICES, endpoint_slice("a", endpoint("engine-1", "10.0.0.2")))
         await engines.until("engine-1")
@@ -288,9 +290,7 @@ async def test_a_watch_that_says_nothing_is_not_trusted(admin: ClusterAdmin, api
     ids=["bytes", "no event", "no object", "no version", "deep", "long"],
 )  # fmt: skip
 async def test_what_cannot_be_read_in_a_watch_is_listed(admin: ClusterAdmin, api: KubeApi, garbage: bytes) -> None:
-    await admin.put(SLICES, endpoint_slice("a", endpoint("engine-0", "10.0.0.1")))
-    async with following() as engines:
-        await engines.until("engine-0")
+    async with following_one(admin) as engines:
         await eventually(lambda: api.watching == 1)
         api.faults.garbage = garbage
         await admin.put(SLICES, endpoint_slice("a", endpoint("engine-1", "10.0.0.2")))
@@ -300,9 +300,7 @@ async def test_what_cannot_be_read_in_a_watch_is_listed(admin: ClusterAdmin, api
 
 
 async def test_an_event_that_breaks_off_comes_again(admin: ClusterAdmin, api: KubeApi) -> None:
-    await admin.put(SLICES, endpoint_slice("a", endpoint("engine-0", "10.0.0.1")))
-    async with following() as engines:
-        await engines.until("engine-0")
+    async with following_one(admin) as engines:
         await eventually(lambda: api.watching == 1)
         api.faults.cut_lines = True
         await admin.put(SLICES, endpoint_slice("a", endpoint("engine-1", "10.0.0.2")))

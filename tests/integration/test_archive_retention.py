@@ -20,6 +20,7 @@ from pointsman.primitives import PoolName, Sequence, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_cli.history.archive import ArchiveHistory
 from pointsman_cli.main import main
+from pointsman_lab.background import background
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_recorder import archive as archive_module
 from pointsman_recorder import pruning as pruning_module
@@ -118,11 +119,8 @@ async def test_the_log_that_is_recorded_stays_and_is_read_though_another_stream_
         await fill(archive, "zz-between", [row("zz-between", n, 2000.0) for n in range(1, 31)])
         bounded = Retention(archive, log, ScaledClock(), board, RetentionLimits(bytes=1))
         recorder = Recorder(log, archive, ScaledClock(), board, batch_events=50, batch_seconds=WallSeconds(0.01))
-        tasks = [asyncio.create_task(step) for step in (recorder.collect(), recorder.archive())]
-        await eventually(lambda: recorder.archived_sequence == 30)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        async with background(recorder.collect(), recorder.archive()):
+            await eventually(lambda: recorder.archived_sequence == 30)
         assert ArchiveHistory(f"sqlite:///{file}").header.identity == identity
 
         await bounded.look()
@@ -316,13 +314,9 @@ async def test_a_locked_sqlite_file_delays_giving_pages_back_and_ends_nothing(tm
         await ask(archive, "PRAGMA busy_timeout=50")  # of the only connection, which the pool keeps
         with closing(sqlite3.connect(file)) as other, structlog.testing.capture_logs() as logs:
             other.execute("BEGIN IMMEDIATE")
-            running = asyncio.create_task(retention(archive).run())
-            try:
+            async with background(retention(archive).run()) as (running,):
                 await eventually(lambda: any("database is locked" in entry.get("reason", "") for entry in logs))
                 assert not running.done()
-            finally:
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_reader_that_keeps_retention_from_removing_anything_is_told_until_it_ends(
@@ -357,12 +351,8 @@ async def test_retention_that_the_database_refuses_is_told(postgres: str) -> Non
         await fill(archive, "a", [row("a", n, 1000.0) for n in range(1, 31)])
         async with archive.engine.begin() as connection:
             await connection.execute(sa.text("CREATE RULE keep AS ON DELETE TO events DO INSTEAD SELECT 1 / 0"))
-        running = asyncio.create_task(Retention(archive, log, ScaledClock(), board, RetentionLimits(bytes=1)).run())
-        try:
+        async with background(Retention(archive, log, ScaledClock(), board, RetentionLimits(bytes=1)).run()):
             await eventually(lambda: "division by zero" in board.degraded_parts.get("archive retention", ""))
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_retention_does_not_wait_without_end_for_a_server_that_vanished(
@@ -389,8 +379,7 @@ async def test_recording_goes_on_while_a_backlog_is_pruned(url: str) -> None:
             log, archive, ScaledClock(), HealthBoard(), batch_events=50, batch_seconds=WallSeconds(0.01)
         )
         bounded = retention(archive, age=DAY_SECONDS)
-        tasks = [asyncio.create_task(step) for step in (recorder.collect(), recorder.archive())]
-        try:
+        async with background(recorder.collect(), recorder.archive()) as tasks:
             recorded_during = 0
             for number in range(1, 10_000):
                 await log.append(joined(f"engine-{number}", at=ScaledClock().now()))
@@ -403,10 +392,6 @@ async def test_recording_goes_on_while_a_backlog_is_pruned(url: str) -> None:
                 recorded_during = recorder.archived_sequence
             await asyncio.wait_for(tasks[2], 60)
             await eventually(lambda: recorder.archived_sequence == number)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
         assert recorded_during > 10
         assert await ask(archive, "SELECT log, count(*) FROM events GROUP BY log ORDER BY log") == [

@@ -20,25 +20,24 @@ from pointsman.adapters.http_engine import EngineFacts, EngineLoad, EngineUnreac
 from pointsman.adapters.kv_events import continuity_tasks, sockets
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint
-from pointsman.contracts.block_keys import KeyChain, pack_keys
+from pointsman.contracts.block_keys import KeyChain
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.commands import RouteGranted, RouteRequest
+from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.fleet import InstanceJoined, InstanceProbed
-from pointsman.contracts.requests import PrefillFinished, RequestFinished
+from pointsman.contracts.requests import PrefillFinished
 from pointsman.contracts.subjects import command_subject
 from pointsman.ports import EngineTarget
-from pointsman.primitives import BlockKey, InstanceId, PoolName, RequestId, SessionId, Tenant, WallSeconds
-from pointsman.runtime.health import HealthBoard
+from pointsman.primitives import BlockKey, InstanceId, PoolName, RequestId, WallSeconds
 from pointsman.state import holdings, reported_hits
 from pointsman.state.fleet import Instance, Knowledge
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_scheduler import resync
 from pointsman_scheduler.service import SchedulerService
-from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import WorkerSettings
+from tests.support.events import finished, route
 from tests.support.fake_publisher import BLOCK, Event, FakePublisher, ScriptedCache
 from tests.support.log_reading import events_in
-from tests.support.scheduling import running_scheduler
+from tests.support.scheduling import running_scheduler, worker_over
 from tests.support.waiting import eventually
 
 POOL = PoolName("default")
@@ -142,16 +141,10 @@ class World:
             KvEndpoint(self.publisher.endpoint, self.publisher.replay_endpoint), idle_check_seconds=0.2
         )
         link = self.broker.client(self.clock, name="worker")
-        worker = WorkerService(
-            event_log=link.log,
-            commands=link.commands,
-            clock=self.clock,
-            board=HealthBoard(),
-            settings=WorkerSettings(block_tokens=SPAN * BLOCK, flush_ms=2.0, report_seconds=WallSeconds(0.1)),
-            target=EngineTarget(instance=INSTANCE, url="http://e:1"),
-            engine=self.engine,
-            events=events,
-            unconfirmed_wall_seconds=WallSeconds(UNCONFIRMED_SECONDS),
+        settings = WorkerSettings(block_tokens=SPAN * BLOCK, flush_ms=2.0, report_seconds=WallSeconds(0.1))
+        target, unconfirmed = EngineTarget(instance=INSTANCE, url="http://e:1"), WallSeconds(UNCONFIRMED_SECONDS)
+        worker = worker_over(
+            link, self.clock, self.engine, target, settings, events, unconfirmed_wall_seconds=unconfirmed
         )
         leader = self.broker.client(self.clock, name="s")
         async with running_scheduler(leader, self.clock, block_tokens=SPAN * BLOCK) as self._scheduler:
@@ -215,18 +208,8 @@ class World:
         as many cached tokens the engine says that it had."""
         self._requests += 1
         request, now = RequestId(f"r{self._requests}"), self.clock.now()
-        command = RouteRequest(
-            request=request,
-            ingress="i",
-            arrived_at=now,
-            tenant=Tenant("t"),
-            keys=pack_keys(CHAIN.extend(CHAIN.root(), list(tokens))),
-            prompt_tokens=len(tokens),
-            max_output_tokens=1,
-            slo_ttft=5.0,
-            slo_tpot=0.1,
-            session=SessionId(""),
-        )
+        keys = CHAIN.extend(CHAIN.root(), list(tokens))
+        command = route(request, keys, arrived_at=now, prompt_tokens=len(tokens), max_output_tokens=1)
         granted = await self.client.commands.request(command_subject(POOL, "route"), command, timeout=WallSeconds(5))
         assert isinstance(granted, RouteGranted)
         self.predicted_tokens = granted.hit_tokens
@@ -236,16 +219,14 @@ class World:
             await self.publisher.publish(event)
         await self.append(
             PrefillFinished(at=self.clock.now(), request=request, instance=INSTANCE, ttft=0.0, prefill=0.0),
-            RequestFinished(
+            finished(
+                request,
+                INSTANCE,
                 at=self.clock.now(),
-                request=request,
-                instance=INSTANCE,
                 e2e=0.0,
                 prompt_tokens=len(tokens),
-                completion_tokens=1,
                 cached_tokens=cached if lie is None else lie,
                 ttft=0.0,
-                tpot=0.0,
                 predicted_cached_tokens=granted.hit_tokens,
             ),
         )

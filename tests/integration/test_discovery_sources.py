@@ -1,6 +1,5 @@
 """Sources of engines against a real file and a DNS server of our own: what changes the list, and what must not."""
 
-import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -14,6 +13,7 @@ from pointsman.adapters.discovery.dns import AddressDiscovery, DnsDiscovery, Ser
 from pointsman.adapters.discovery.file import FileDiscovery
 from pointsman.ports import EngineDiscovery, EngineTarget
 from pointsman.primitives import WallSeconds
+from pointsman_lab.background import background
 from tests.support.dns_server import DnsServer, running_dns
 from tests.support.waiting import eventually
 
@@ -41,13 +41,9 @@ async def read(source: EngineDiscovery) -> AsyncIterator[Lists]:
             async for targets in found:
                 lists.all.append(targets)
 
-    task = asyncio.create_task(collect())
-    try:
+    async with background(collect()) as (task,):
         yield lists
         assert not task.done(), "a source goes on for ever"
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 @asynccontextmanager

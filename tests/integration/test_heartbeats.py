@@ -20,8 +20,8 @@ from pointsman.contracts.subjects import heartbeat_subject
 from pointsman.policies.heard_reports import LOAD_WALL_SECONDS
 from pointsman.ports import CommandTimeoutError, EngineTarget, LogEntry, Reply
 from pointsman.primitives import InstanceId, PoolName, WallSeconds
-from pointsman.runtime.health import HealthBoard
 from pointsman.simulation.replay.verification import verify
+from pointsman_lab.background import background
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_scheduler.handlers import CommandHandlers
 from pointsman_scheduler.service import SchedulerService
@@ -29,7 +29,7 @@ from pointsman_worker.service import WorkerService
 from pointsman_worker.session import FLUSH_SECONDS_MAX
 from pointsman_worker.settings import WorkerSettings
 from tests.support.events import joined, reported
-from tests.support.scheduling import running_scheduler
+from tests.support.scheduling import running_scheduler, worker_over
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import eventually
 
@@ -67,22 +67,11 @@ class World:
     @asynccontextmanager
     async def worker(self, name: str, engine: Engine | None = None, **settings: Any) -> AsyncIterator["Worker"]:
         link = self.broker.client(self.clock, name=f"worker {name}")
-        service = WorkerService(
-            event_log=link.log,
-            commands=link.commands,
-            clock=self.clock,
-            board=HealthBoard(),
-            settings=WorkerSettings(**{"report_seconds": REPORT_SECONDS, "flush_ms": 1.0} | settings),
-            target=EngineTarget(instance=InstanceId(name), url=f"http://{name}:1"),
-            engine=engine or Engine(),
-            events=None,
-        )
-        task = asyncio.create_task(service.run())
-        try:
+        target = EngineTarget(instance=InstanceId(name), url=f"http://{name}:1")
+        told = WorkerSettings(**{"report_seconds": REPORT_SECONDS, "flush_ms": 1.0} | settings)
+        service = worker_over(link, self.clock, engine or Engine(), target, told)
+        async with background(service.run()) as (task,):
             yield Worker(service, task)
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     def scheduler(self, name: str = "s", **settings: Any) -> Any:
         link = self.broker.client(self.clock, name=name)

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from pointsman_cli.discovery import find_fleet
 from pointsman_cli.main import main
+from tests.support.commands import told_by
 from tests.support.up import POINTSMAN, RunningUp, pointsman_up
 
 CAUGHT_UP_SECONDS_MAX = 20.0
@@ -42,7 +43,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
         _wait_until_somebody_leads(up)
         served.append(_serve_requests(up))
         bundle, archive = directory / "log.pmlog", up.data / "archive.sqlite"
-        last = _json("export", str(bundle), "--from", str(up.data))["entries"]
+        last = told_by("export", str(bundle), "--from", str(up.data))["entries"]
         _wait_until_archived(archive, last)
         yield Kept((("--from", str(up.data)), ("--from", str(archive)), ("--from", str(bundle))), last, tuple(served))
 
@@ -65,21 +66,13 @@ def _serve_requests(up: RunningUp) -> dict[str, Any]:
 
 def _wait_until_archived(archive: Path, last: int) -> None:
     deadline = time.monotonic() + CAUGHT_UP_SECONDS_MAX
-    while _json("replay", "--from", str(archive))["last"] < last:
+    while told_by("replay", "--from", str(archive))["last"] < last:
         assert time.monotonic() < deadline, "the recorder does not catch up"
         time.sleep(0.2)
 
 
-def _json(*arguments: str) -> dict[str, Any]:
-    """What a command says with `--json`."""
-    result = CliRunner().invoke(main, [*arguments, "--json"])
-    assert result.exit_code == 0, result.output[-3000:]
-    answer: dict[str, Any] = json.loads(result.stdout)
-    return answer
-
-
 def test_a_real_log_with_a_takeover_verifies_alike_from_all_three_places(log: Kept) -> None:
-    verdicts = [_json("replay", "--verify", "--until", str(log.last), *place)["verdict"] for place in log.places]
+    verdicts = [told_by("replay", "--verify", "--until", str(log.last), *place)["verdict"] for place in log.places]
 
     live = verdicts[0]
     assert (live["different"], live["unchecked"], live["problems"]) == (0, {}, [])
@@ -90,7 +83,7 @@ def test_a_real_log_with_a_takeover_verifies_alike_from_all_three_places(log: Ke
 
 
 def test_usage_is_what_the_engines_served_from_all_three_places(log: Kept) -> None:
-    reports = [_json("usage", "--until", str(log.last), *place) for place in log.places]
+    reports = [told_by("usage", "--until", str(log.last), *place) for place in log.places]
 
     total = reports[0]["total"]
     prompt, output = (sum(run[name] for run in log.served) for name in ("prompt_tokens", "output_tokens"))
@@ -104,7 +97,7 @@ def test_usage_is_what_the_engines_served_from_all_three_places(log: Kept) -> No
 
 
 def test_the_hit_rate_ladder_is_the_same_from_all_three_places_and_ends_with_what_was_served(log: Kept) -> None:
-    ladders = [_json("hit-rate", "--until", str(log.last), *place) for place in log.places]
+    ladders = [told_by("hit-rate", "--until", str(log.last), *place) for place in log.places]
 
     pool = ladders[0]["pool"]
     cached = sum(run["hit_rate"] * run["prompt_tokens"] for run in log.served)
@@ -131,7 +124,7 @@ def test_what_a_running_fleet_has_on_disk_and_in_its_processes_is_its_owners_alo
 
 
 def test_the_state_at_an_entry_is_the_same_from_all_three_places(log: Kept) -> None:
-    states = [_json("state", "--until", str(log.last // 2), *place) for place in log.places]
+    states = [told_by("state", "--until", str(log.last // 2), *place) for place in log.places]
 
     for state in states:
         del state["origin"]
@@ -140,7 +133,7 @@ def test_the_state_at_an_entry_is_the_same_from_all_three_places(log: Kept) -> N
 
 
 def test_the_story_of_a_real_request_is_the_same_from_all_three_places(log: Kept) -> None:
-    stories = [_json("explain", "--slowest", "1", *place) for place in log.places]
+    stories = [told_by("explain", "--slowest", "1", *place) for place in log.places]
 
     for story in stories:
         del story["origin"]
@@ -152,7 +145,7 @@ def test_the_story_of_a_real_request_is_the_same_from_all_three_places(log: Kept
 
 def test_a_real_log_can_be_run_again_and_examined(log: Kept) -> None:
     bundle = log.places[-1]
-    compared = _json("what-if", "--policy", "round_robin", *bundle)
+    compared = told_by("what-if", "--policy", "round_robin", *bundle)
     examined = CliRunner().invoke(main, ["doctor", "--json", *bundle])
 
     assert compared["requests"] == 80

@@ -29,6 +29,7 @@ from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.entries import Header
 from pointsman_cli.history.sources import HistoryError, open_history
 from pointsman_cli.main import main
+from tests.support.commands import told_by
 from tests.support.recorded_log import POOL, SETTINGS, RecordedFleet
 
 POLICIES = policy_set(prefill_window_tokens=900)
@@ -94,13 +95,6 @@ async def _keep(url: str, most: int) -> None:
     await client.close()
 
 
-def _json(*arguments: str) -> dict[str, Any]:
-    result = CliRunner().invoke(main, [*arguments, "--json"])
-    assert result.exit_code == 0, result.output[-3000:]
-    answer: dict[str, Any] = json.loads(result.stdout)
-    return answer
-
-
 def _answer(*arguments: str) -> dict[str, Any]:
     """Of a command that may have found something; without what depends on where and when it is asked."""
     result = CliRunner().invoke(main, [*arguments, "--json"])
@@ -119,7 +113,7 @@ def _without_place(told: dict[str, Any]) -> dict[str, Any]:
 def test_what_is_decided_after_the_oldest_checkpoint_by_a_leader_elected_after_it_is_verified(
     live: tuple[str, str], whole: tuple[str, str]
 ) -> None:
-    told, complete = (_json("replay", "--verify", *place) for place in (live, whole))
+    told, complete = (told_by("replay", "--verify", *place) for place in (live, whole))
 
     verdict, both = told["verdict"], complete["verdict"]
     begun = [decision for decision in both["terms"] if decision["term"] == 2]
@@ -147,7 +141,7 @@ def test_the_fleet_at_a_moment_behind_the_checkpoint_is_that_of_the_whole_log(
     live: tuple[str, str], whole: tuple[str, str]
 ) -> None:
     for at in (OLDEST, OLDEST + 200):
-        told, complete = (_json("state", "--until", str(at), *place) for place in (live, whole))
+        told, complete = (told_by("state", "--until", str(at), *place) for place in (live, whole))
 
         assert _without_place(told) == _without_place(complete)
 
@@ -155,7 +149,7 @@ def test_the_fleet_at_a_moment_behind_the_checkpoint_is_that_of_the_whole_log(
 def test_a_moment_before_the_checkpoint_is_shown_with_what_is_missing_and_one_before_the_log_is_refused(
     live: tuple[str, str],
 ) -> None:
-    before = _json("state", "--until", str(OLDEST - 10), *live)
+    before = told_by("state", "--until", str(OLDEST - 10), *live)
     refused = CliRunner().invoke(main, ["state", "--until", str(GONE - 10), *live])
 
     assert "what was known before is missing" in before["beginning"]
@@ -201,8 +195,8 @@ def test_an_export_carries_the_checkpoint_and_answers_as_the_log_itself(
     request = next(e.event.request for e in entries[OLDEST:] if isinstance(e.event, RequestPlaced))
     asked = [("replay", "--verify"), ("state", "--until", str(OLDEST + 1)), ("doctor",), ("explain", request)]
 
-    exported = _json("export", str(out), *live)
-    copied = _json("export", str(again), "--from", str(out))
+    exported = told_by("export", str(out), *live)
+    copied = told_by("export", str(again), "--from", str(out))
 
     assert (exported["entries"], exported["checkpoint"]) == (len(entries) - GONE, OLDEST)
     assert (copied["entries"], copied["checkpoint"]) == (len(entries) - GONE, OLDEST)
@@ -215,8 +209,8 @@ def test_an_export_carries_the_checkpoint_and_answers_as_the_log_itself(
 def test_an_export_up_to_a_moment_before_the_checkpoint_goes_without_it(live: tuple[str, str], tmp_path: Path) -> None:
     out = tmp_path / "incident.pmlog"
 
-    exported = _json("export", str(out), "--until", str(OLDEST - 10), *live)
-    told, itself = (_json("state", "--until", str(OLDEST - 20), *place) for place in (("--from", str(out)), live))
+    exported = told_by("export", str(out), "--until", str(OLDEST - 10), *live)
+    told, itself = (told_by("state", "--until", str(OLDEST - 20), *place) for place in (("--from", str(out)), live))
 
     assert (exported["entries"], exported["checkpoint"]) == (OLDEST - 10 - GONE, None)
     assert "what was known before is missing" in told["beginning"]
@@ -229,7 +223,7 @@ def test_the_story_of_a_request_behind_the_checkpoint_is_that_of_the_whole_log(
     placed = (e.event for e in entries if isinstance(e.event, RequestPlaced))
     request = [event.request for event in placed if event.stamp and event.stamp.term == 2][10]
 
-    told, complete = (_json("explain", request, *place) for place in (live, whole))
+    told, complete = (told_by("explain", request, *place) for place in (live, whole))
 
     assert told["decisions"]
     assert _without_place(told) == _without_place(complete)

@@ -29,6 +29,7 @@ from pointsman.adapters.kv_events.sockets import (
     shared_sockets,
 )
 from pointsman.adapters.tcp_ports import free_ports
+from pointsman_lab.background import background
 from tests.support.fake_publisher import FakePublisher, ScriptedCache
 from tests.support.waiting import eventually
 
@@ -73,13 +74,8 @@ async def reading(
             async for item in stream:
                 items.append(item)  # noqa: PERF401 - others look at them meanwhile
 
-    task = asyncio.create_task(read())
-    try:
-        async with asyncio.timeout(WAIT_SECONDS_MAX):
-            yield items
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    async with background(read()), asyncio.timeout(WAIT_SECONDS_MAX):
+        yield items
 
 
 def named(publisher: FakePublisher, host: str = "tcp") -> KvEndpoint:
@@ -320,10 +316,8 @@ async def answering(answer: Answer) -> AsyncIterator[ZmqReplaySocket]:
             async for frames in answer(start):
                 await router.send_multipart([client, b"", *frames])
 
-        task = asyncio.create_task(serve())
-        yield ZmqReplaySocket(context, f"tcp://127.0.0.1:{port}", Addresses())
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        async with background(serve()):
+            yield ZmqReplaySocket(context, f"tcp://127.0.0.1:{port}", Addresses())
 
 
 async def test_a_replay_does_not_ask_who_takes_the_address_while_it_waits() -> None:

@@ -11,12 +11,11 @@ import aiohttp
 import pytest
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.decisions import RequestGranted, RequestMigrated
 from pointsman.contracts.requests import PrefillFinished, RequestEvent, RequestFinished
 from pointsman.policies.policy_set import rebalancing_policy
 from pointsman.ports import LogEntry
-from pointsman.primitives import InstanceId, PoolName, RequestId, Term
+from pointsman.primitives import InstanceId, PoolName, Term
 from pointsman.runtime.health import HealthBoard, HttpServer
 from pointsman.runtime.supervision import Supervisor
 from pointsman.simulation.replay import verify
@@ -29,7 +28,7 @@ from pointsman_lab.memory.log import MemoryBroker
 from pointsman_rebalancer.service import RebalancerService
 from pointsman_rebalancer.settings import RebalancerSettings
 from pointsman_scheduler.service import SchedulerService
-from tests.support.events import joined
+from tests.support.events import grant, joined
 from tests.support.fake_engine import Behaviour, FakeEngine, running_engine
 from tests.support.ingress_world import COMPLETIONS, ONE, STREAM, TOKENS, TWO, World, world_with
 from tests.support.log_reading import life_of, whole_log
@@ -91,18 +90,7 @@ async def test_from_the_first_bytes_on_the_request_stays(world: World) -> None:
 
 
 async def test_where_both_come_in_the_same_moment_the_answer_counts() -> None:
-    here, there = (
-        RouteGranted(
-            request=RequestId("r1"),
-            attempt=1,
-            instance=instance,
-            url="",
-            hit_tokens=0,
-            predicted_ttft=0.0,
-            knowledge="",
-        )
-        for instance in (ONE, TWO)
-    )
+    here, there = (grant("r1", instance) for instance in (ONE, TWO))
     async with asyncio.timeout(None) as interrupt:
         request = InFlightRequest(here, ScaledClock(), interrupt=interrupt)
         request.redispatch(there)

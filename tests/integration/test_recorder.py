@@ -22,13 +22,14 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from pointsman.adapters import jetstream
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import LogEvent, encode
-from pointsman.contracts.decisions import RequestGranted, RequestPlaced
+from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.requests import RequestArrived
 from pointsman.ports import EventLog
-from pointsman.primitives import InstanceId, PoolName, RequestId, Tenant, Term, WallSeconds
+from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_cli.history.archive import ArchiveHistory
+from pointsman_lab.background import background
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_recorder import archive as archive_module
 from pointsman_recorder import service as service_module
@@ -36,7 +37,7 @@ from pointsman_recorder.archive import Archive, Batch, Branch, open_archive
 from pointsman_recorder.database_errors import UnusableDatabaseError
 from pointsman_recorder.service import Recorder
 from tests.support.archives import archive_at, ask
-from tests.support.events import finished, first_token, joined, stored
+from tests.support.events import arrived, finished, first_token, joined, placed, stored
 from tests.support.nats import running_nats
 from tests.support.poison import bad_utf8, deep
 from tests.support.postgres import way_to
@@ -63,13 +64,8 @@ async def recording(log: EventLog, file: Path, board: HealthBoard | None = None)
 @asynccontextmanager
 async def recording_into(archive: Archive, log: EventLog, board: HealthBoard) -> AsyncIterator[Recorder]:
     recorder = Recorder(log, archive, ScaledClock(), board, batch_events=50, batch_seconds=WallSeconds(0.02))
-    tasks = [asyncio.create_task(recorder.collect()), asyncio.create_task(recorder.archive())]
-    try:
+    async with background(recorder.collect(), recorder.archive()):
         yield recorder
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def rows(file: Path, query: str) -> list[tuple[Any, ...]]:
@@ -141,10 +137,7 @@ async def test_requests_shows_one_row_for_each_request(file: Path) -> None:
     log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
     request, instance = RequestId("r1"), InstanceId("engine-2")
     await log.append(_arrived(request, prompt_tokens=640))
-    await log.append(
-        RequestPlaced(at=10.5, request=request, instance=instance, hit_blocks=1, uncached_tokens=1, queue_seconds=0.0,
-            prefill_seconds=0.2, predicted_ttft=0.45, policy="dualmap", settings={}, reason="hit", candidates=[])
-    )  # fmt: skip
+    await log.append(placed("r1", "engine-2", at=10.5, predicted_ttft=0.45, policy="dualmap"))
     await log.append(RequestGranted(at=10.6, request=request, instance=instance))
     await log.append(first_token("r1", "engine-2", at=11.0))
     await log.append(replace(finished("r1", "engine-2", at=12.0), ttft=11.0, prompt_tokens=640))
@@ -160,10 +153,7 @@ async def test_requests_shows_one_row_for_each_request(file: Path) -> None:
 
 
 def _arrived(request: str, *, prompt_tokens: int) -> RequestArrived:
-    return RequestArrived(
-        at=10.5, request=RequestId(request), arrived_at=10.25, ingress="i", tenant=Tenant("acme"), keys=b"",
-        prompt_tokens=prompt_tokens, max_output_tokens=5, slo_ttft=2.0, slo_tpot=0.1,
-    )  # fmt: skip
+    return arrived(request, at=10.5, tenant="acme", arrived_at=10.25, prompt_tokens=prompt_tokens)
 
 
 async def test_requests_shows_what_was_measured_and_not_what_a_leader_assumed(url: str) -> None:

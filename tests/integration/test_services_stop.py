@@ -22,28 +22,20 @@ NO_INSTANCE = ("--nats", "nats://127.0.0.1:9")
 END_SECONDS_MAX = 60
 
 
-@pytest.mark.parametrize("service", ["ingress", "scheduler", "recorder"])
-def test_a_service_whose_port_is_taken_ends_and_says_so_in_a_line(service: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("service", "option"),
+    [("ingress", "--port"), ("scheduler", "--port"), ("recorder", "--port"), ("ingress", "--admin-port")],
+)
+def test_a_service_whose_port_is_taken_ends_and_says_so_in_a_line(service: str, option: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        ended = _ended(f"pointsman-{service}", "--port", str(port), *NO_INSTANCE, directory=tmp_path)
+        ended = _ended(f"pointsman-{service}", "--port", "0", option, str(port), *NO_INSTANCE, directory=tmp_path)
 
     assert ended.returncode == 1
     assert f"Error: cannot listen on 127.0.0.1:{port}" in ended.stderr
+    assert option in ended.stderr
     assert "Traceback" not in ended.stderr
     assert "shutdown_timeout" not in ended.stderr
-
-
-def test_an_ingress_whose_admin_port_is_taken_ends_and_says_so_in_a_line(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        options = ("--port", "0", "--admin-port", str(port))
-        ended = _ended("pointsman-ingress", *options, *NO_INSTANCE, directory=tmp_path)
-
-    assert ended.returncode == 1
-    assert f"Error: cannot listen on 127.0.0.1:{port}" in ended.stderr
-    assert "--admin-port" in ended.stderr
-    assert "Traceback" not in ended.stderr
 
 
 def test_an_ingress_that_cannot_read_its_tokenizer_ends_and_says_so_in_a_line() -> None:

@@ -37,13 +37,12 @@ from pointsman_ingress.assembly import assembled
 from pointsman_ingress.engine import client
 from pointsman_ingress.settings import IngressSettings
 from pointsman_lab.memory.log import MemoryBroker
-from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import WorkerSettings
 from tests.support.events import joined, route
 from tests.support.fake_publisher import BLOCK, FakePublisher, ScriptedCache
 from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, world_with
 from tests.support.raw_engine import HEAD, STREAM_HEAD, RawEngine, running_raw_engine, whole
-from tests.support.scheduling import running_scheduler
+from tests.support.scheduling import running_scheduler, worker_over
 from tests.support.waiting import eventually
 
 USAGE = b'"usage":{"prompt_tokens":%s,"completion_tokens":2}'
@@ -564,16 +563,8 @@ async def working(publisher: FakePublisher | None = None) -> AsyncIterator[Worke
     async with running_raw_engine() as engine, HttpEngine(engine.url) as asked:
         engine.answers = dict(PAGES)
         settings = WorkerSettings(block_tokens=2 * BLOCK, report_seconds=WallSeconds(0.05))
-        service = WorkerService(
-            event_log=link.log,
-            commands=link.commands,
-            clock=clock,
-            board=board,
-            settings=settings,
-            target=EngineTarget(instance=ONE, url=engine.url),
-            engine=asked,
-            events=source,
-        )
+        target = EngineTarget(instance=ONE, url=engine.url)
+        service = worker_over(link, clock, asked, target, settings, source, board=board)
         task = asyncio.create_task(service.run())
         try:
             yield Worker(broker, engine, board, task)
@@ -777,16 +768,9 @@ async def whole_pool(*engines: RawEngine) -> AsyncIterator[tuple[str, MemoryBrok
         await stack.enter_async_context(running_scheduler(broker.client(clock, name="s"), clock))
         for number, engine in enumerate(engines):
             link = broker.client(clock, name=f"worker-{number}")
-            service = WorkerService(
-                event_log=link.log,
-                commands=link.commands,
-                clock=clock,
-                board=HealthBoard(),
-                settings=WorkerSettings(report_seconds=WallSeconds(0.1)),
-                target=EngineTarget(instance=InstanceId(f"engine-{number}"), url=engine.url),
-                engine=await stack.enter_async_context(HttpEngine(engine.url)),
-                events=None,
-            )
+            asked = await stack.enter_async_context(HttpEngine(engine.url))
+            target = EngineTarget(instance=InstanceId(f"engine-{number}"), url=engine.url)
+            service = worker_over(link, clock, asked, target, WorkerSettings(report_seconds=WallSeconds(0.1)))
             supervisor = await stack.enter_async_context(Supervisor())
             supervisor.start(service.run(), name="worker")
             await eventually(lambda: len(engines[number].asked) > 8)  # noqa: B023 - awaited within the round

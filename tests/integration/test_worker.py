@@ -68,6 +68,7 @@ from pointsman_worker.targets import listed_targets
 from pointsman_worker.translator import BlockTranslator
 from tests.support.events import joined
 from tests.support.fake_publisher import BLOCK, Event, FakePublisher, ScriptedCache
+from tests.support.scheduling import worker_over
 
 INSTANCE = InstanceId("engine-1")
 TARGET = EngineTarget(instance=INSTANCE, url="http://e:1")
@@ -171,16 +172,8 @@ async def working(
     usual = {"block_tokens": 2 * BLOCK, "flush_ms": 2.0, "report_seconds": 0.1}
     link = broker.client(clock, name="worker")
     bench_engine = engine or FakeHttpEngine()
-    service = WorkerService(
-        event_log=link.log,
-        commands=link.commands,
-        clock=clock,
-        board=board,
-        settings=WorkerSettings(**{**usual, **settings}),
-        target=target,
-        engine=bench_engine,
-        events=source_of(publisher) if publisher else None,
-    )
+    events = source_of(publisher) if publisher else None
+    service = worker_over(link, clock, bench_engine, target, WorkerSettings(**usual | settings), events, board=board)
     task = asyncio.create_task(service.run())
     try:
         yield Bench(LogView(broker), broker.client(clock, name="test").commands, bench_engine, board, service)
@@ -1144,17 +1137,12 @@ def soon_expiring(
     """A worker that gives blocks up after a tenth of a second."""
     clock = ScaledClock()
     link = broker.client(clock, name="worker")
-    return WorkerService(
-        event_log=link.log,
-        commands=link.commands,
-        clock=clock,
-        board=HealthBoard(),
-        settings=WorkerSettings(block_tokens=2 * BLOCK, flush_ms=2.0, report_seconds=report_seconds),
-        target=TARGET,
-        engine=engine or FakeHttpEngine(),
-        events=source,
-        unconfirmed_wall_seconds=WallSeconds(0.1),
+    settings, soon = (
+        WorkerSettings(block_tokens=2 * BLOCK, flush_ms=2.0, report_seconds=report_seconds),
+        WallSeconds(0.1),
     )
+    asked = engine or FakeHttpEngine()
+    return worker_over(link, clock, asked, TARGET, settings, source, unconfirmed_wall_seconds=soon)
 
 
 async def test_what_is_in_doubt_is_given_up_although_the_log_is_away() -> None:
@@ -1215,16 +1203,8 @@ async def scripted_worker(
     clock, broker, board = ScaledClock(), MemoryBroker(PoolName("default")), HealthBoard()
     link = broker.client(clock, name="worker")
     bench_engine = engine or FakeHttpEngine()
-    service = WorkerService(
-        event_log=link.log,
-        commands=link.commands,
-        clock=clock,
-        board=board,
-        settings=WorkerSettings(block_tokens=2 * BLOCK, flush_ms=flush_ms, report_seconds=WallSeconds(0.06)),
-        target=TARGET,
-        engine=bench_engine,
-        events=source,
-    )
+    settings = WorkerSettings(block_tokens=2 * BLOCK, flush_ms=flush_ms, report_seconds=WallSeconds(0.06))
+    service = worker_over(link, clock, bench_engine, TARGET, settings, source, board=board)
     task = asyncio.create_task(service.run())
     try:
         yield Bench(LogView(broker), link.commands, bench_engine, board, service)

@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 
 from pointsman_cli.discovery import FleetFile, find_fleet
+from pointsman_lab.background import background
 from tests.observability.promql import METRIC
 from tests.observability.test_alerts import FOLDER, RULES
 from tests.observability.test_dashboards import NAMES, board_of, panels
@@ -118,14 +119,9 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
 @asynccontextmanager
 async def under_load(fleet: FleetFile) -> AsyncIterator[None]:
     async with aiohttp.ClientSession(fleet.ingress, timeout=aiohttp.ClientTimeout(20)) as client:
-        loaders = [asyncio.create_task(load(client, fleet.model, own)) for own in range(LOADERS)]
-        loaders.append(asyncio.create_task(look_up(fleet.of_role("ingress")[0].probes)))
-        try:
+        loaders = (load(client, fleet.model, own) for own in range(LOADERS))
+        async with background(look_up(fleet.of_role("ingress")[0].probes), *loaders):
             yield
-        finally:
-            for loader in loaders:
-                loader.cancel()
-            await asyncio.gather(*loaders, return_exceptions=True)
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

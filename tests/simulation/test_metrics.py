@@ -220,6 +220,7 @@ def test_length_bands_split_the_requests_evenly_from_short_to_long(lengths: list
 
 def test_percentiles_lie_between_the_nearest_ranks() -> None:
     assert percentile([4.0, 1.0, 3.0, 2.0], 50) == 2.5
+    assert percentile([1.0], 99) == 1.0
     assert percentile([], 50) is None
 
 

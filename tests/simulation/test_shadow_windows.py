@@ -1,6 +1,5 @@
 """Windows of a shadow policy have the numbers of `pointsman what-if` for the same arrivals, and those of `simulate`."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -11,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from click.testing import CliRunner
 
 from pointsman.analysis.shadow import Shadow, ShadowSummary, shadow_choice
 from pointsman.analysis.shadow_windows import WAITING_MAX, ShadowWindows
@@ -28,9 +26,7 @@ from pointsman.simulation.metrics import summarise
 from pointsman.simulation.simulator import Scenario, Simulation, simulate
 from pointsman.simulation.workload import GENERATORS, WorkloadRequest
 from pointsman.state.state import PoolSettings, State
-from pointsman_cli.history.bundle import write_bundle
-from pointsman_cli.history.sources import Header
-from pointsman_cli.main import main
+from tests.support.commands import told_by, written
 from tests.support.events import BLOCK, reported
 from tests.support.ladder_truth import WatchedCaches
 from tests.support.recorded_log import RecordedFleet
@@ -102,11 +98,7 @@ def followed(entries: Sequence[LogEntry], *texts: str, window: float = WINDOW, w
 
 
 def what_if(entries: Sequence[LogEntry], file: Path, *arguments: str) -> dict[str, Any]:
-    write_bundle(file, Header(pool="default", last=entries[-1].sequence), list(entries))
-    result = CliRunner().invoke(main, ["what-if", "--from", str(file), *arguments, "--json"])
-    assert result.exit_code == 0, result.output
-    told: dict[str, Any] = json.loads(result.stdout)
-    return told
+    return told_by("what-if", "--from", str(written(entries, file.parent, file.name)), *arguments)
 
 
 @pytest.mark.parametrize(("name", "first", "second"), [(name, *pair) for name, pair in zip(LOGS, PAIRS, strict=True)])

@@ -20,7 +20,7 @@ from pointsman.analysis.recorded_traffic import TrafficBounds, read_record
 from pointsman.analysis.what_if import ReplayedFleet
 from pointsman.contracts.cache import BlocksStored
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import RequestMigrated, RequestPlaced, RequestRejected
+from pointsman.contracts.decisions import RequestMigrated, RequestPlaced
 from pointsman.contracts.envelope import Event
 from pointsman.contracts.fleet import DecodeCost, InstanceJoined, PrefillCost
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestFailed, RequestFinished
@@ -35,10 +35,9 @@ from pointsman.simulation.simulator import FleetMirror, Scenario
 from pointsman.simulation.step_cost import StepCost
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 from pointsman.state.state import PoolSettings
-from pointsman_cli.history.bundle import write_bundle
-from pointsman_cli.history.sources import Header
 from pointsman_cli.main import main
-from tests.support.events import BLOCK, given_up, joined
+from tests.support.commands import told_by, written
+from tests.support.events import BLOCK, given_up, joined, rejected
 from tests.support.headless import write_headless
 from tests.support.ingress_clock import WRONG_CLOCKS, with_ingress_clock
 from tests.support.recorded_log import rewritten
@@ -60,8 +59,7 @@ def entries() -> list[LogEntry]:
 
 
 def what_if(entries: list[LogEntry], directory: Path, *arguments: str) -> Result:
-    write_bundle(directory / "log.pmlog", Header(pool="default", last=entries[-1].sequence), entries)
-    return CliRunner().invoke(main, ["what-if", "--from", str(directory / "log.pmlog"), *arguments])
+    return CliRunner().invoke(main, ["what-if", "--from", str(written(entries, directory)), *arguments])
 
 
 def outcome_of(run: Generator[float, None, Outcome]) -> Outcome:
@@ -128,9 +126,8 @@ def test_a_log_that_has_lost_its_beginning_is_counted_from_its_checkpoint_on(
     entries: list[LogEntry], tmp_path: Path
 ) -> None:
     file = write_headless(tmp_path / "gone.pmlog", entries, 400, settings=SETTINGS, checkpoint=(600, POLICIES))
-    arguments = ("--policy", "min_ttft", "--json")
-    result = CliRunner().invoke(main, ["what-if", "--from", str(file), *arguments])
-    told, whole = json.loads(result.stdout), numbers(entries, tmp_path, "--policy", "min_ttft", "--since", "600")
+    told = told_by("what-if", "--from", str(file), "--policy", "min_ttft")
+    whole = numbers(entries, tmp_path, "--policy", "min_ttft", "--since", "600")
 
     assert told["requests"] == whole["requests"] > 100
     assert 0 < told["warmup"] < whole["warmup"]
@@ -399,16 +396,7 @@ def test_a_request_that_came_again_under_another_id_is_simulated_once(
     lost, at = RequestId("lost"), arrival.at
     ends: dict[str, LogEvent] = {
         "given up": given_up("lost", at=at),
-        "no instance": RequestRejected(
-            at=at,
-            request=lost,
-            reason="no_instance",
-            detail="",
-            retry_after=1.0,
-            policy="p",
-            settings={},
-            candidates=[],
-        ),
+        "no instance": rejected("lost", "no_instance", at=at),
         "failed": RequestFailed(at=at, request=lost, reason="engine_failed", status=502),
     }
     first = msgspec.structs.replace(arrival, request=lost, tenant=Tenant(tenant))

@@ -12,6 +12,7 @@ from itertools import count
 import aiohttp
 
 from pointsman_cli.discovery import FleetProcess
+from pointsman_lab.background import background
 
 CHECK_SECONDS = 0.2
 CHECK_SECONDS_MAX = 2.0
@@ -97,10 +98,8 @@ async def balancer_before(*ingresses: FleetProcess) -> AsyncIterator[TestBalance
     balancer = TestBalancer(ingresses)
     server = await asyncio.start_server(balancer.connect, "127.0.0.1", 0)
     balancer.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    checking = asyncio.create_task(balancer.check())
     try:
-        yield balancer
+        async with background(balancer.check()):
+            yield balancer
     finally:
-        checking.cancel()
-        await asyncio.gather(checking, return_exceptions=True)
         server.close()

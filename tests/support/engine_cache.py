@@ -11,6 +11,7 @@ from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.primitives import BlockKey, Tokens
+from pointsman_lab.background import background
 from pointsman_worker.translator import BlockTranslator
 
 EVENTS_SECONDS_MAX = 15.0
@@ -59,10 +60,6 @@ async def followed(kv: str, replay: str, *, chain: KeyChain, engine_block_tokens
                     for event in item.events:
                         cache.translator.apply(event)
 
-    task = asyncio.create_task(follow())
-    try:
+    async with background(follow()):
         await asyncio.wait_for(cache.attached.wait(), EVENTS_SECONDS_MAX)
         yield cache
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)

@@ -1,6 +1,8 @@
 """Events and commands with the fields that a test does not care about filled in."""
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import xor
 from typing import Any
 
 from msgspec.structs import replace
@@ -8,8 +10,8 @@ from msgspec.structs import replace
 from pointsman.contracts.block_keys import pack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, Run
 from pointsman.contracts.codec import encode
-from pointsman.contracts.commands import FleetDescribed, InstanceDescribed, RouteRequest
-from pointsman.contracts.decisions import RequestRejected
+from pointsman.contracts.commands import FleetDescribed, InstanceDescribed, RouteGranted, RouteRequest
+from pointsman.contracts.decisions import RequestPlaced, RequestRejected
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import InstanceJoined, InstanceReported, PrefillCost
 from pointsman.contracts.reasons import CancelCause, RejectReason
@@ -55,18 +57,24 @@ def removed(instance: str, sequence: int, keys: list[int], *, epoch: int = 1, at
 
 
 def reported(
-    instance: str, sequence: int, keys: list[int], *, epoch: int = 1, at: float = 0.0, serving: bool = True
+    instance: str, sequence: int, keys: Sequence[int], *, epoch: int = 1, at: float = 0.0, **fields: Any
 ) -> InstanceReported:
-    digest = 0
-    for key in keys:
-        digest ^= key
+    defaults: dict[str, Any] = {"serving": True, "waiting": 0, "running": 0, "kv_usage": 0.0}
     return InstanceReported(
-        at=at, instance=InstanceId(instance), epoch=Epoch(epoch), serving=serving, waiting=0, running=0, kv_usage=0.0,
-        sequence=sequence, blocks=len(keys), digest=digest,
+        at=at, instance=InstanceId(instance), epoch=Epoch(epoch), sequence=sequence, blocks=len(keys),
+        digest=reduce(xor, keys, 0), **defaults | fields,
     )  # fmt: skip
 
 
-def route(request: str, keys: list[int], *, arrived_at: float = 0.0, session: str = "", **fields: Any) -> RouteRequest:
+def grant(request: str, instance: str, **fields: Any) -> RouteGranted:
+    defaults: dict[str, Any] = {"attempt": 1, "url": "http://a", "hit_tokens": 0, "predicted_ttft": 0.0}
+    defaults["knowledge"] = "exact"
+    return RouteGranted(request=RequestId(request), instance=InstanceId(instance), **defaults | fields)
+
+
+def route(
+    request: str, keys: Sequence[int], *, arrived_at: float = 0.0, session: str = "", **fields: Any
+) -> RouteRequest:
     defaults: dict[str, Any] = {
         "ingress": "ingress-1",
         "tenant": Tenant("t"),
@@ -81,16 +89,49 @@ def route(request: str, keys: list[int], *, arrived_at: float = 0.0, session: st
     )
 
 
+def arrived(request: str, *, at: float = 0.0, tenant: str = "t", **fields: Any) -> RequestArrived:
+    defaults: dict[str, Any] = {
+        "arrived_at": at,
+        "ingress": "i",
+        "keys": b"",
+        "prompt_tokens": 100,
+        "max_output_tokens": 10,
+        "slo_ttft": 5.0,
+        "slo_tpot": 1.0,
+    }
+    return RequestArrived(at=at, request=RequestId(request), tenant=Tenant(tenant), **defaults | fields)
+
+
+def placed(request: str, instance: str, *, at: float = 0.0, **fields: Any) -> RequestPlaced:
+    defaults: dict[str, Any] = {
+        "hit_blocks": 0,
+        "uncached_tokens": 10,
+        "queue_seconds": 0.0,
+        "prefill_seconds": 0.1,
+        "predicted_ttft": 0.1,
+        "policy": "p",
+        "settings": {},
+        "reason": "",
+        "candidates": [],
+    }
+    return RequestPlaced(at=at, request=RequestId(request), instance=InstanceId(instance), **defaults | fields)
+
+
+def rejected(request: str, reason: str, *, at: float, **fields: Any) -> RequestRejected:
+    defaults: dict[str, Any] = {"detail": "", "retry_after": 1.0, "policy": "p", "settings": {}, "candidates": []}
+    return RequestRejected(at=at, request=RequestId(request), reason=reason, **defaults | fields)
+
+
 def first_token(request: str, instance: str, *, at: float, prefill: float | None = None) -> PrefillFinished:
     took = at if prefill is None else prefill
     return PrefillFinished(at=at, request=RequestId(request), instance=InstanceId(instance), ttft=at, prefill=took)
 
 
-def finished(request: str, instance: str, *, at: float) -> RequestFinished:
-    return RequestFinished(
-        at=at, request=RequestId(request), instance=InstanceId(instance), e2e=at, prompt_tokens=1,
-        completion_tokens=1, cached_tokens=0, ttft=at, tpot=0.0,
-    )  # fmt: skip
+def finished(request: str, instance: str, *, at: float, **fields: Any) -> RequestFinished:
+    defaults: dict[str, Any] = {
+        "e2e": at, "prompt_tokens": 1, "completion_tokens": 1, "cached_tokens": 0, "ttft": at, "tpot": 0.0,
+    }  # fmt: skip
+    return RequestFinished(at=at, request=RequestId(request), instance=InstanceId(instance), **defaults | fields)
 
 
 def given_up(request: str, *, at: float, instance: str = "", number: int = 10_000, as_of: int = 0) -> RequestCancelled:
@@ -102,10 +143,8 @@ def given_up(request: str, *, at: float, instance: str = "", number: int = 10_00
 
 
 def no_instance(request: str, *, at: float, number: int = 10_000, as_of: int = 0) -> RequestRejected:
-    return RequestRejected(
-        at=at, request=RequestId(request), reason=RejectReason.NO_INSTANCE, detail="", retry_after=1.0, policy="p", settings={},
-        candidates=[], stamp=Stamp(term=Term(1), number=number, as_of=as_of),
-    )  # fmt: skip
+    stamp = Stamp(term=Term(1), number=number, as_of=as_of)
+    return rejected(request, RejectReason.NO_INSTANCE, at=at, stamp=stamp)
 
 
 def given_up_before_each_end(entries: Sequence[LogEntry]) -> list[LogEntry]:

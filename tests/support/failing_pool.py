@@ -3,13 +3,12 @@
 from dataclasses import dataclass, field
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.fleet import InstanceEjected
 from pointsman.contracts.requests import AttemptFailure, RequestAttemptFailed, RequestFailed
 from pointsman.policies.policy_set import PolicySet, policy_set
 from pointsman.primitives import InstanceId, RequestId
 from pointsman.state.fleet import Status
-from tests.support.events import finished, first_token, joined, route
+from tests.support.events import finished, first_token, joined, rejected, route
 from tests.support.logged_leader import LoggedLeader
 
 PREFILL = 0.065
@@ -69,12 +68,7 @@ class FailingPool(LoggedLeader):
 
     def refuses(self, request: str) -> None:
         """The leader refuses its next attempt."""
-        self.happens(
-            RequestRejected(
-                at=self.now, request=RequestId(request), reason="slo_ttft", detail="", retry_after=1.0, policy="round_robin",
-                settings={}, candidates=[], attempt=2,
-            )
-        )  # fmt: skip
+        self.happens(rejected(request, "slo_ttft", at=self.now, attempt=2))
 
     def gives_up(self, request: str) -> None:
         self.happens(RequestFailed(at=self.now + self.clock, request=RequestId(request), reason="engine", status=502))

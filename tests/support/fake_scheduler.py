@@ -124,13 +124,7 @@ class FakeScheduler:
         if self.silent_at_hand_over:
             return
         if self.hand_over_rejection is not None:
-            status, reason, retry_after = self.hand_over_rejection
-            await reply(
-                RouteRejected(
-                    request=command.request, attempt=command.attempt, status=status, reason=reason,
-                    detail="the test says so", retry_after=retry_after, term=self.term,
-                )
-            )  # fmt: skip
+            await reply(self._reject(command, *self.hand_over_rejection))
             return
         planned = self._grants[command.request]
         fields = {"decode": InstanceId(""), "decode_url": "", "prefilled_by": planned.instance}
@@ -150,7 +144,9 @@ class FakeScheduler:
         given_up = [sent.request for sent in command.requests if sent.instance in self.idle]
         await reply(FollowAnswered(rebound=rebound, given_up=given_up, term=self.term))
 
-    def _reject(self, command: RouteRequest, status: int, reason: str, retry_after: float) -> RouteRejected:
+    def _reject(
+        self, command: RouteRequest | HandOverRequest, status: int, reason: str, retry_after: float
+    ) -> RouteRejected:
         return RouteRejected(
             request=command.request,
             attempt=command.attempt,

@@ -3,14 +3,11 @@ planted, not with the code under test."""
 
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from pointsman.contracts.requests import RequestFinished
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
-from pointsman_cli.history.bundle import write_bundle
-from pointsman_cli.history.sources import Header
 from tests.support.served_log import ServedLog
 
 LONG_BLOCKS = 900
@@ -89,12 +86,6 @@ CASES = {
 @cache
 def planted(case: Planted) -> list[LogEntry]:
     return ServedLog(**case.log).entries
-
-
-def written(entries: list[LogEntry], directory: Path) -> Path:
-    bundle = directory / "planted.pmlog"
-    write_bundle(bundle, Header(pool="default", last=entries[-1].sequence), entries)
-    return bundle
 
 
 def slowest_of(entries: list[LogEntry], case: Planted) -> str:

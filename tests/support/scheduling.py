@@ -1,11 +1,12 @@
-"""A scheduler in the test's own process, put together as in production."""
+"""A scheduler, or a worker of one engine, in the test's own process, put together as in production."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.ports import Link
+from pointsman.ports import Clock, EngineTarget, Link
+from pointsman.primitives import WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.supervision import Supervisor
 from pointsman.runtime.tracing import Tracer
@@ -13,6 +14,10 @@ from pointsman_scheduler.main import start_scheduler
 from pointsman_scheduler.policy_config import chosen_policies
 from pointsman_scheduler.service import SchedulerService
 from pointsman_scheduler.settings import SchedulerSettings
+from pointsman_worker.engine_monitor import Engine
+from pointsman_worker.service import WorkerService
+from pointsman_worker.session import UNCONFIRMED_WALL_SECONDS, EventSource
+from pointsman_worker.settings import WorkerSettings
 from tests.support.waiting import eventually
 
 LEASE_SECONDS = 10.0
@@ -41,3 +46,28 @@ async def running_scheduler(
         )
         await eventually(lambda: board.whole, what="readiness")
         yield service
+
+
+def worker_over(
+    link: Link,
+    clock: Clock,
+    engine: Engine,
+    target: EngineTarget,
+    settings: WorkerSettings,
+    events: EventSource | None = None,
+    *,
+    board: HealthBoard | None = None,
+    unconfirmed_wall_seconds: WallSeconds = UNCONFIRMED_WALL_SECONDS,
+) -> WorkerService:
+    """To be run. `events`: None for an engine without them."""
+    return WorkerService(
+        event_log=link.log,
+        commands=link.commands,
+        clock=clock,
+        board=board or HealthBoard(),
+        settings=settings,
+        target=target,
+        engine=engine,
+        events=events,
+        unconfirmed_wall_seconds=unconfirmed_wall_seconds,
+    )

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted
-from pointsman.contracts.requests import RequestFinished
 from pointsman.policies.admission.admit_all import AdmitAll
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.ordering import OrderingPolicy
@@ -13,7 +12,7 @@ from pointsman.policies.routing.round_robin import RoundRobin
 from pointsman.primitives import InstanceId, RequestId, Term
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request
-from tests.support.events import BLOCK, COST, first_token, joined, route
+from tests.support.events import BLOCK, COST, finished, first_token, joined, route
 
 INSTANCE = "a"
 BUSY = RequestId("before-all")
@@ -76,7 +75,7 @@ class SingleServer:
     def release(self) -> None:
         if BUSY in self.state.workload.requests:
             self._apply(first_token(BUSY, INSTANCE, at=self.now))
-            self._apply(_finished(BUSY, 0, at=self.now))
+            self._apply(finished(BUSY, INSTANCE, at=self.now, completion_tokens=0))
             self._served.clear()
             self.granted.clear()
             self._note(self.dispatcher.grant_waiting(InstanceId(INSTANCE), self.now))
@@ -148,7 +147,7 @@ class SingleServer:
             served = self.served(request.tenant)
             served.output_tokens += output
             served.promised_output_tokens += output if _is_promised(request) else 0
-            self._apply(_finished(ended, output, at=self.now))
+            self._apply(finished(ended, INSTANCE, at=self.now, completion_tokens=output))
         self._note(self.dispatcher.grant_waiting(InstanceId(INSTANCE), self.now))
 
     def _apply(self, event: LogEvent) -> None:
@@ -167,10 +166,3 @@ class SingleServer:
 
 def _is_promised(request: Request) -> bool:
     return request.placed_at + request.predicted_ttft <= request.deadline
-
-
-def _finished(request: RequestId, output: int, *, at: float) -> RequestFinished:
-    return RequestFinished(
-        at=at, request=request, instance=InstanceId(INSTANCE), e2e=at, prompt_tokens=1,
-        completion_tokens=output, cached_tokens=0, ttft=at, tpot=0.0,
-    )  # fmt: skip

@@ -26,12 +26,11 @@ from pointsman_ingress.assembly import assembled
 from pointsman_ingress.settings import IngressSettings
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_scheduler.service import SchedulerService
-from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import WorkerSettings
 from tests.support.api_keys import put_keys
 from tests.support.engine_sim import FREE_PORTS
 from tests.support.log_reading import life_of, whole_log
-from tests.support.scheduling import running_scheduler
+from tests.support.scheduling import running_scheduler, worker_over
 from tests.support.waiting import eventually
 
 POOL = PoolName("default")
@@ -162,16 +161,10 @@ async def start_worker(
 ) -> None:
     link = broker.client(clock, name=f"worker {name}")
     engine = await stack.enter_async_context(HttpEngine(place.url))
-    service = WorkerService(
-        event_log=link.log,
-        commands=link.commands,
-        clock=clock,
-        board=HealthBoard(),
-        settings=WorkerSettings(**told, **place.settings, report_seconds=WallSeconds(0.1)),
-        target=EngineTarget(instance=InstanceId(name), url=place.url),
-        engine=engine,
-        events=KvEventReader(KvEndpoint(place.kv, place.replay)),
-    )
+    target = EngineTarget(instance=InstanceId(name), url=place.url)
+    events = KvEventReader(KvEndpoint(place.kv, place.replay))
+    settings = WorkerSettings(**told, **place.settings, report_seconds=WallSeconds(0.1))
+    service = worker_over(link, clock, engine, target, settings, events)
     beside = await stack.enter_async_context(Supervisor())  # ends before what it asks is closed
     beside.start(service.run(), name=f"worker-{name}")
 

@@ -61,14 +61,13 @@ from pointsman.state.dead_letters import NEWEST_MAX
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request
-from pointsman_cli.history.bundle import write_bundle
-from pointsman_cli.history.sources import Header
 from pointsman_cli.main import main
 from pointsman_cli.terminal import SafeConsole
 from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_worker.event_sequencer import portions
 from tests.golden.samples import COMMANDS, EVENTS
+from tests.support.commands import written
 from tests.support.engine_urls import ANY_URL
 from tests.support.events import joined, reported, route, stored
 from tests.support.poison import bad_fields, bad_utf8, deep, mutated
@@ -506,8 +505,7 @@ def poisoned() -> list[LogEntry]:
 
 @pytest.fixture
 def bundle(poisoned: list[LogEntry], tmp_path: Path) -> str:
-    write_bundle(tmp_path / "poison.pmlog", Header(pool="default", last=poisoned[-1].sequence), poisoned)
-    return str(tmp_path / "poison.pmlog")
+    return str(written(poisoned, tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pointsman.adapters.backoff import Backoff
 from pointsman.contracts.block_keys import KEY_BYTES
 from pointsman.contracts.cache import BlocksStored, CacheSnapshot
 from pointsman.contracts.fleet import InstanceProbed
-from pointsman.ports import Clock, LogEntry, LogMissingError, LogUnavailableError
+from pointsman.ports import Clock, LogEntry, LogUnavailableError
 from pointsman.primitives import Epoch, InstanceId, Tokens, WallSeconds
 from pointsman.runtime.containment import contained
 from pointsman.runtime.supervision import Supervisor
@@ -155,7 +155,7 @@ class KeyProber:
                 return await self._appears(instance, key, start)
         except TimeoutError:
             return False
-        except (EngineFailedError, LogUnavailableError, LogMissingError) as error:
+        except (EngineFailedError, LogUnavailableError) as error:
             raise ProbeFailedError(str(error)) from error
 
     async def _send(self, instance: Instance, path: str, body: bytes) -> None:

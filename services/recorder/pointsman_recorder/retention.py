@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import structlog
 
-from pointsman.ports import Clock, EventLog, LogMissingError, LogUnavailableError
+from pointsman.ports import Clock, EventLog, LogUnavailableError
 from pointsman.primitives import EngineSeconds, Seconds, WallSeconds, engine_seconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.health import HealthBoard
@@ -115,7 +115,7 @@ class Retention:
             return
         try:
             extent = await self._log.extent()
-        except (LogUnavailableError, LogMissingError):
+        except LogUnavailableError:
             return
         if begins is not None and begins.identity == extent.identity and begins.sequence > extent.first:
             self._board.degraded(

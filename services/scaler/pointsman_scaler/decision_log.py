@@ -5,7 +5,7 @@ import structlog
 
 from pointsman.contracts.codec import LogEvent, UnwritableError
 from pointsman.contracts.decisions import ScaleApplied, ScaleDecided
-from pointsman.ports import Clock, EventLog, LogMissingError, LogUnavailableError
+from pointsman.ports import Clock, EventLog, LogUnavailableError
 from pointsman.primitives import Sequence, WallSeconds
 from pointsman.runtime.leadership import Leadership
 from pointsman.runtime.log_follower import LogFollower
@@ -42,7 +42,7 @@ class DecisionLog:
         self._checked_at = self._clock.wall()
         try:
             extent = await self._log.extent()
-        except (LogUnavailableError, LogMissingError):
+        except LogUnavailableError:
             return False
         return extent.has_in_oldest(1 / 2, self._decided_at)
 

@@ -9,7 +9,6 @@ from pointsman.ports import (
     Clock,
     EventLog,
     LogExtent,
-    LogMissingError,
     LogUnavailableError,
     StoreUnavailableError,
 )
@@ -59,7 +58,7 @@ class CheckpointWatch:
     async def look(self) -> None:
         try:
             extent = await self._log.extent()
-        except (LogUnavailableError, LogMissingError):
+        except LogUnavailableError:
             return  # another part says so
         try:
             newest = await newest_checkpoint(self._checkpoints, self._form, extent.identity)

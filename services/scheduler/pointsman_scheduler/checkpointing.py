@@ -15,7 +15,6 @@ from pointsman.ports import (
     EventLog,
     LogEntry,
     LogExtent,
-    LogMissingError,
     LogUnavailableError,
     StoreUnavailableError,
 )
@@ -138,7 +137,7 @@ class Checkpointer:
         self._extent_at = self._clock.wall()
         try:
             self._extent = await self._log.extent()
-        except (LogUnavailableError, LogMissingError) as error:
+        except LogUnavailableError as error:
             log.warning("log_extent_unknown", problem=str(error))
 
     async def _save(self, state: State, entry: LogEntry) -> bool:

@@ -25,7 +25,6 @@ from pointsman.ports import (
     ElectionLostError,
     EventLog,
     Fence,
-    LogMissingError,
     LogUnavailableError,
 )
 from pointsman.primitives import Term, WallSeconds
@@ -204,7 +203,7 @@ class Candidacy:
             await self._clock.sleep_wall(LOOK_WALL_SECONDS)
             try:
                 extent = await self._log.extent()
-            except (LogUnavailableError, LogMissingError):
+            except LogUnavailableError:
                 progress.forget()
             else:
                 self._unreadable = progress.look(self._replica.state.sequence, extent.end)
@@ -296,7 +295,7 @@ class Candidacy:
                     return elected, await self._log.elect(elected, after=last if last >= extent.first else 0)
             except ElectionLostError as error:
                 log.info("election_lost", reason=str(error))
-            except (LogUnavailableError, LogMissingError) as error:
+            except LogUnavailableError as error:
                 self._board.missing(LEADERSHIP, f"the log does not answer: {error}")
             await self._clock.sleep_wall(ELECTION_RETRY_WALL_SECONDS)
 

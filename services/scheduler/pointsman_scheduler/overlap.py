@@ -23,7 +23,7 @@ from pointsman.contracts.overlap import (
     OverlapRequest,
 )
 from pointsman.contracts.subjects import command_subject
-from pointsman.ports import Clock, Commands, EventLog, LogMissingError, LogUnavailableError, Reply
+from pointsman.ports import Clock, Commands, EventLog, LogUnavailableError, Reply
 from pointsman.primitives import BlockKey, InstanceId, PoolName, WallSeconds
 from pointsman.primitives import Sequence as LogSequence
 from pointsman.runtime import telemetry
@@ -219,7 +219,7 @@ class OverlapService:
         now = self._clock.wall()
         if self._log_end_at is None or now - self._log_end_at >= END_WALL_SECONDS:
             self._log_end_at = now
-            with suppress(LogUnavailableError, LogMissingError, TimeoutError):
+            with suppress(LogUnavailableError, TimeoutError):
                 async with asyncio.timeout(EXTENT_WALL_SECONDS_MAX):
                     self._log_end = (await self._log.extent()).end
 

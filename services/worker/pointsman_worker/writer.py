@@ -12,7 +12,7 @@ import structlog
 from pointsman.adapters.backoff import Backoff
 from pointsman.contracts.codec import LogEvent, UnwritableError
 from pointsman.contracts.fleet import InstanceLeft
-from pointsman.ports import EventLog, LogMissingError, LogUnavailableError
+from pointsman.ports import EventLog, LogUnavailableError
 from pointsman.primitives import EngineSeconds, Epoch, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_worker.event_sequencer import CacheEvents
@@ -173,7 +173,7 @@ class LogWriter:
         self._log_checked_at = state.clock.wall()
         try:
             extent = await self.event_log.extent()
-        except (LogUnavailableError, LogMissingError):
+        except LogUnavailableError:
             return
         session.log_identity = session.log_identity or extent.identity
         same = extent.identity == session.log_identity and not state.position.went_back

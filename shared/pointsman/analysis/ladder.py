@@ -71,14 +71,14 @@ class _Placed:
     block_tokens: Tokens
     usable_tokens: Tokens
     """All but the last, in whole engine blocks: what an engine can take from its cache."""
-    unbounded: Tokens
-    capacity: Tokens
     holding: Holding
-    promised: Tokens
-    known: Tokens
     chosen: Tokens
     loads: list[TierTokens]
     """Of `chosen`."""
+    unbounded: Tokens = 0
+    capacity: Tokens = 0
+    promised: Tokens = 0
+    known: Tokens = 0
     settled: bool = False
     """No cache event changes `holding` any more."""
     end: RequestFinished | None = None
@@ -164,11 +164,7 @@ class HitRateLadder:
             answers=request.answers,
             block_tokens=self._settings.block_tokens,
             usable_tokens=max(0, request.prompt_tokens - 1) // block_tokens * block_tokens,
-            unbounded=0,
-            capacity=0,
             holding=holding,
-            promised=0,
-            known=0,
             chosen=request.prompt_tokens - event.uncached_tokens,
             loads=event.loads,
         )

@@ -1,6 +1,6 @@
 """Which entries the log has, asked until it answers."""
 
-from pointsman.ports import Clock, EventLog, LogExtent, LogMissingError, LogUnavailableError
+from pointsman.ports import Clock, EventLog, LogExtent, LogUnavailableError
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.health import HealthBoard
 
@@ -12,6 +12,6 @@ async def await_extent(event_log: EventLog, clock: Clock, board: HealthBoard, pa
     while True:
         try:
             return await event_log.extent()
-        except (LogUnavailableError, LogMissingError) as error:
+        except LogUnavailableError as error:
             board.missing(part, f"the log does not answer: {error}")
             await clock.sleep_wall(RETRY_WALL_SECONDS)

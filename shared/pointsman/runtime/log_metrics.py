@@ -3,7 +3,7 @@ that hangs does not know what it misses."""
 
 from collections.abc import Callable
 
-from pointsman.ports import Clock, EventLog, LogMissingError, LogUnavailableError
+from pointsman.ports import Clock, EventLog, LogUnavailableError
 from pointsman.primitives import PoolName, Sequence, WallSeconds
 from pointsman.runtime import telemetry
 
@@ -16,7 +16,7 @@ async def measure_log(event_log: EventLog, clock: Clock, pool: PoolName, positio
         telemetry.LOG_WRITE_LOAD.labels(pool).set(event_log.write_load)
         try:
             extent = await event_log.extent()
-        except (LogUnavailableError, LogMissingError):
+        except LogUnavailableError:
             pass  # /readyz and the link's metrics say so
         else:
             telemetry.LOG_FIRST_SEQUENCE.labels(pool).set(extent.first)

@@ -164,7 +164,7 @@ async def _next(reading: AsyncIterator[LogEntry | LogReset], origin: str) -> Log
     try:
         async with asyncio.timeout(SILENCE_SECONDS_MAX):
             return await anext(reading)
-    except (TimeoutError, LogMissingError, LogUnavailableError) as error:
+    except (TimeoutError, LogUnavailableError) as error:
         raise _no_log(origin, error) from error
 
 

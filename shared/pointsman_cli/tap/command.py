@@ -8,7 +8,7 @@ from base64 import b64encode
 import click
 import msgspec
 
-from pointsman.ports import EventLog, LogEntry, LogExtent, LogMissingError, LogReset, LogUnavailableError
+from pointsman.ports import EventLog, LogEntry, LogExtent, LogReset, LogUnavailableError
 from pointsman.primitives import Sequence
 from pointsman.runtime.settings import FleetSettings
 from pointsman_cli.command_client import connected_link
@@ -98,7 +98,7 @@ async def follow_log(
     log: EventLog, printer: Printer, *, start: Sequence = 1, since: Moment | None, until: Moment | None
 ) -> None:
     """`start`: nothing before it is `since`. `until` None: without bound; `Moment()`: the current end. Raises
-    LogMissingError, LogUnavailableError, BrokenPipeError."""
+    LogUnavailableError, BrokenPipeError."""
     extent = await log.extent()
     first = extent.last + 1 if since is None else since.sequence or start
     if until == Moment():
@@ -152,7 +152,7 @@ async def _tap(
     async with connected_link(settings, name="tap", error=NoLogError) as link:
         try:
             await follow_log(link.log, printer, start=start, since=since, until=until)
-        except (LogMissingError, LogUnavailableError) as error:
+        except LogUnavailableError as error:
             raise NoLogError(
                 f"the pool '{settings.pool}' on {settings.nats_shown} has no log to read: {error}"
             ) from error

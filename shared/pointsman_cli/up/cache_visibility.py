@@ -7,7 +7,7 @@ from typing import assert_never
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.fleet import InstanceJoined, InstanceProbed, InstanceReported
 from pointsman.contracts.permissions import BusRole, BusUser
-from pointsman.ports import LogEntry, LogMissingError, LogUnavailableError
+from pointsman.ports import LogEntry, LogUnavailableError
 from pointsman.primitives import EngineSeconds, InstanceId, engine_time_of
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import open_link
@@ -33,7 +33,7 @@ async def report_cache_visibility(
                 f"? {instance} ({url}): no probe came back within {VERDICT_SECONDS_MAX:g} s; see pointsman fleet",
                 "yellow",
             )
-    except (LogUnavailableError, LogMissingError) as error:
+    except LogUnavailableError as error:
         report(f"? how well the engines' caches are known is not known: {error}", "yellow")
 
 

@@ -13,10 +13,21 @@ from pointsman.contracts.block_keys import pack_keys
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted, RequestPlaced, TierTokens
 from pointsman.contracts.envelope import Stamp
-from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished
-from pointsman.primitives import BlockKey, InstanceId, RequestId, Tenant, Term
+from pointsman.contracts.requests import RequestFailed, RequestFinished
+from pointsman.primitives import BlockKey, InstanceId, RequestId, Term
 from pointsman.state.state import PoolSettings, State
-from tests.support.events import BLOCK, first_token, given_up, joined, no_instance, removed, stored
+from tests.support.events import (
+    BLOCK,
+    arrived,
+    finished,
+    first_token,
+    given_up,
+    joined,
+    no_instance,
+    placed,
+    removed,
+    stored,
+)
 
 PROMPT = [1, 2, 3, 4]
 TOKENS = len(PROMPT) * BLOCK
@@ -42,25 +53,15 @@ class Told:
         self, request: str, instance: str, keys: list[int], *, at: float, hit: int = 0, tenant: str = "t", **fields: Any
     ) -> RequestPlaced:
         packed, prompt = pack_keys([BlockKey(key) for key in keys]), len(keys) * BLOCK + 1
-        arrived = RequestArrived(
-            at=at, request=RequestId(request), arrived_at=at, ingress="i", tenant=Tenant(tenant), keys=packed,
-            prompt_tokens=prompt, max_output_tokens=1, slo_ttft=5.0, slo_tpot=0.1, **fields,
-        )  # fmt: skip
-        placed = RequestPlaced(
-            at=at, request=RequestId(request), instance=InstanceId(instance), hit_blocks=hit,
-            uncached_tokens=prompt - hit * BLOCK, queue_seconds=0.0, prefill_seconds=0.1, predicted_ttft=0.1,
-            policy="p", settings={}, reason="", candidates=[],
-        )  # fmt: skip
-        self.tell(arrived, placed, RequestGranted(at=at, request=RequestId(request), instance=InstanceId(instance)))
-        return placed
+        arrival = arrived(request, at=at, tenant=tenant, keys=packed, prompt_tokens=prompt, **fields)
+        placement = placed(request, instance, at=at, hit_blocks=hit, uncached_tokens=prompt - hit * BLOCK)
+        self.tell(arrival, placement, RequestGranted(at=at, request=RequestId(request), instance=InstanceId(instance)))
+        return placement
 
     def ends(self, request: str, instance: str, *, at: float, cached: int, prompt: int = TOKENS + 1) -> RequestFinished:
-        finished = RequestFinished(
-            at=at, request=RequestId(request), instance=InstanceId(instance), e2e=1.0, prompt_tokens=prompt,
-            completion_tokens=1, cached_tokens=cached, ttft=1.0, tpot=0.0,
-        )  # fmt: skip
-        self.tell(first_token(request, instance, at=at), finished)
-        return finished
+        end = finished(request, instance, at=at, prompt_tokens=prompt, cached_tokens=cached)
+        self.tell(first_token(request, instance, at=at), end)
+        return end
 
     def serves(self, request: str, instance: str, keys: list[int], *, at: float, cached: int) -> None:
         self.places(request, instance, keys, at=at, hit=cached // BLOCK)
@@ -182,13 +183,9 @@ def test_a_request_that_a_leader_gave_up_counts_if_its_ingress_ends_it() -> None
 
 def test_tiers_count_a_request_that_a_leader_gave_up_if_its_ingress_ends_it() -> None:
     told, tiers = Told(), TierCounter()
-    placed = replace(told.places("r1", "a", PROMPT, at=1.0, hit=4), loads=[TierTokens("host", 2 * BLOCK)])
-    arrived = RequestArrived(
-        at=1.0, request=placed.request, arrived_at=1.0, ingress="i", tenant=Tenant("t"), keys=b"", prompt_tokens=TOKENS,
-        max_output_tokens=1, slo_ttft=5.0, slo_tpot=0.1,
-    )  # fmt: skip
+    placement = replace(told.places("r1", "a", PROMPT, at=1.0, hit=4), loads=[TierTokens("host", 2 * BLOCK)])
     end = told.ends("r1", "a", at=3.0, cached=TOKENS)
-    for event in (arrived, placed, given_up("r1", at=2.0), end):
+    for event in (arrived("r1", at=1.0, prompt_tokens=TOKENS), placement, given_up("r1", at=2.0), end):
         tiers.apply(event)
 
     assert tiers.tokens == {"device": TOKENS - 2 * BLOCK, "host": 2 * BLOCK}
@@ -229,15 +226,9 @@ def test_the_last_token_is_always_computed() -> None:
     packed = pack_keys([BlockKey(key) for key in PROMPT])
     told.serves("r1", "a", PROMPT, at=1.0, cached=0)
     told.tell(
-        RequestArrived(
-            at=20.0, request=RequestId("r2"), arrived_at=20.0, ingress="i", tenant=Tenant("t"), keys=packed,
-            prompt_tokens=TOKENS, max_output_tokens=1, slo_ttft=5.0, slo_tpot=0.1,
-        ),
-        RequestPlaced(
-            at=20.0, request=RequestId("r2"), instance=InstanceId("a"), hit_blocks=4, uncached_tokens=BLOCK,
-            queue_seconds=0.0, prefill_seconds=0.1, predicted_ttft=0.1, policy="p", settings={}, reason="", candidates=[],
-        ),
-    )  # fmt: skip
+        arrived("r2", at=20.0, keys=packed, prompt_tokens=TOKENS),
+        placed("r2", "a", at=20.0, hit_blocks=4, uncached_tokens=BLOCK),
+    )
     told.ends("r2", "a", at=21.0, cached=3 * BLOCK, prompt=TOKENS)
 
     assert told.tokens["unbounded"] == 3 * BLOCK

@@ -1,28 +1,13 @@
 """What the bench says of rebalancing, and how a comparison names it."""
 
 from pointsman.contracts.codec import LogEvent, encode
-from pointsman.contracts.decisions import MigrationRefused, RequestMigrated, RequestPlaced
-from pointsman.contracts.requests import RequestArrived
+from pointsman.contracts.decisions import MigrationRefused, RequestMigrated
 from pointsman.ports import LogEntry
-from pointsman.primitives import InstanceId, RequestId, Tenant
+from pointsman.primitives import InstanceId, RequestId
 from pointsman_cli.bench.moves import moves_in
-from tests.support.events import finished
+from tests.support.events import arrived, finished, placed
 
 A, B = InstanceId("a"), InstanceId("b")
-
-
-def arrived(request: str) -> RequestArrived:
-    return RequestArrived(
-        at=0.0, request=RequestId(request), arrived_at=0.0, ingress="i", tenant=Tenant("t"), keys=b"", prompt_tokens=100,
-        max_output_tokens=1, slo_ttft=5.0, slo_tpot=1.0,
-    )  # fmt: skip
-
-
-def placed(request: str, *, uncached: int) -> RequestPlaced:
-    return RequestPlaced(
-        at=0.0, request=RequestId(request), instance=A, hit_blocks=0, uncached_tokens=uncached, queue_seconds=0.0,
-        prefill_seconds=0.0, predicted_ttft=0.0, policy="p", settings={}, reason="", candidates=[],
-    )  # fmt: skip
 
 
 def migrated(request: str, *, uncached: int, plan: str = "r.1") -> RequestMigrated:
@@ -47,9 +32,9 @@ def test_hits_of_who_moved_count_from_the_first_place_to_the_last() -> None:
     moves = moves_in(
         log_of(
             *(arrived(request) for request in ("stays", "moves", "leaves")),
-            placed("stays", uncached=0),
-            placed("moves", uncached=20),
-            placed("leaves", uncached=50),
+            placed("stays", A, uncached_tokens=0),
+            placed("moves", A, uncached_tokens=20),
+            placed("leaves", A, uncached_tokens=50),
             migrated("moves", uncached=90),
             migrated("moves", uncached=40, plan="r.2"),
             migrated("leaves", uncached=100, plan=""),
@@ -63,6 +48,6 @@ def test_hits_of_who_moved_count_from_the_first_place_to_the_last() -> None:
 
 
 def test_where_nobody_moved_there_is_no_hit_rate() -> None:
-    moves = moves_in(log_of(arrived("stays"), placed("stays", uncached=0)))
+    moves = moves_in(log_of(arrived("stays"), placed("stays", A, uncached_tokens=0)))
 
     assert (moves.moved, moves.hit_rate_placed, moves.hit_rate_found) == (0, None, None)

@@ -13,7 +13,6 @@ from aiohttp import web
 from click.testing import CliRunner
 from rich.console import Console
 
-from pointsman.simulation.metrics import percentile
 from pointsman.simulation.workload import WorkloadRequest
 from pointsman_cli.bench.answer import StreamedAnswer, StreamError
 from pointsman_cli.bench.command import bench_command
@@ -93,11 +92,6 @@ def test_a_run_without_requests_has_nulls_and_no_crash() -> None:
     assert report.effective_capacity is report.hit_rate is report.ttft_p99_s is None
     assert set(msgspec.to_builtins(report)) >= ISSUE_KEYS
     Console(quiet=True).print(runs_table([report, report]))
-
-
-def test_percentiles_lie_between_the_nearest_ranks() -> None:
-    assert percentile([4.0, 1.0, 3.0, 2.0], 50) == 2.5
-    assert percentile([1.0], 99) == 1.0
 
 
 def test_only_lateness_that_matters_is_warned_of() -> None:

@@ -43,7 +43,7 @@ from pointsman.contracts.requests import (
 from pointsman.contracts.subjects import subject_of
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
-from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName, RequestId, Sequence, Tenant, Term
+from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName, RequestId, Sequence, Term
 from pointsman.state.state import PoolSettings
 from pointsman_cli.discovery import fleet_as_given
 from pointsman_cli.doctor import examination
@@ -56,19 +56,21 @@ from pointsman_cli.doctor.missing_transfers import MissingTransfers
 from pointsman_cli.doctor.requests import Requests
 from pointsman_cli.doctor.samples import Heavy, Sample, Timeline
 from pointsman_cli.doctor.service import Service
-from pointsman_cli.history.bundle import BundleHistory, write_bundle
-from pointsman_cli.history.sources import Header
+from pointsman_cli.history.bundle import BundleHistory
 from pointsman_cli.history.start_point import StartPoint
 from pointsman_cli.main import main
 from pointsman_cli.options import as_given
 from pointsman_cli.terminal import wall_span, wall_time
+from tests.support.commands import told_by, written
 from tests.support.events import (
+    arrived,
     finished,
     fleet_described,
     given_up,
     given_up_before_each_end,
     joined,
     no_instance,
+    placed,
     reported,
     stored,
     with_several_answers,
@@ -91,14 +93,12 @@ def healthy() -> Entries:
 
 def diagnosed(entries: Entries, directory: Path) -> tuple[int, list[dict[str, Any]]]:
     """Exit code and findings."""
-    write_bundle(directory / "log.pmlog", Header(pool="default", last=entries[-1].sequence), entries)
-    result = CliRunner().invoke(main, ["doctor", "--from", str(directory / "log.pmlog"), "--json"])
+    result = CliRunner().invoke(main, ["doctor", "--from", str(written(entries, directory)), "--json"])
     return result.exit_code, json.loads(result.stdout)["findings"]
 
 
 def test_a_healthy_log_gives_nothing_to_complain_about(healthy: Entries, tmp_path: Path) -> None:
-    write_bundle(tmp_path / "log.pmlog", Header(pool="default", last=healthy[-1].sequence), healthy)
-    result = CliRunner().invoke(main, ["doctor", "--from", str(tmp_path / "log.pmlog")])
+    result = CliRunner().invoke(main, ["doctor", "--from", str(written(healthy, tmp_path))])
 
     assert result.exit_code == 0
     assert "nothing to complain about" in result.output
@@ -136,9 +136,8 @@ def test_a_healthy_log_that_has_lost_its_beginning_is_healthy_from_its_checkpoin
     file = write_headless(
         tmp_path / "log.pmlog", served.entries, 400, settings=served.state.settings, checkpoint=(500, served.policies)
     )
-    result = CliRunner().invoke(main, ["doctor", "--from", str(file), "--json"])
+    told = told_by("doctor", "--from", str(file))
 
-    told = json.loads(result.stdout)
     assert told["beginning"].startswith("the log begins at entry 401; this begins behind entry 500, with a checkpoint")
     assert told["entries"] == len(served.entries) - 500
     assert [finding["what"] for finding in told["findings"]] == [
@@ -150,10 +149,8 @@ def test_without_a_checkpoint_it_is_said_what_cannot_be_known_and_nobody_is_accu
     healthy: Entries, tmp_path: Path
 ) -> None:
     file = write_headless(tmp_path / "log.pmlog", healthy, 400, settings=ServedLog(requests=1).state.settings)
-    result = CliRunner().invoke(main, ["doctor", "--from", str(file), "--json"])
+    told = told_by("doctor", "--from", str(file))
 
-    told = json.loads(result.stdout)
-    assert result.exit_code == 0
     assert "no checkpoint that this version can begin with" in told["beginning"]
     assert [(finding["severity"], finding["what"]) for finding in told["findings"]] == [
         ("note", "what was known before entry 401 is missing: findings are of what began behind it")
@@ -168,7 +165,7 @@ def test_commands_that_findings_advise_read_the_log_that_was_examined(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     log = _with_garbage(_slow_and_forgetful())
-    write_bundle(Path("a log"), Header(pool="default", last=log[-1].sequence), log)
+    written(log, tmp_path, "a log")
     told = CliRunner().invoke(main, ["doctor", "--from", "a log", "--pool", "default"]).output
     advised = re.findall(r"`pointsman (explain|what-if|tap)( --from 'a log' --pool default)?", told)
 
@@ -367,9 +364,8 @@ def test_a_planted_fault_is_serious_and_named(
 
 
 def test_what_was_before_since_is_known_and_not_examined(healthy: Entries, tmp_path: Path) -> None:
-    file = tmp_path / "log.pmlog"
     entries = [*_with_second_end(healthy), *healthy[-1:]]
-    write_bundle(file, Header(pool="default", last=len(entries)), renumbered(entries))
+    file = written(renumbered(entries), tmp_path)
     arguments = ["doctor", "--from", str(file), "--json", "--since"]
     results = [CliRunner().invoke(main, [*arguments, str(since)]) for since in (1, len(entries) - 1, len(entries))]
     told = [json.loads(result.stdout) for result in results]
@@ -918,17 +914,15 @@ def test_an_instance_flaps_by_absences_close_together_and_is_to_be_taken_out_onl
 
 
 def asked(number: int, tokens: int) -> RequestArrived:
-    return RequestArrived(
-        at=1.0, request=RequestId(f"r-{number}"), arrived_at=1.0, ingress="i", keys=b"", prompt_tokens=tokens,
-        max_output_tokens=1, slo_ttft=5.0, slo_tpot=1.0, tenant=Tenant(""),
-    )  # fmt: skip
+    return arrived(f"r-{number}", at=1.0, tenant="", prompt_tokens=tokens, max_output_tokens=1)
+
+
+def _placed(number: int, *, at: float) -> RequestPlaced:
+    return placed(f"r-{number}", ENGINE, at=at, prefill_seconds=0.01, predicted_ttft=0.01)
 
 
 def answered(number: int, *, late: bool = False) -> RequestFinished:
-    return RequestFinished(
-        at=20.0, request=RequestId(f"r-{number}"), instance=ENGINE, e2e=9.0, prompt_tokens=1, cached_tokens=0,
-        completion_tokens=1, ttft=9.0 if late else 1.0, tpot=0.0,
-    )  # fmt: skip
+    return finished(f"r-{number}", ENGINE, at=20.0, e2e=9.0, ttft=9.0 if late else 1.0)
 
 
 def test_a_span_that_ends_on_another_day_says_which() -> None:
@@ -966,11 +960,8 @@ def test_lateness_that_does_not_depend_on_the_length_blames_no_length() -> None:
 def test_a_wait_for_a_scheduler_makes_late_although_admission_excuses_it(held_up: float, cause: str) -> None:
     events: list[LogEvent] = [joined("engine-1")]
     for number in range(10):
-        placed = RequestPlaced(
-            at=10.0, request=RequestId(f"r-{number}"), instance=ENGINE, hit_blocks=0, uncached_tokens=10, queue_seconds=0.0,
-            prefill_seconds=0.01, predicted_ttft=0.01, policy="p", settings={}, reason="", candidates=[],
-        )  # fmt: skip
-        events += [replace(asked(number, 10), at=10.0, held_up=held_up), placed, answered(number, late=True)]
+        arrival = replace(asked(number, 10), at=10.0, held_up=held_up)
+        events += [arrival, _placed(number, at=10.0), answered(number, late=True)]
     events += [asked(10, 10), replace(given_up("r-10", at=11.0), cause=CancelCause.CLIENT_GONE)]
     (late,) = examined(events, Lateness).findings
     (summary,) = examined(events, Service).summary
@@ -986,11 +977,8 @@ def test_a_wait_for_a_scheduler_makes_late_although_admission_excuses_it(held_up
 def test_late_answers_that_are_not_streamed_blame_no_engine(streaming: bool, cause: str) -> None:
     events: list[LogEvent] = [joined("engine-1")]
     for number in range(10):
-        placed = RequestPlaced(
-            at=1.0, request=RequestId(f"r-{number}"), instance=ENGINE, hit_blocks=0, uncached_tokens=10, queue_seconds=0.0,
-            prefill_seconds=0.01, predicted_ttft=0.01, policy="p", settings={}, reason="", candidates=[],
-        )  # fmt: skip
-        events += [replace(asked(number, 10), streaming=streaming), placed, answered(number, late=True)]
+        arrival = replace(asked(number, 10), streaming=streaming)
+        events += [arrival, _placed(number, at=1.0), answered(number, late=True)]
     (late,) = examined(events, Lateness).findings
 
     assert late.what == f"10 of 10 requests were late because {cause}"

@@ -9,7 +9,7 @@ import pytest
 from pointsman.contracts.access import ApiKeyChanged
 from pointsman.contracts.block_keys import KeyChain, pack_keys
 from pointsman.contracts.codec import LogEvent, encode
-from pointsman.contracts.decisions import RequestGranted, RequestRejected, ScaleDecided
+from pointsman.contracts.decisions import RequestGranted, ScaleDecided
 from pointsman.contracts.fleet import InstanceDraining
 from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import RequestArrived, RequestFinished
@@ -25,7 +25,7 @@ from pointsman_cli.doctor.isolation import Isolation
 from pointsman_cli.doctor.requests import Requests
 from pointsman_cli.doctor.service import Service
 from pointsman_cli.history.start_point import StartPoint
-from tests.support.events import given_up_before_each_end, joined
+from tests.support.events import arrived, finished, given_up_before_each_end, joined, rejected
 
 POOL, ENGINE = PoolName("default"), InstanceId("engine-1")
 BLOCK = 64
@@ -48,12 +48,11 @@ class Engine:
         self._number += 1
         request = RequestId(f"r-{self._number}")
         root = CHAIN.root(cache_salt=group if self._keyed else "")
-        self.events.append(
-            RequestArrived(
-                at=1.0, request=request, arrived_at=1.0, ingress="i", tenant=Tenant(group), keys=pack_keys(CHAIN.extend(root, tokens)),
-                prompt_tokens=len(tokens), max_output_tokens=answer, slo_ttft=5.0, slo_tpot=1.0, cache_group=group, **fields,
-            )
-        )  # fmt: skip
+        keys, lengths = (
+            pack_keys(CHAIN.extend(root, tokens)),
+            {"prompt_tokens": len(tokens), "max_output_tokens": answer},
+        )
+        self.events.append(arrived(request, at=1.0, tenant=group, keys=keys, cache_group=group, **lengths, **fields))
         self.events.append(RequestGranted(at=1.0, request=request, instance=ENGINE))
         whole = tokens + [self._number * 1000 + n for n in range(answer)]
         salt = group if self._salted else ""
@@ -61,12 +60,8 @@ class Engine:
         while cached + 16 < len(tokens) and (salt, tuple(tokens[: cached + 16])) in self._held:
             cached += 16
         self._held |= {(salt, tuple(whole[:end])) for end in range(16, len(whole) + 1, 16)}
-        self.events.append(
-            RequestFinished(
-                at=2.0, request=request, instance=ENGINE, e2e=1.0, prompt_tokens=len(tokens), cached_tokens=cached,
-                completion_tokens=answer, ttft=0.5, tpot=0.0,
-            )
-        )  # fmt: skip
+        counts = {"prompt_tokens": len(tokens), "completion_tokens": answer, "cached_tokens": cached}
+        self.events.append(finished(request, ENGINE, at=2.0, **counts))
         return whole
 
     def serve(self, groups: list[str]) -> "Engine":
@@ -252,11 +247,7 @@ def test_requests_beyond_a_tenants_limits_are_no_sign_of_too_much_load() -> None
         request = RequestId(f"x-{number}")
         arrived = next(event for event in events if isinstance(event, RequestArrived))
         events.append(msgspec.structs.replace(arrived, request=request, tenant=Tenant("flood")))
-        events.append(
-            RequestRejected(
-                at=2.0, request=request, reason=reason, detail="d", retry_after=1.0, policy="p", settings={}, candidates=[],
-            )
-        )  # fmt: skip
+        events.append(rejected(request, reason, at=2.0))
     entries = [LogEntry.read(n, subject_of(POOL, event), encode(event)) for n, event in enumerate(events, 1)]
 
     diagnosis = examine(entries, SETTINGS, [Requests(SETTINGS), Service(SETTINGS)], StartPoint(None, ""))

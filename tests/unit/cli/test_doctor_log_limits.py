@@ -1,12 +1,10 @@
 """The doctor on a log that was slow, refused requests, or is full; and its silence where none of that was."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from pointsman.contracts.codec import encode
 from pointsman.contracts.decisions import RequestsRefused
@@ -16,10 +14,8 @@ from pointsman.primitives import PoolName
 from pointsman.state.state import PoolSettings
 from pointsman_cli.doctor.examination import examine
 from pointsman_cli.doctor.log_limits import LogDelay, LogSpace
-from pointsman_cli.history.bundle import write_bundle
-from pointsman_cli.history.entries import Header
 from pointsman_cli.history.start_point import StartPoint
-from pointsman_cli.main import main
+from tests.support.commands import told_by, written
 from tests.support.request_story import RequestStory
 from tests.support.served_log import ServedLog
 from tests.support.slow_log import read_late
@@ -34,10 +30,7 @@ def healthy() -> Entries:
 
 
 def examined(entries: Entries, directory: Path) -> dict[str, Any]:
-    write_bundle(directory / "log.pmlog", Header(pool="default", last=entries[-1].sequence), entries)
-    result = CliRunner().invoke(main, ["doctor", "--from", str(directory / "log.pmlog"), "--json"])
-    answer: dict[str, Any] = json.loads(result.stdout)
-    return answer
+    return told_by("doctor", "--from", str(written(entries, directory)), exit_codes=(0, 1))
 
 
 def of_the_log(entries: Entries, directory: Path) -> list[dict[str, Any]]:

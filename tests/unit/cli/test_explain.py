@@ -27,9 +27,9 @@ from pointsman.simulation.replay import pool_settings
 from pointsman_cli.explain.causes import Cause
 from pointsman_cli.explain.diagnosis import reasons_and_details, verdict
 from pointsman_cli.explain.timeline import timeline_of
-from pointsman_cli.history.bundle import BundleHistory, write_bundle
-from pointsman_cli.history.sources import Header
+from pointsman_cli.history.bundle import BundleHistory
 from pointsman_cli.main import main
+from tests.support.commands import told_by, written
 from tests.support.events import (
     fleet_described,
     given_up,
@@ -60,9 +60,7 @@ def slowed() -> list[LogEntry]:
 
 
 def explain(entries: list[LogEntry], directory: Path, *arguments: str) -> Result:
-    bundle = directory / "log.pmlog"
-    write_bundle(bundle, Header(pool="default", last=entries[-1].sequence), entries)
-    return CliRunner().invoke(main, ["explain", "--from", str(bundle), *arguments])
+    return CliRunner().invoke(main, ["explain", "--from", str(written(entries, directory)), *arguments])
 
 
 def test_a_request_that_the_log_lacks_may_not_have_been_written_where_its_disk_is_full(
@@ -280,10 +278,7 @@ def test_where_the_log_has_lost_its_beginning_nothing_is_said_of_what_is_not_kno
     known = write_headless(tmp_path / "known.pmlog", slowed, 590, settings=settings, checkpoint=(600, policies))
 
     def told(file: Path, request: str) -> dict[str, Any]:
-        result = CliRunner().invoke(main, ["explain", request, "--from", str(file), "--json"])
-        assert result.exit_code == 0, result.output
-        answer: dict[str, Any] = json.loads(result.stdout)
-        return answer
+        return told_by("explain", request, "--from", str(file))
 
     seen, unseen, ended = (
         told(known, late.event.request),

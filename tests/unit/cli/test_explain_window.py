@@ -1,6 +1,5 @@
 """Explaining a request needs the part of the log around it, and says the same as with all of it."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,12 @@ from pointsman_cli.explain.lookup import Found, request_named
 from pointsman_cli.explain.page import timeline_as_json
 from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.explain.window import timeline_around
-from pointsman_cli.history.bundle import BundleHistory, write_bundle
+from pointsman_cli.history.bundle import BundleHistory
 from pointsman_cli.history.entries import NotInLogError
 from pointsman_cli.history.sources import Header, History, open_history
 from pointsman_cli.history.start_point import StartPoint
 from pointsman_cli.main import main
+from tests.support.commands import told_by, written
 from tests.support.recorded_log import renumbered
 from tests.support.served_log import ServedLog
 
@@ -40,7 +40,7 @@ def entries() -> list[LogEntry]:
 
 @pytest.fixture
 def bundle(entries: list[LogEntry], tmp_path: Path) -> Path:
-    return written(tmp_path, entries)
+    return written(entries, tmp_path)
 
 
 @pytest.fixture
@@ -180,8 +180,8 @@ def test_the_slowest_since_a_moment_arrived_since_then(entries: list[LogEntry], 
     ttft = {e.event.request: e.event.ttft for e in entries if isinstance(e.event, RequestFinished)}
 
     def slowest(*options: str) -> list[RequestId]:
-        told = CliRunner().invoke(main, ["explain", "--from", str(bundle), "--slowest", "20", "--json", *options])
-        return [RequestId(row["request"]) for row in json.loads(told.stdout)["slowest"]]
+        told = told_by("explain", "--from", str(bundle), "--slowest", "20", *options)
+        return [RequestId(row["request"]) for row in told["slowest"]]
 
     found = slowest("--since", str(middle))
 
@@ -205,8 +205,3 @@ def first_entries(entries: list[LogEntry]) -> list[tuple[LogEntry, RequestId]]:
         if isinstance(entry.event, RequestEvent):
             first.setdefault(entry.event.request, entry)
     return [(entry, request) for request, entry in first.items()]
-
-
-def written(directory: Path, entries: list[LogEntry]) -> Path:
-    write_bundle(directory / "log.pmlog", Header(pool="default", last=entries[-1].sequence), entries)
-    return directory / "log.pmlog"

@@ -31,6 +31,7 @@ from pointsman_cli.main import main
 from pointsman_cli.tap.command import Printer
 from pointsman_cli.tap.filters import Filter
 from pointsman_recorder.archive import Batch, open_archive
+from tests.support.commands import written
 from tests.support.events import reported
 from tests.support.recorded_log import RecordedFleet, renumbered, rewritten
 
@@ -44,8 +45,7 @@ def entries() -> list[LogEntry]:
 
 @pytest.fixture
 def bundle(entries: list[LogEntry], tmp_path: Path) -> Path:
-    write_bundle(tmp_path / "log.pmlog", Header(pool="default", last=entries[-1].sequence), entries)
-    return tmp_path / "log.pmlog"
+    return written(entries, tmp_path)
 
 
 def archived(file: Path, *logs: tuple[str, int, list[LogEntry], str]) -> str:

@@ -1,6 +1,5 @@
 """`pointsman hit-rate` over recorded logs, and the ladder's metrics."""
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -13,6 +12,7 @@ from pointsman.analysis.ladder_figures import LadderFigures, Rung
 from pointsman.primitives import PoolName
 from pointsman_cli.console.log.metrics import LadderMetrics
 from pointsman_cli.main import main
+from tests.support.commands import told_by
 
 LOGS = sorted((Path(__file__).parents[2] / "golden/logs").glob("*.pmlog"))
 
@@ -24,8 +24,7 @@ def asked(*arguments: str) -> str:
 
 
 def answered(*arguments: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(asked(*arguments, "--json"))
-    return found
+    return told_by("hit-rate", *arguments)
 
 
 def test_logs_of_all_versions_are_read() -> None:
@@ -60,7 +59,7 @@ def test_commands_that_are_advised_read_the_log_that_was_counted(tmp_path: Path)
 def test_a_later_beginning_counts_fewer_and_the_caches_are_still_warm() -> None:
     log = max(LOGS, key=lambda path: answered("--from", str(path))["pool"]["requests"])
     whole = answered("--from", str(log))["pool"]
-    entries = int(asked_entries(log))
+    entries = told_by("doctor", "--from", str(log), exit_codes=(0, 1))["entries"]
     later = answered("--from", str(log), "--since", str(entries // 2))["pool"]
     until = answered("--from", str(log), "--until", str(entries // 2))["pool"]
 
@@ -69,11 +68,6 @@ def test_a_later_beginning_counts_fewer_and_the_caches_are_still_warm() -> None:
     assert (
         later["tokens"]["unbounded"] / later["prompt_tokens"] >= whole["tokens"]["unbounded"] / whole["prompt_tokens"]
     )
-
-
-def asked_entries(log: Path) -> str:
-    result = CliRunner().invoke(main, ["doctor", "--from", str(log), "--json"])
-    return str(json.loads(result.stdout)["entries"])
 
 
 def test_metrics_grow_with_the_ladder() -> None:

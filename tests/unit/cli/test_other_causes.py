@@ -10,7 +10,7 @@ from pointsman.contracts.commands import HandOverRequest
 from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.fleet import InstanceDraining
 from pointsman.contracts.reasons import CancelCause
-from pointsman.contracts.requests import RequestArrived, RequestFinished
+from pointsman.contracts.requests import RequestArrived
 from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
 from pointsman.policies.policy_set import policy_set
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
@@ -20,7 +20,7 @@ from pointsman_cli.explain.causes import Verdict
 from pointsman_cli.explain.diagnosis import reasons_and_details, verdict
 from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.explain.values import RequestTimeline
-from tests.support.events import stored
+from tests.support.events import finished, stored
 from tests.support.request_story import RequestStory
 from tests.support.slow_log import read_late
 
@@ -79,11 +79,7 @@ def test_an_ingress_that_chose_alone_says_that_no_scheduler_answered() -> None:
     story.later(8.0)
     story.happens(RequestGranted(at=story.now, request=RequestId("alone"), instance=InstanceId("a")))
     story.later(0.5)
-    end = RequestFinished(
-        at=story.now, request=RequestId("alone"), instance=InstanceId("a"), e2e=6.5, prompt_tokens=100,
-        completion_tokens=1, cached_tokens=0, ttft=6.5, tpot=0.0,
-    )  # fmt: skip
-    story.happens(end)
+    story.happens(finished("alone", "a", at=story.now, e2e=6.5, prompt_tokens=100, ttft=6.5))
     told = of(story, "alone")
 
     assert (told.cause, told.sentence) == ("no_scheduler", "slow because no scheduler answered for 6.000 s")

@@ -18,16 +18,14 @@ from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import RequestId
 from pointsman_cli.main import main
-from tests.support.planted_causes import CASES, planted, slowest_of, written
+from tests.support.commands import told_by, written
+from tests.support.planted_causes import CASES, planted, slowest_of
 from tests.support.recorded_log import rewritten
 from tests.support.served_log import ServedLog
 
 
 def told(bundle: Path, *arguments: str) -> dict[str, Any]:
-    result = CliRunner().invoke(main, ["explain", "--from", str(bundle), "--json", *arguments])
-    assert result.exit_code == 0, result.output
-    answer: dict[str, Any] = json.loads(result.stdout)
-    return answer
+    return told_by("explain", "--from", str(bundle), *arguments)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -112,12 +110,10 @@ def test_a_prompt_that_is_too_long_for_its_objective_by_itself_is_told_so_and_no
     assert len(refused) == 40
     bundle = written(entries, tmp_path)
     verdict = told(bundle, refused[-1].request)["verdict"]
-    result = CliRunner().invoke(main, ["doctor", "--from", str(bundle), "--json"])
-    report = json.loads(result.stdout)
+    report = told_by("doctor", "--from", str(bundle), exit_codes=(1,))  # two thirds were rejected
 
     assert verdict["cause"] == "long_prompt"
     assert "the prompt alone takes longer" in verdict["sentence"]
-    assert result.exit_code == 1, "two thirds were rejected"
     assert "their own prompt takes longer than their objective" in report["verdict"]
     assert not any(
         "--instances" in finding["advice"] for finding in report["findings"] if finding["severity"] != "note"
@@ -138,8 +134,7 @@ def test_a_best_effort_request_is_told_that_it_was_late_even_alone(tmp_path: Pat
     assert len(ends) == 40
     bundle = written(entries, tmp_path)
     verdict = told(bundle, "r-20")["verdict"]
-    result = CliRunner().invoke(main, ["doctor", "--from", str(bundle), "--json"])
-    report = json.loads(result.stdout)
+    report = told_by("doctor", "--from", str(bundle), exit_codes=(0, 1))
 
     assert verdict["cause"] == "long_prompt"
     assert verdict["sentence"] == (
@@ -159,7 +154,7 @@ def test_the_wait_of_a_best_effort_request_is_no_slowness_of_its_engine(tmp_path
     waited = [request for number in long if ends[request := RequestId(f"r-{number}")] > 2.5 * 19.2]
     assert len(waited) >= 2
     bundle = written(entries, tmp_path)
-    report = json.loads(CliRunner().invoke(main, ["doctor", "--from", str(bundle), "--json"]).stdout)
+    report = told_by("doctor", "--from", str(bundle), exit_codes=(0, 1))
 
     for request in waited:
         verdict = told(bundle, request)["verdict"]
@@ -178,12 +173,10 @@ def test_a_third_rejected_makes_the_exit_code_1(tmp_path: Path) -> None:
     entries = ServedLog(gap=0.11, requests=300, families=300, policies=policy_set()).entries
     rejected = sum(isinstance(e.event, RequestRejected) for e in entries)
     assert 0.25 < rejected / 300 < 0.4
-    result = CliRunner().invoke(main, ["doctor", "--from", str(written(entries, tmp_path)), "--json"])
+    report = told_by("doctor", "--from", str(written(entries, tmp_path)), exit_codes=(1,))
 
-    assert result.exit_code == 1
     assert any(
-        f["severity"] == "serious" and f"({rejected / 300:.1%}) were rejected" in f["what"]
-        for f in json.loads(result.stdout)["findings"]
+        f["severity"] == "serious" and f"({rejected / 300:.1%}) were rejected" in f["what"] for f in report["findings"]
     )
 
 
@@ -202,7 +195,7 @@ def test_slow_prefills_with_others_between_them_are_found(tmp_path: Path) -> Non
     assert "sss" not in slow
     assert slow.count("s") >= 3
     bundle = written(served.entries, tmp_path)
-    report = json.loads(CliRunner().invoke(main, ["doctor", "--from", str(bundle), "--json"]).stdout)
+    report = told_by("doctor", "--from", str(bundle), exit_codes=(0, 1))
 
     assert report["verdict"].startswith("slow for a while: engine-2;")
 
@@ -222,8 +215,8 @@ def test_calibrating_is_advised_where_the_cost_model_is_wrong_and_not_where_the_
 
 
 def _advice_of_predictions(entries: list[LogEntry], directory: Path) -> str:
-    result = CliRunner().invoke(main, ["doctor", "--from", str(written(entries, directory)), "--json"])
-    return " ".join(f["advice"] for f in json.loads(result.stdout)["findings"] if f["area"] == "predictions")
+    report = told_by("doctor", "--from", str(written(entries, directory)), exit_codes=(0, 1))
+    return " ".join(f["advice"] for f in report["findings"] if f["area"] == "predictions")
 
 
 def test_a_cache_that_evicts_with_events_is_not_called_emptied(tmp_path: Path) -> None:

@@ -2,17 +2,14 @@
 planted. In `recorded/`: `ahead` (two prompts of 60,000 tokens, ten short ones behind them), `slow` (engine-2 told to be
 15 times slower, as of the 31st request), `stale` (engine-2 told to forget its cache, before the 31st request)."""
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from pointsman.contracts.requests import RequestFinished
 from pointsman_cli.history.sources import open_history
-from pointsman_cli.main import main
+from tests.support.commands import told_by
 
 RECORDED = Path(__file__).parent / "recorded"
 BEFORE = 30
@@ -31,11 +28,6 @@ DOCTOR = {
 }
 
 
-def answer(*arguments: str) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).stdout)
-    return told
-
-
 @pytest.mark.parametrize("name", CAUSES)
 def test_the_slowest_request_after_the_fault_names_it(name: str) -> None:
     bundle = str(RECORDED / f"{name}.pmlog")
@@ -43,7 +35,7 @@ def test_the_slowest_request_after_the_fault_names_it(name: str) -> None:
         ends = [e.event for e in history.entries() if isinstance(e.event, RequestFinished)]
     met = [e for e in ends[BEFORE:] if e.instance == "engine-2" and e.prompt_tokens < 60_000]
     slowest = max(met, key=lambda event: event.ttft)
-    verdict = answer("explain", "--from", bundle, slowest.request)["verdict"]
+    verdict = told_by("explain", "--from", bundle, slowest.request)["verdict"]
 
     cause, says = CAUSES[name]
     assert verdict["cause"] == cause
@@ -52,7 +44,7 @@ def test_the_slowest_request_after_the_fault_names_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", DOCTOR)
 def test_the_doctor_names_it_in_its_first_line(name: str) -> None:
-    report = answer("doctor", "--from", str(RECORDED / f"{name}.pmlog"))
+    report = told_by("doctor", "--from", str(RECORDED / f"{name}.pmlog"))
 
     assert re.search(DOCTOR[name], report["verdict"]), report["verdict"]
     assert "calibrate" not in " ".join(finding["advice"] for finding in report["findings"])

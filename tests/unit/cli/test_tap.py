@@ -9,7 +9,6 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import Candidate, RequestGranted, RequestMigrated, RequestPlaced
 from pointsman.contracts.fleet import InstanceProbed
-from pointsman.contracts.requests import RequestFinished
 from pointsman.contracts.subjects import subject_of
 from pointsman.ports import LogEntry, LogReset
 from pointsman.primitives import ANCHOR_UNIX_SECONDS, Epoch, InstanceId, PoolName, RequestId
@@ -18,7 +17,7 @@ from pointsman_cli.tap.command import Printer, follow_log
 from pointsman_cli.tap.event_lines import STYLES, details, line, reset_line
 from pointsman_cli.tap.filters import BadPatternError, Filter, subject_pattern
 from pointsman_lab.memory.log import MemoryBroker
-from tests.support.events import joined, removed, reported, stored
+from tests.support.events import finished, joined, removed, reported, stored
 
 POOL = PoolName("default")
 ENGINE_1, ENGINE_2 = InstanceId("engine-1"), InstanceId("engine-2")
@@ -223,10 +222,8 @@ async def test_a_filter_that_lets_nothing_through_is_told_apart_from_an_empty_sp
 
 
 def test_an_end_shows_the_engines_own_counts() -> None:
-    event = RequestFinished(
-        at=0.0, request=RequestId("r"), instance=ENGINE_1, e2e=12.0, prompt_tokens=900, completion_tokens=10,
-        cached_tokens=832, ttft=0.5, tpot=0.0305,
-    )  # fmt: skip
+    counts = {"prompt_tokens": 900, "completion_tokens": 10, "cached_tokens": 832}
+    event = finished("r", ENGINE_1, at=0.0, e2e=12.0, ttft=0.5, tpot=0.0305, **counts)
 
     assert details(event) == "engine-1  900 tokens (832 cached), 10 out, TTFT 0.500 s, TPOT 30.5 ms, end-to-end 12.0 s"
 

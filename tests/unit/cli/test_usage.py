@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -44,7 +43,9 @@ from pointsman_cli.history.time_options import Moment
 from pointsman_cli.main import main
 from pointsman_cli.usage import accounting
 from pointsman_cli.usage.accounting import Group, TooManyGroupsError, Usage, UsageAccount
-from tests.support.events import given_up, joined
+from tests.support import events
+from tests.support.commands import told_by, written
+from tests.support.events import given_up, joined, rejected
 from tests.support.headless import write_headless
 from tests.support.hostile import FORMULA, assert_harmless
 from tests.support.recorded_log import RecordedFleet
@@ -64,10 +65,7 @@ def log_of(*events: LogEvent) -> list[LogEntry]:
 
 
 def arrived(request: str, at: EngineSeconds, tenant: str = "acme", **fields: Any) -> RequestArrived:
-    return RequestArrived(
-        at=at, request=RequestId(request), arrived_at=at, ingress="i", tenant=Tenant(tenant), keys=b"", prompt_tokens=100,
-        max_output_tokens=10, slo_ttft=5.0, slo_tpot=1.0, **fields,
-    )  # fmt: skip
+    return events.arrived(request, at=at, tenant=tenant, **fields)
 
 
 def granted(request: str, at: EngineSeconds, instance: InstanceId = ENGINE, **fields: Any) -> RequestGranted:
@@ -87,10 +85,9 @@ def finished(
 ) -> RequestFinished:
     """Arrived at 1. `first_at`: None unless it is streamed."""
     prompt, cached, output = tokens
-    return RequestFinished(
-        at=at, request=RequestId(request), instance=ENGINE, e2e=at - 1, prompt_tokens=prompt, cached_tokens=cached,
-        completion_tokens=output, ttft=(at if first_at is None else first_at) - 1, tpot=0.1,
-    )  # fmt: skip
+    counts = {"prompt_tokens": prompt, "cached_tokens": cached, "completion_tokens": output}
+    ttft = (at if first_at is None else first_at) - 1
+    return events.finished(request, ENGINE, at=at, e2e=at - 1, ttft=ttft, tpot=0.1, **counts)
 
 
 def counted(*events: LogEvent, by: tuple[accounting.Dimension, ...] = ()) -> UsageAccount:
@@ -100,10 +97,7 @@ def counted(*events: LogEvent, by: tuple[accounting.Dimension, ...] = ()) -> Usa
 
 
 def report(*arguments: str) -> dict[str, Any]:
-    ran = CliRunner().invoke(main, ["usage", *arguments, "--json"])
-    assert ran.exit_code == 0, ran.output
-    answer: dict[str, Any] = json.loads(ran.stdout)
-    return answer
+    return told_by("usage", *arguments)
 
 
 # --- What counts ---
@@ -181,14 +175,10 @@ def test_an_answer_that_is_not_streamed_is_all_prefill() -> None:
 def test_failed_and_cancelled_requests_count_no_tokens_but_their_time_on_engines() -> None:
     failed = RequestFailed(at=8.0, request=RequestId("f"), reason="x", status=502)
     cancelled = RequestCancelled(at=9.0, request=RequestId("c"), reason="x", cause=CancelCause.CLIENT_GONE)
-    rejected = RequestRejected(
-        at=3.0, request=RequestId("j"), reason=RejectReason.QUEUE_FULL, detail="", retry_after=1.0, policy="p",
-        settings={}, candidates=[],
-    )  # fmt: skip
 
     usage = counted(
         arrived("f", 1), granted("f", 2), first_token("f", 6, sent_at=2), failed, arrived("c", 1), granted("c", 4), cancelled,
-        arrived("j", 1), rejected,
+        arrived("j", 1), rejected("j", RejectReason.QUEUE_FULL, at=3.0),
     ).total  # fmt: skip
 
     assert usage == Usage(requests=3, failed=1, cancelled=1, rejected=1, prefill_seconds=4.0 + 5.0, decode_seconds=2.0)
@@ -410,8 +400,7 @@ def test_a_fleet_in_order_is_as_long_on_its_engines_as_it_says() -> None:
 
 def test_bundle_and_archive_and_both_halves_give_the_same_numbers(tmp_path: Path) -> None:
     entries = RecordedFleet(policy_set(prefill_window_tokens=900), seed=4).live(700).write_all().entries
-    bundle, last = tmp_path / "log.pmlog", entries[-1].sequence
-    write_bundle(bundle, Header(pool="default", last=last), entries)
+    bundle, last = written(entries, tmp_path), entries[-1].sequence
     archive = archived(tmp_path / "archive.sqlite", ("2026", 1, entries, ""))
 
     reports = [report("--from", place) for place in (str(bundle), archive)]
@@ -467,8 +456,7 @@ def test_a_log_that_lost_its_beginning_counts_its_requests_in_flight_by_the_chec
     served = ServedLog(requests=120)
     entries = served.entries
     gone = len(entries) // 2
-    whole = tmp_path / "whole.pmlog"
-    write_bundle(whole, Header(pool="default", last=entries[-1].sequence), entries)
+    whole = written(entries, tmp_path)
     headless = write_headless(
         tmp_path / "headless.pmlog",
         entries,

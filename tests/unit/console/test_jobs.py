@@ -15,9 +15,8 @@ from pointsman_cli.console.jobs.examinations import examination_of
 from pointsman_cli.console.jobs.jobs import SEARCHES_WAITING_MAX, Jobs
 from pointsman_cli.console.jobs.process import Task
 from pointsman_cli.console.jobs.views import DoctorView, TimelineView, WhatIfChange, WhatIfRun
-from pointsman_cli.history.bundle import write_bundle
-from pointsman_cli.history.entries import Header
 from pointsman_cli.history.sources import open_history
+from tests.support.commands import written
 from tests.support.console_views import run
 from tests.support.recorded_log import RecordedFleet
 from tests.support.served_log import ServedLog
@@ -54,8 +53,7 @@ async def test_a_process_that_fails_ends_its_job_so_that_the_next_may_begin() ->
 
 async def test_what_is_worked_out_ends_where_the_console_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = RecordedFleet(policy_set(), seed=9).live(300).write_all().entries
-    until, file = len(entries) // 2, tmp_path / "log.pmlog"
-    write_bundle(file, Header(pool="default", last=entries[-1].sequence), entries)
+    until, file = len(entries) // 2, written(entries, tmp_path)
     tasks: list[Task] = []
 
     async def keep(task: Task, *_rest: object, **_named: object) -> None:
@@ -78,8 +76,7 @@ async def test_what_is_worked_out_ends_where_the_console_ends(tmp_path: Path, mo
 
 async def test_a_what_if_run_has_the_requests_up_to_where_the_console_ends(tmp_path: Path) -> None:
     entries = ServedLog(requests=120).entries
-    file = tmp_path / "log.pmlog"
-    write_bundle(file, Header(pool="default", last=entries[-1].sequence), entries)
+    file = written(entries, tmp_path)
     change, middle = WhatIfChange(policy="random"), str(len(entries) // 2)
 
     ended, asked = (
@@ -121,9 +118,8 @@ async def test_a_run_keeps_the_figures_and_notes_of_its_process(monkeypatch: pyt
 
 def test_a_log_that_is_full_is_told_by_the_console_too(tmp_path: Path) -> None:
     entries = ServedLog(requests=60).entries
-    file, last = tmp_path / "log.pmlog", entries[-1].sequence
-    write_bundle(file, Header(pool="default", last=last), entries)
-    with open_history(str(file)) as history:
+    last = entries[-1].sequence
+    with open_history(str(written(entries, tmp_path))) as history:
         history.extent = LogExtent("a", 1, last, bytes=99, bytes_max=100)
         found = examination_of(history).findings
 

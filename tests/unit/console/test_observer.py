@@ -33,7 +33,7 @@ from pointsman_cli.console.log.observer import Observer
 from pointsman_cli.console.log.recent_requests import RecentRequests
 from pointsman_cli.console.log.request_counts import Figures
 from pointsman_cli.console.log.size_history import Spaced
-from tests.support.events import finished, given_up, given_up_before_each_end, joined, no_instance
+from tests.support.events import arrived, finished, given_up, given_up_before_each_end, joined, no_instance
 from tests.support.ingress_clock import with_ingress_clock
 from tests.support.recorded_log import SETTINGS, RecordedFleet
 from tests.support.served_log import ServedLog
@@ -111,10 +111,8 @@ def test_every_request_ends_as_its_first_end_says(seed: int) -> None:
 
 def test_an_arrival_behind_the_grant_of_its_ingress_is_the_newest_and_tells_what_the_grant_did_not() -> None:
     def announced(name: str, at: float) -> RequestArrived:
-        return RequestArrived(
-            at=at + 1.0, request=RequestId(name), arrived_at=at, ingress="ingress-1", tenant=Tenant("acme"), keys=b"",
-            prompt_tokens=300, max_output_tokens=9, slo_ttft=2.0, slo_tpot=0.1, client_request_id="theirs",
-        )  # fmt: skip
+        told = {"prompt_tokens": 300, "slo_ttft": 2.0, "client_request_id": "theirs"}
+        return arrived(name, at=at + 1.0, tenant="acme", arrived_at=at, **told)
 
     requests = RecentRequests(SETTINGS.block_tokens)
     granted = RequestGranted(at=5.0, request=RequestId("late"), instance=InstanceId("engine-1"))
@@ -177,19 +175,16 @@ def test_a_request_that_comes_again_under_another_id_counts_once(end: LogEvent) 
             observer.apply(LogEntry(sequence, "pm.default.request.r", b"", event))
         return tenants_view(observer).tenants, observer.minute.figures(9.0), len(observer.minute.arrivals)
 
-    def arrived(name: str, at: float, **fields: Any) -> RequestArrived:
-        return RequestArrived(
-            at=at, request=RequestId(name), arrived_at=1.0, ingress="ingress-1", tenant=Tenant("acme"), keys=b"",
-            prompt_tokens=300, max_output_tokens=9, slo_ttft=2.0, slo_tpot=0.1, **fields,
-        )  # fmt: skip
+    def came(name: str, at: float, **fields: Any) -> RequestArrived:
+        return arrived(name, at=at, arrived_at=1.0, slo_ttft=2.0, **fields)
 
-    first, again = arrived("r", 1.0), arrived("s", 3.0, instead_of=RequestId("r"))
+    first, again = came("r", 1.0), came("s", 3.0, instead_of=RequestId("r"))
     answered = finished("s", "engine-1", at=5.0)
 
-    assert seen(first, end, again, answered) == seen(arrived("s", 1.0), answered)
-    assert seen(first, end, again) == seen(arrived("s", 1.0))
+    assert seen(first, end, again, answered) == seen(came("s", 1.0), answered)
+    assert seen(first, end, again) == seen(came("s", 1.0))
     assert seen(first, end, replace(again, tenant=Tenant("other")), answered)[2] == 2
-    assert seen(again, answered) == seen(arrived("s", 3.0), answered), "the console began to read later"
+    assert seen(again, answered) == seen(came("s", 3.0), answered), "the console began to read later"
 
 
 def seen(*events: LogEvent) -> Observer:
@@ -214,11 +209,7 @@ FAILED = RequestFailed(at=2.0, request=RequestId("r"), reason="engine_failed", s
     ],
 )
 def test_what_a_client_or_its_limits_caused_says_nothing_about_the_service(end: LogEvent, judged: bool) -> None:
-    arrival = RequestArrived(
-        at=1.0, request=RequestId("r"), arrived_at=1.0, ingress="ingress-1", tenant=Tenant("acme"), keys=b"",
-        prompt_tokens=300, max_output_tokens=9, slo_ttft=2.0, slo_tpot=0.1,
-    )  # fmt: skip
-    observer = seen(arrival, end)
+    observer = seen(arrived("r", at=1.0), end)
 
     expected = 0.0 if judged else None
     assert fleet_view(observer).totals.goodput == expected

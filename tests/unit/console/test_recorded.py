@@ -19,9 +19,9 @@ from pointsman_cli.console.page_views import PageViews
 from pointsman_cli.console.pages.live import patch
 from pointsman_cli.console.pages.rendering import Pages
 from pointsman_cli.console.web.actions import Actions
-from pointsman_cli.history.bundle import BundleHistory, write_bundle
-from pointsman_cli.history.entries import Header
+from pointsman_cli.history.bundle import BundleHistory
 from pointsman_cli.history.time_options import Moment
+from tests.support.commands import written
 from tests.support.hostile import HOSTILE, hostile_log
 from tests.support.recorded_log import SETTINGS, RecordedFleet
 
@@ -44,9 +44,7 @@ async def read(file: Path, until: Moment = Moment()) -> RecordedLog:  # noqa: B0
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     entries = RecordedFleet(policy_set(), seed=9).live(300).write_all().entries
-    file = tmp_path_factory.mktemp("recorded") / "log.pmlog"
-    write_bundle(file, Header(pool="default", last=entries[-1].sequence), entries)
-    return file
+    return written(entries, tmp_path_factory.mktemp("recorded"))
 
 
 @pytest.fixture
@@ -108,8 +106,7 @@ async def test_a_file_that_was_cut_off_is_shown_as_far_as_it_goes(whole_file: by
 async def test_hostile_texts_of_a_log_are_texts_on_every_page(text: str, tmp_path: Path) -> None:
     fleet = RecordedFleet(policy_set(prefill_window_tokens=900), seed=11, failing=True, limited=True).live(400)
     entries = hostile_log(fleet.write_all().entries, policies_too=True, text=text)
-    file = tmp_path / "log.pmlog"
-    write_bundle(file, Header(pool="default", last=entries[-1].sequence), entries)
+    file = written(entries, tmp_path)
     source, pages = await read(file), Pages()
     console = PageViews(source, Actions(None), NoJobs(str(file), None, recorded=True, wall=time.monotonic))
     newest = [record.id for record in source.observer.requests.newest_first()][:3]

@@ -14,7 +14,6 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 import pytest_asyncio
-from click.testing import CliRunner
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.policies.policy_set import policy_set
@@ -33,11 +32,10 @@ from pointsman_cli.console.web.exchange import FORM
 from pointsman_cli.console.web.security import BODY_BYTES_MAX, COOKIE, FAILURES_MAX, HEADERS, Guard
 from pointsman_cli.console.web.site import PAGES, Site
 from pointsman_cli.console.web.viewers import VIEWERS_MAX, Viewers
-from pointsman_cli.history.bundle import BundleHistory, write_bundle
-from pointsman_cli.history.entries import Header
+from pointsman_cli.history.bundle import BundleHistory
 from pointsman_cli.history.sources import open_history
 from pointsman_cli.history.time_options import Moment
-from pointsman_cli.main import main
+from tests.support.commands import told_by, written
 from tests.support.recorded_log import RecordedFleet
 from tests.support.waiting import eventually
 
@@ -75,9 +73,7 @@ class Served:
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     entries = RecordedFleet(policy_set(), seed=7).live(900).write_all().entries
-    file = tmp_path_factory.mktemp("console") / "log.pmlog"
-    write_bundle(file, Header(pool="default", last=entries[-1].sequence), entries)
-    return file
+    return written(entries, tmp_path_factory.mktemp("console"))
 
 
 @pytest.fixture(scope="module")
@@ -440,10 +436,7 @@ def test_a_run_has_the_figures_of_the_command(bundle: Path) -> None:
     steps: list[str] = []
     with open_history(str(bundle)) as history:
         run = run_of(history, change, steps.append)
-    command = CliRunner().invoke(
-        main, ["what-if", "--from", str(bundle), "--policy", "round_robin", "--instances", "4", "--json"]
-    )
-    told = json.loads(command.stdout)
+    told = told_by("what-if", "--from", str(bundle), "--policy", "round_robin", "--instances", "4")
 
     shown = {row.name: row for row in run.rows}
 

@@ -54,28 +54,22 @@ def test_the_scheduler_purges_checkpoints_only() -> None:
     assert purges == [f"$JS.API.STREAM.PURGE.OBJ_pointsman-{pool}" for pool in POOLS]
 
 
-def test_a_worker_speaks_for_its_own_instance_and_cannot_read() -> None:
-    worker = BusUser(BusRole.WORKER, "engine-1", POOLS[0])
+@pytest.mark.parametrize(
+    ("instance", "inbox", "spoken"), [("engine-1", "engine-1", "engine-1"), (ANY_INSTANCE, "_", "*")]
+)
+def test_a_worker_speaks_for_its_instance_or_for_any_and_cannot_read(instance: str, inbox: str, spoken: str) -> None:
+    worker = BusUser(BusRole.WORKER, instance, POOLS[0])
 
     assert set(granted(worker).publish) == {
-        "pm.default.kv.engine-1",
-        "pm.default.fleet.engine-1",
-        "pm.default.cmd.heartbeat.engine-1",
+        f"pm.default.kv.{spoken}",
+        f"pm.default.fleet.{spoken}",
+        f"pm.default.cmd.heartbeat.{spoken}",
         "POINTSMAN.API.STREAM.INFO.POINTSMAN_default",
     }
-    assert set(granted(worker).subscribe) == {"_INBOX.worker.default.engine-1.>", "pm.default.cmd.resync.engine-1"}
-
-
-def test_a_worker_of_any_instance_speaks_for_its_pool_and_cannot_read() -> None:
-    worker = BusUser(BusRole.WORKER, ANY_INSTANCE, POOLS[0])
-
-    assert set(granted(worker).publish) == {
-        "pm.default.kv.*",
-        "pm.default.fleet.*",
-        "pm.default.cmd.heartbeat.*",
-        "POINTSMAN.API.STREAM.INFO.POINTSMAN_default",
+    assert set(granted(worker).subscribe) == {
+        f"_INBOX.worker.default.{inbox}.>",
+        f"pm.default.cmd.resync.{spoken}",
     }
-    assert set(granted(worker).subscribe) == {"_INBOX.worker.default._.>", "pm.default.cmd.resync.*"}
 
 
 @pytest.mark.parametrize("user", USERS, ids=IDS)

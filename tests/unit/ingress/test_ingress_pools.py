@@ -12,11 +12,10 @@ import pytest
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.fleet import InstanceLeft, InstanceReported, InstanceSuspected
 from pointsman.ports import EventLog
-from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Term, WallSeconds
+from pointsman.primitives import Epoch, InstanceId, PoolName, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_ingress.http.errors import ApiError
 from pointsman_ingress.placement.fleet_view import FleetView, Model
@@ -25,7 +24,7 @@ from pointsman_ingress.placement.in_flight import InFlightRequests
 from pointsman_ingress.placement.pools import Pool, Pools, PoolsBoard
 from pointsman_lab.memory.log import MemoryBroker
 from tests.support.engine_urls import ANY_URL
-from tests.support.events import joined, reported, route
+from tests.support.events import grant, joined, reported, route
 from tests.support.waiting import eventually
 
 CHAT, CODE = PoolName("chat"), PoolName("code")
@@ -95,18 +94,6 @@ def naming(instance: str, *, at: float, **names: list[str]) -> InstanceReported:
 def busy(instance: str, *, at: float, requests: int) -> InstanceReported:
     """A report of an instance with so many requests."""
     return msgspec.structs.replace(reported(instance, 0, [], at=at), running=requests - 1, waiting=1)
-
-
-def grant(request: str, instance: str) -> RouteGranted:
-    return RouteGranted(
-        request=RequestId(request),
-        attempt=1,
-        instance=InstanceId(instance),
-        url="http://a",
-        hit_tokens=0,
-        predicted_ttft=0.0,
-        knowledge="exact",
-    )
 
 
 async def test_a_model_is_found_in_its_pool_under_its_name_its_aliases_and_its_adapters() -> None:

@@ -24,6 +24,7 @@ from pointsman_ingress.http.identity import Identity
 from pointsman_ingress.http.issuer_keys import ISSUER_PART, IssuerKeys
 from pointsman_ingress.http.oidc import TokenVerifier
 from pointsman_ingress.settings import is_trustworthy
+from pointsman_lab.background import background
 from tests.support.oidc_issuer import AUDIENCE, JWKS_PATH, Issuer, SigningKey, running_issuer
 from tests.support.settable_clock import SettableClock
 from tests.support.waiting import eventually
@@ -56,14 +57,10 @@ async def opened(
     clock, board = SettableClock(), HealthBoard()
     keys = IssuerKeys(issuer.url, jwks_url, clock, board, serves_without=False)
     verifier = TokenVerifier(keys, clock, issuer=issuer.url, audience=AUDIENCE, tenant_claim=claim)
-    following = asyncio.create_task(keys.follow())
-    if is_read:
-        await eventually(lambda: keys.is_read)
-    try:
+    async with background(keys.follow()):
+        if is_read:
+            await eventually(lambda: keys.is_read)
         yield World(issuer, keys, verifier, clock, board)
-    finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.contracts.commands import PrefixFetch, RouteGranted
+from pointsman.contracts.commands import PrefixFetch
 from pointsman.ports import Clock
-from pointsman.primitives import InstanceId, RequestId
+from pointsman.primitives import InstanceId
 from pointsman_ingress.engine import prefix_fetch
 from pointsman_ingress.engine.client import EngineClient, EngineRequest
 from pointsman_ingress.engine.disaggregation import (
@@ -23,13 +23,11 @@ from pointsman_ingress.engine.disaggregation import (
 )
 from pointsman_ingress.engine.prefix_fetch import FetchOutcome, PrefixFetcher, PrefixPrompt
 from pointsman_ingress.work_threads import WorkThreads
+from tests.support.events import grant
 from tests.support.settable_clock import SettableClock
 
 FETCH = PrefixFetch(source=InstanceId("a"), url="http://a", prefix_tokens=129, seconds=0.01, dp_rank=1)
-GRANT = RouteGranted(
-    request=RequestId("r"), attempt=2, instance=InstanceId("b"), url="http://b", hit_tokens=128, predicted_ttft=0.1,
-    knowledge="exact", fetch=FETCH,
-)  # fmt: skip
+GRANT = grant("r", "b", attempt=2, url="http://b", hit_tokens=128, predicted_ttft=0.1, fetch=FETCH)
 PROMPT = PrefixPrompt("m", range(500), salt="s")
 PARAMETERS = {"do_remote_prefill": True, "remote_block_ids": [[1, 2]]}
 

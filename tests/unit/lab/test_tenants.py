@@ -7,31 +7,23 @@ import pytest
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected, RequestRejected
 from pointsman.contracts.requests import RequestArrived, RequestFinished
-from pointsman.primitives import InstanceId, RequestId, Tenant, Term
+from pointsman.primitives import Term
 from pointsman_lab.tenants.flood import VARIANTS, round_of
 from pointsman_lab.tenants.limits import REQUESTS_PER_SECOND, TOKENS_PER_MINUTE, LogReading, judged, most
 from pointsman_lab.tenants.load import Sample
+from tests.support import events
 
 
 def arrived(request: str, at: float, tenant: str = "by-requests") -> RequestArrived:
-    return RequestArrived(
-        at=at, request=RequestId(request), arrived_at=at, ingress="i", tenant=Tenant(tenant), keys=b"",
-        prompt_tokens=64, max_output_tokens=2, slo_ttft=1.0, slo_tpot=1.0,
-    )  # fmt: skip
+    return events.arrived(request, at=at, tenant=tenant, prompt_tokens=64, max_output_tokens=2)
 
 
 def refused(request: str, at: float) -> RequestRejected:
-    return RequestRejected(
-        at=at, request=RequestId(request), reason="rate_limited", detail="", retry_after=0.1, policy="", settings={},
-        candidates=[],
-    )  # fmt: skip
+    return events.rejected(request, "rate_limited", at=at)
 
 
 def finished(request: str, at: float, *, tokens: int = 100, cached: int = 0) -> RequestFinished:
-    return RequestFinished(
-        at=at, request=RequestId(request), instance=InstanceId("a"), e2e=0.1, prompt_tokens=tokens,
-        completion_tokens=0, cached_tokens=cached, ttft=0.1, tpot=0.0,
-    )  # fmt: skip
+    return events.finished(request, "a", at=at, prompt_tokens=tokens, completion_tokens=0, cached_tokens=cached)
 
 
 def steady(rate: float, seconds: float, tenant: str = "by-requests") -> list[LogEvent]:

@@ -28,7 +28,7 @@ from pointsman.primitives import InstanceId, RequestId, Tenant
 from pointsman.state.state import FOLD_VERSION, PoolSettings
 from pointsman.state.trackers.attainment import OWED_MAX, Attainment, Tally, fair_level, tenth
 from pointsman.state.trackers.decode_load import DecodeFit
-from tests.support.events import BLOCK, first_token, route
+from tests.support.events import BLOCK, finished, first_token, route
 from tests.support.examples import examples
 from tests.support.leading import leader_of
 
@@ -47,10 +47,7 @@ def pool(
 
 
 def answered(request: str, instance: str, *, at: float, tpot: float) -> RequestFinished:
-    return RequestFinished(
-        at=at, request=RequestId(request), instance=InstanceId(instance), e2e=at, prompt_tokens=1,
-        completion_tokens=10, cached_tokens=0, ttft=at, tpot=tpot,
-    )  # fmt: skip
+    return finished(request, instance, at=at, completion_tokens=10, tpot=tpot)
 
 
 def ask(

@@ -14,7 +14,7 @@ from pointsman.contracts.subjects import command_subject
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry, Reply
-from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
+from pointsman.primitives import PoolName, RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Stage
@@ -22,9 +22,10 @@ from pointsman_ingress.placement.fleet_view import FleetView
 from pointsman_ingress.placement.hold_queue import HoldQueue
 from pointsman_ingress.placement.in_flight import InFlightRequests
 from pointsman_ingress.placement.scheduler_client import REPEAT_WALL_SECONDS, SchedulerClient, SchedulerLiveness
+from pointsman_lab.background import background
 from pointsman_lab.memory.log import MemoryBroker
 from tests.support.engine_urls import ANY_URL
-from tests.support.events import joined, route
+from tests.support.events import grant, joined, route
 
 POOL = PoolName("default")
 
@@ -98,18 +99,8 @@ class Rig:
     async def answer(self, term: int, number: int = -1, *, attempt: int = 0) -> None:
         """`attempt`: 0 for the one that was asked for."""
         command, reply = self.asked[number]
-        await reply(
-            RouteGranted(
-                request=command.request,
-                attempt=attempt or command.attempt,
-                instance=InstanceId(f"by-{term}" if not attempt else "failed"),
-                url="http://a",
-                hit_tokens=0,
-                predicted_ttft=0.0,
-                knowledge="exact",
-                term=Term(term),
-            )
-        )
+        instance = "failed" if attempt else f"by-{term}"
+        await reply(grant(command.request, instance, attempt=attempt or command.attempt, term=Term(term)))
 
     def grants_told(self) -> list[RequestGranted]:
         entries = (self.broker.at(n) for n in range(1, self.broker.extent.last + 1))
@@ -141,11 +132,9 @@ async def rig() -> AsyncIterator[Rig]:
         assert isinstance(command, RouteRequest)
         asked.append((command, reply))
 
-    following = asyncio.create_task(fleet.follow(link.log))
-    async with broker.client(clock, name="leader").commands.serve(command_subject(POOL, "route"), leader):
+    commands = broker.client(clock, name="leader").commands
+    async with background(fleet.follow(link.log)), commands.serve(command_subject(POOL, "route"), leader):
         yield Rig(broker, scheduler, in_flight, asked)
-    following.cancel()
-    await asyncio.gather(following, return_exceptions=True)
 
 
 async def test_who_waits_asks_again_as_soon_as_another_leads(rig: Rig) -> None:
@@ -205,9 +194,9 @@ async def test_a_new_leader_is_told_of_grants_that_it_may_not_know(rig: Rig) -> 
     waiting = asyncio.create_task(rig.scheduler.route(route("r", [1], attempt=2), ScaledClock(), owner="t"))
     await rig.asked_times(1)
     await rig.answer(1)
-    grant = await waiting
-    assert isinstance(grant, RouteGranted)
-    async with rig.in_flight.at_engine(grant, ScaledClock()):
+    granted = await waiting
+    assert isinstance(granted, RouteGranted)
+    async with rig.in_flight.at_engine(granted, ScaledClock()):
         rig.broker.elect(elected(2), 0)
         async with asyncio.timeout(2):
             while not rig.grants_told():  # noqa: ASYNC110 - likewise

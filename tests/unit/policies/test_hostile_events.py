@@ -15,7 +15,7 @@ from pointsman.contracts.decisions import (
     RequestRejected,
 )
 from pointsman.contracts.fleet import DecodeCost, InstanceDraining, InstanceLeft
-from pointsman.contracts.requests import PrefixFetchEnded, RequestAttemptFailed, RequestFailed, RequestFinished
+from pointsman.contracts.requests import PrefixFetchEnded, RequestAttemptFailed, RequestFailed
 from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
@@ -26,7 +26,7 @@ from pointsman.state.trackers.late_turns import LateCredit
 from pointsman.state.trackers.service_window import ServiceWindow
 from pointsman.state.trackers.tenant_accounts import TenantAccounts
 from pointsman.state.workload import Stage
-from tests.support.events import finished, first_token, joined, route, stored
+from tests.support.events import finished, first_token, joined, rejected, route, stored
 
 A, B, D, P = (InstanceId(name) for name in "abdp")
 PATIENT = 1000.0
@@ -79,11 +79,7 @@ def test_a_refused_request_that_waited_too_long_is_one_outcome(version: int, out
     state.use_trackers((*state.trackers[:-2], window))
     for name in ("first", "late"):
         dispatcher.route(route(name, [1, 2, 3], slo_ttft=1.0), 0.0)
-    refusal = RequestRejected(
-        at=5.0, request=RequestId("late"), reason="queue_full", detail="", retry_after=1.0, policy="p", settings={},
-        candidates=[],
-    )  # fmt: skip
-    state.apply(refusal)
+    state.apply(rejected("late", "queue_full", at=5.0))
 
     assert (window.outcomes(0.0).total, state.dead_letters.count) == (outcomes, 0)
 
@@ -97,12 +93,7 @@ def test_best_effort_that_is_refused_is_no_outcome(version: int, outcomes: int) 
         dispatcher.route(route(name, [], prompt_tokens=9_000), 0.0)
     request = state.workload.requests[RequestId("second")]
     assert (request.best_effort, request.stage) == (True, Stage.PENDING)
-    state.apply(
-        RequestRejected(
-            at=1.0, request=request.id, reason="queue_full", detail="", retry_after=1.0, policy="p", settings={},
-            candidates=[],
-        )
-    )  # fmt: skip
+    state.apply(rejected(request.id, "queue_full", at=1.0))
 
     assert (window.outcomes(0.0).total, state.dead_letters.count) == (outcomes, 0)
 
@@ -215,11 +206,7 @@ def test_no_queue_stays_of_who_left_while_it_was_to_decode_or_had_prefilled() ->
     state = dispatcher.state
     dispatcher.route(route("r", list(range(4))), 0.0)
     state.apply(InstanceLeft(at=0.1, instance=D, epoch=Epoch(1), reason="x"))
-    end = RequestFinished(
-        at=1.0, request=RequestId("r"), instance=P, e2e=1.0, prompt_tokens=1, completion_tokens=1, cached_tokens=0,
-        ttft=1.0, tpot=0.0,
-    )  # fmt: skip
-    state.apply(end)
+    state.apply(finished("r", P, at=1.0))
     assert set(state.workload.queues) <= {P}
 
     dispatcher = leader(*split)

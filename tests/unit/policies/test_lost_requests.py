@@ -16,7 +16,7 @@ from pointsman.policies.heard_reports import HeardReports
 from pointsman.policies.lost_requests import LostRequests
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import Reply
-from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Term
+from pointsman.primitives import InstanceId, PoolName, RequestId, Term
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.outages import DRAIN_SHARE, HELD_UP_WALL_SECONDS_MAX, HELD_UP_WALL_SECONDS_MIN, Outages
 from pointsman.state.state import PoolSettings, State
@@ -24,7 +24,7 @@ from pointsman_ingress.placement.fleet_view import FleetView
 from pointsman_ingress.placement.in_flight import HEARTBEAT_WALL_SECONDS, InFlightRequests, send_heartbeats
 from pointsman_lab.memory.log import MemoryBroker
 from tests.support.engine_urls import ANY_URL
-from tests.support.events import finished, first_token, joined, route
+from tests.support.events import finished, first_token, joined, reported, route
 from tests.support.leading import leader_of
 from tests.support.virtual_time import in_virtual_time
 
@@ -40,10 +40,7 @@ def leader() -> Dispatcher:
 
 
 def report(at: float, running: int = 0, *, instance: str = "a", **fields: Any) -> InstanceReported:
-    return InstanceReported(
-        at=at, instance=InstanceId(instance), epoch=Epoch(1), serving=True, waiting=0, running=running, kv_usage=0.0,
-        sequence=0, blocks=0, digest=0, **fields,
-    )  # fmt: skip
+    return reported(instance, 0, [], at=at, running=running, **fields)
 
 
 class Watch:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pointsman.contracts.decisions import RequestHandedOver
 from pointsman.contracts.fleet import DecodeCost
-from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestFinished
+from pointsman.contracts.requests import PrefillFinished
 from pointsman.policies.policy_set import scaling_policy
 from pointsman.policies.scaling import Limits, ScaleTarget
 from pointsman.policies.scaling.decider import Decider
@@ -23,9 +23,9 @@ from pointsman.policies.scaling.roles import (
     parse_split,
     role_switches,
 )
-from pointsman.primitives import InstanceId, RequestId, Tenant
+from pointsman.primitives import InstanceId, RequestId
 from pointsman.state.state import PoolSettings, State
-from tests.support.events import joined, reported
+from tests.support.events import arrived, finished, joined, reported
 
 COST = DecodeCost(step_s=0.02, per_request_s=0.001)
 demands = st.builds(RoleDemand, st.floats(0, 20), st.floats(0, 20))
@@ -155,24 +155,15 @@ def decoding(state: State, answers: int, at: float) -> None:
     """So many answers are generated, spread over e2 and e3, all prefilled by e0."""
     for number in range(answers):
         request, to = RequestId(f"r{at:g}-{number}"), InstanceId(f"e{2 + number % 2}")
-        state.apply(
-            RequestArrived(
-                at=at, request=request, arrived_at=at, ingress="i", tenant=Tenant("t"), keys=b"", prompt_tokens=100,
-                max_output_tokens=100, slo_ttft=5.0, slo_tpot=0.1,
-            )
-        )  # fmt: skip
+        state.apply(arrived(request, at=at, max_output_tokens=100, slo_tpot=0.1))
         state.apply(RequestHandedOver(at=at, request=request, source=InstanceId("e0"), instance=to, prefill=0.1))
         state.apply(PrefillFinished(at=at + 0.1, request=request, instance=to, ttft=0.1, prefill=0.1))
 
 
 def answered(state: State, at: float, *, tbt: float) -> None:
     for request in list(state.workload.requests.values()):
-        state.apply(
-            RequestFinished(
-                at=at, request=request.id, instance=request.instance, e2e=5.0, prompt_tokens=100, completion_tokens=50,
-                cached_tokens=0, ttft=0.1, tpot=tbt / 2, tbt_p90=tbt,
-            )
-        )  # fmt: skip
+        times = {"e2e": 5.0, "ttft": 0.1, "tpot": tbt / 2, "tbt_p90": tbt}
+        state.apply(finished(request.id, request.instance, at=at, prompt_tokens=100, completion_tokens=50, **times))
 
 
 def decided(state: State, decider: Decider, at: float) -> tuple[int, int, int] | None:

@@ -1,4 +1,4 @@
-"""What the baselines of the papers prefer, and that none of them ever places where nobody serves."""
+"""What the baselines of the papers prefer, and that no policy at all ever places where nobody serves."""
 
 import pytest
 from hypothesis import given
@@ -8,18 +8,16 @@ from msgspec.structs import replace
 from pointsman.contracts.decisions import RequestPlaced
 from pointsman.contracts.fleet import InstanceDraining, InstanceLeft
 from pointsman.contracts.reasons import CancelCause
-from pointsman.contracts.requests import RequestFinished
 from pointsman.policies.admission.admit_all import AdmitAll
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
 from pointsman.policies.policy_set import PolicySet
-from pointsman.policies.routing import RoutingPolicy
+from pointsman.policies.routing import ROUTING_POLICIES, RoutingPolicy
 from pointsman.policies.routing.approximate_token_load import ApproximateTokenLoad
 from pointsman.policies.routing.cache_affinity import CacheAffinity
 from pointsman.policies.routing.d2lpm import D2Lpm
 from pointsman.policies.routing.dynamo_cost import DynamoCost
 from pointsman.policies.routing.lbgr import Lbgr
-from pointsman.policies.routing.min_ttft import MinTtft
 from pointsman.policies.routing.power_of_two import PowerOfTwo
 from pointsman.policies.routing.preble import Preble
 from pointsman.policies.routing.random_choice import RandomChoice
@@ -34,18 +32,7 @@ from tests.support.events import BLOCK, finished, first_token, joined, reported,
 from tests.support.examples import examples
 from tests.support.leading import leader_of, place, prompt
 
-POLICIES = [
-    RandomChoice(),
-    PowerOfTwo(),
-    CacheAffinity(),
-    MinTtft(),
-    Preble(),
-    DynamoCost(),
-    DynamoCost(temperature=0.5),
-    ApproximateTokenLoad(),
-    Lbgr(),
-    D2Lpm(),
-]
+POLICIES = [*(policy() for policy in ROUTING_POLICIES.values()), DynamoCost(temperature=0.5)]
 FLEET = ("a", "b", "c", "d")
 A, B = InstanceId("a"), InstanceId("b")
 
@@ -339,11 +326,7 @@ def test_d2lpm_charges_computed_and_weighted_output_tokens_and_gives_back_what_n
     client, deficits = Tenant("t"), dispatcher.state.tracker(Deficits)
     place(dispatcher, "r", prompt(1, 4))
     dispatcher.state.apply(first_token("r", "a", at=1.0))
-    end = RequestFinished(
-        at=2.0, request=RequestId("r"), instance=A, e2e=2.0, prompt_tokens=257, completion_tokens=50,
-        cached_tokens=0, ttft=1.0, tpot=0.1,
-    )  # fmt: skip
-    dispatcher.state.apply(end)
+    dispatcher.state.apply(finished("r", A, at=2.0, prompt_tokens=257, completion_tokens=50))
     spent = deficits.tokens_left(client, A)
     for number in range(3):
         place(dispatcher, f"w{number}", prompt(1000 * (number + 1), 300), now=3.0)

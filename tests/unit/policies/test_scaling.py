@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pointsman.contracts.decisions import RequestRejected, ScaleApplied, ScaleDecided, Settings
+from pointsman.contracts.decisions import ScaleApplied, ScaleDecided, Settings
 from pointsman.contracts.fleet import InstanceDraining, InstanceLeft, Role
 from pointsman.policies.admission.admit_all import AdmitAll
 from pointsman.policies.dispatch import Dispatcher
@@ -36,7 +36,7 @@ from pointsman_scaler.reconciler import (
     next_steps,
     pool_status,
 )
-from tests.support.events import finished, first_token, joined, reported, route
+from tests.support.events import finished, first_token, joined, rejected, reported, route
 from tests.support.leading import leader_of
 
 pytestmark = pytest.mark.usefixtures("plain_sums")
@@ -124,12 +124,7 @@ def test_refusals_make_a_pool_grow_however_quick_the_others_are() -> None:
     pool.serve(40, every=1.0)
     for name in ("x", "y", "z"):
         pool.dispatcher.route(route(name, [1], arrived_at=pool.now), pool.now)
-        pool.state.apply(
-            RequestRejected(
-                at=pool.now, request=RequestId(name), reason="slo_ttft", detail="", retry_after=1.0, policy="p",
-                settings={}, candidates=[],
-            )
-        )  # fmt: skip
+        pool.state.apply(rejected(name, "slo_ttft", at=pool.now))
 
     assert pool.target().wanted == 3
     assert "refused" in pool.target().reason

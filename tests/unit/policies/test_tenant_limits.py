@@ -11,7 +11,7 @@ from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted, RequestPlaced, RequestRejected
 from pointsman.contracts.reasons import CancelCause
-from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
+from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed
 from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet, TenantPolicy
 from pointsman.primitives import InstanceId, RequestId, Tenant, Tokens
 from pointsman.state.tenants import Account
@@ -189,12 +189,8 @@ def _answered(pool: LimitedPool, tokens: Tokens) -> None:
     begun = _begun(pool)
     assert begun is not None
     request, instance = begun
-    pool.seen(
-        RequestFinished(
-            at=pool.now, request=request, instance=instance, e2e=1.0, completion_tokens=tokens, cached_tokens=0,
-            prompt_tokens=pool.state.workload.requests[request].prompt_tokens, ttft=1.0, tpot=0.01,
-        )
-    )  # fmt: skip
+    prompt_tokens = pool.state.workload.requests[request].prompt_tokens
+    pool.seen(finished(request, instance, at=pool.now, prompt_tokens=prompt_tokens, completion_tokens=tokens))
 
 
 def _broken_off(

@@ -4,14 +4,13 @@ import pytest
 
 from pointsman.contracts.block_keys import pack_keys
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import RequestGranted, RequestMigrated, RequestPlaced
+from pointsman.contracts.decisions import RequestGranted, RequestMigrated
 from pointsman.contracts.envelope import Stamp
-from pointsman.contracts.requests import RequestArrived
-from pointsman.primitives import BlockKey, InstanceId, RequestId, Tenant, Term
+from pointsman.primitives import BlockKey, InstanceId, RequestId, Term
 from pointsman.state.lifecycle import TRANSITIONS, Trigger
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Stage
-from tests.support.events import first_token, joined
+from tests.support.events import arrived, first_token, joined, placed
 
 R, A, B = RequestId("r"), InstanceId("a"), InstanceId("b")
 
@@ -23,15 +22,8 @@ def stamp(number: int) -> Stamp:
 def to_decoding() -> list[LogEvent]:
     """The events of one request, one stage each."""
     return [
-        RequestArrived(
-            at=1.0, request=R, ingress="i", arrived_at=1.0, tenant=Tenant("t"), keys=pack_keys([BlockKey(1)]),
-            prompt_tokens=65, max_output_tokens=5, slo_ttft=5.0, slo_tpot=0.1, stamp=stamp(1),
-        ),
-        RequestPlaced(
-            at=1.0, request=R, instance=A, attempt=1, excluded=[], policy="p", settings={}, reason="", candidates=[],
-            hit_blocks=0, uncached_tokens=65, queue_seconds=0.0, prefill_seconds=0.065, predicted_ttft=0.065,
-            stamp=stamp(2),
-        ),
+        arrived(R, at=1.0, keys=pack_keys([BlockKey(1)]), prompt_tokens=65, max_output_tokens=5, stamp=stamp(1)),
+        placed(R, A, at=1.0, uncached_tokens=65, prefill_seconds=0.065, predicted_ttft=0.065, stamp=stamp(2)),
         RequestGranted(at=1.0, request=R, instance=A, stamp=stamp(3)),
         first_token("r", "a", at=1.1),
     ]  # fmt: skip

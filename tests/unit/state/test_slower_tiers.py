@@ -15,12 +15,12 @@ from pointsman.contracts.fleet import InstanceLeft, InstanceReported, TierDigest
 from pointsman.contracts.requests import RequestFinished
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
-from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId
+from pointsman.primitives import BlockKey, Epoch, InstanceId
 from pointsman.state import holdings
 from pointsman.state.checkpoint import decode_state, encode_state, state_digest
 from pointsman.state.slower_tiers import LOAD_SHARES, REFUTED_WALL_SECONDS
 from pointsman.state.state import PoolSettings, State
-from tests.support.events import BLOCK, COST, first_token, joined, reported, route
+from tests.support.events import BLOCK, COST, finished, first_token, joined, reported, route
 from tests.support.examples import examples
 from tests.support.leading import leader_of, place
 
@@ -78,15 +78,11 @@ class Model:
         return depth, loads
 
     def report(self, instance: str) -> InstanceReported:
-        device = self.where(instance, "device")
-        return InstanceReported(
-            at=0.0, instance=InstanceId(instance), epoch=Epoch(1), serving=True, waiting=0, running=0, kv_usage=0.0,
-            sequence=self.sequences[instance], blocks=len(device), digest=reduce(xor, device, 0),
-            tiers=[
-                TierDigest(tier, len(self.where(instance, tier)), reduce(xor, self.where(instance, tier), 0))
-                for tier in OWN_TIERS
-            ],
-        )  # fmt: skip
+        tiers = [
+            TierDigest(tier, len(self.where(instance, tier)), reduce(xor, self.where(instance, tier), 0))
+            for tier in OWN_TIERS
+        ]
+        return reported(instance, self.sequences[instance], list(self.where(instance, "device")), tiers=tiers)
 
 
 class World:
@@ -289,10 +285,7 @@ def test_what_the_engine_did_not_find_is_no_hit_for_some_minutes() -> None:
     keys = [BlockKey(number) for number in range(1, 11)]
     state.apply(tier_stored("a", 1, list(keys)))
     state.apply(reported("a", 1, []), 0)
-    report = InstanceReported(
-        at=1.0, instance=A, epoch=Epoch(1), serving=True, waiting=0, running=0, kv_usage=0.0, sequence=1, blocks=0,
-        digest=0, tiers=[TierDigest("host", 10, reduce(xor, keys, 0))],
-    )  # fmt: skip
+    report = reported("a", 1, [], at=1.0, tiers=[TierDigest("host", 10, reduce(xor, keys, 0))])
     state.apply(report)
     place(dispatcher, "r", list(keys), now=2.0)
     state.apply(first_token("r", "a", at=3.0))
@@ -320,14 +313,14 @@ def test_only_an_engine_without_slower_tiers_contradicts_itself_by_delivering_mo
     state.apply(CacheCleared(at=0.5, instance=A, epoch=Epoch(1), sequence=2))
     for number in range(4):
         now = 10.0 * (number + 1)
-        state.apply(_empty_report(now))
+        state.apply(reported("a", 2, [], at=now))
         request = dispatcher.route(route(f"r{number}", list(keys), arrived_at=now, excluded=["b"]), now)
         assert request
         state.apply(first_token(f"r{number}", "a", at=now + 1.0))
         state.apply(_end(f"r{number}", now + 2.0, cached=10 * BLOCK, predicted=0))
         state.delivered.drop(A)
-        state.apply(_empty_report(now + 3.0))
-        state.apply(_empty_report(now + 8.0))
+        state.apply(reported("a", 2, [], at=now + 3.0))
+        state.apply(reported("a", 2, [], at=now + 8.0))
 
     assert bool(state.fleet[A].contradicted) is not tiered
 
@@ -374,15 +367,6 @@ def _leader() -> Dispatcher:
     return leader_of(("a", "b"), policy_set(routing="min_ttft", admission="none"))
 
 
-def _empty_report(at: float) -> InstanceReported:
-    return InstanceReported(
-        at=at, instance=A, epoch=Epoch(1), serving=True, waiting=0, running=0, kv_usage=0.0, sequence=2, blocks=0,
-        digest=0,
-    )  # fmt: skip
-
-
 def _end(request: str, at: float, *, cached: int = -1, predicted: int = -1) -> RequestFinished:
-    return RequestFinished(
-        at=at, request=RequestId(request), instance=A, e2e=1.0, prompt_tokens=10 * BLOCK + 1, completion_tokens=1,
-        cached_tokens=cached, ttft=0.1, tpot=0.0, predicted_cached_tokens=predicted,
-    )  # fmt: skip
+    tokens = {"prompt_tokens": 10 * BLOCK + 1, "cached_tokens": cached, "predicted_cached_tokens": predicted}
+    return finished(request, A, at=at, **tokens)

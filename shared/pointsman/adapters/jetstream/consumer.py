@@ -21,7 +21,7 @@ from pointsman.adapters.jetstream.stream import NANOSECONDS, Stream
 from pointsman.adapters.jetstream.stream_reader import StreamReader
 from pointsman.adapters.log_listener import LogListener
 from pointsman.adapters.turns import TURN_SECONDS_MAX, Turn
-from pointsman.ports import LogEntry, LogExtent, LogMissingError, LogReset, LogUnavailableError
+from pointsman.ports import LogEntry, LogExtent, LogReset, LogUnavailableError
 from pointsman.primitives import Seconds, Sequence
 
 PULL_MESSAGES = 500
@@ -214,7 +214,7 @@ class Reader(StreamReader):
         self._pull.buffer.clear()
 
     async def _attach(self) -> LogReset | None:
-        """Create a consumer at our position. Raises LogUnavailableError, LogMissingError."""
+        """Create a consumer at our position. Raises LogUnavailableError."""
         if not self._connection.connected:
             await self._sleep()
             return None
@@ -248,7 +248,7 @@ class Reader(StreamReader):
         self._pull.buffer.clear()
 
     async def _audit(self) -> LogReset | None:
-        """Check that the log continues from our position. Raises LogUnavailableError, LogMissingError."""
+        """Check that the log continues from our position. Raises LogUnavailableError."""
         self._upkeep.audit_due = False
         self._stream.saw(self._progress.position)
         before = self._progress.extent.last
@@ -277,7 +277,7 @@ class Reader(StreamReader):
     async def _try(self, step: Callable[[], Awaitable[LogReset | None]]) -> LogReset | None:
         try:
             return await step()
-        except (LogUnavailableError, LogMissingError, NotConnectedError) as error:
+        except (LogUnavailableError, NotConnectedError) as error:
             self._listener.trouble("reading waits", str(error))
             self._consumer_lost()
             return None

@@ -22,7 +22,7 @@ from pointsman.adapters.jetstream.stream import Stream
 from pointsman.adapters.jetstream.stream_reader import StreamReader
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.subjects import SUBJECT_ROOT
-from pointsman.ports import LogEntry, LogMissingError, LogReset, LogUnavailableError
+from pointsman.ports import LogEntry, LogReset, LogUnavailableError
 from pointsman.primitives import PoolName, Seconds, Sequence
 
 BATCH_MESSAGES = 1000
@@ -71,7 +71,7 @@ class DirectReader(StreamReader):
             batch = await self._get()
             if not batch:
                 return await self._nothing_found()
-        except (LogUnavailableError, LogMissingError, NotConnectedError, TimeoutError) as error:
+        except (LogUnavailableError, NotConnectedError, TimeoutError) as error:
             reason = str(error) or f"no answer within {BATCH_SECONDS_MAX:g} s"
             self._listener.trouble("reading waits", reason)
             await asyncio.sleep(float(self._backoff.next_wait()))
@@ -112,7 +112,7 @@ class DirectReader(StreamReader):
     async def _restart(self, reason: str) -> LogReset | None:
         try:
             extent = await self._stream.extent()
-        except (LogUnavailableError, LogMissingError) as error:
+        except LogUnavailableError as error:
             self._listener.trouble("reading waits", str(error))
             self._found.clear()
             await asyncio.sleep(float(self._backoff.next_wait()))
@@ -122,7 +122,7 @@ class DirectReader(StreamReader):
         return LogReset(extent.first, reason)
 
     async def _nothing_found(self) -> LogReset | None:
-        """There is no entry from our position on. Raises LogUnavailableError, LogMissingError."""
+        """There is no entry from our position on. Raises LogUnavailableError."""
         self._stream.saw(self._position)
         extent = await self._stream.extent()
         if extent.last < self._position:

@@ -158,7 +158,7 @@ class Stream:
         return found, refused
 
     async def extent(self) -> LogExtent:
-        """Raises LogMissingError, LogUnavailableError."""
+        """Raises LogUnavailableError, LogMissingError if there is none."""
         known = self._newest
         answer = await self._request("STREAM.INFO")
         if answer.error is None:

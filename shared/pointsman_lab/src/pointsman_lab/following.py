@@ -36,6 +36,7 @@ from pointsman_cli.options import CONTEXT, COUNT, out_option
 from pointsman_cli.output_file import write_json
 from pointsman_cli.terminal import table
 from pointsman_cli.up.scripts import console_script
+from pointsman_lab.background import background
 from pointsman_lab.proc import cpu_seconds, memory_mb, open_files, threads
 
 BLOCK_TOKENS = 16
@@ -173,14 +174,9 @@ async def _bench(count: int, batches: float) -> AsyncIterator[Bench]:
         for _ in range(HELD_BLOCKS // BLOCKS_A_BATCH):
             for engine in engines:
                 await engine.publish()
-        work = [bench.follow_log(), bench.publish(batches), *(engine.answer_replays() for engine in engines)]
-        tasks = [asyncio.create_task(each) for each in work]
-        try:
+        replays = (engine.answer_replays() for engine in engines)
+        async with background(bench.follow_log(), bench.publish(batches), *replays):
             yield bench
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _serve_http(stack: AsyncExitStack, count: int) -> list[str]:

@@ -21,6 +21,7 @@ from pointsman.adapters.child_process import spawn
 from pointsman.adapters.tcp_ports import LOOPBACK, free_ports
 from pointsman.primitives import EngineSeconds
 from pointsman_cli.discovery import FleetProcess
+from pointsman_lab.background import background
 
 START_SECONDS_MAX = 10.0
 LOOK_SECONDS = 0.2
@@ -134,13 +135,11 @@ async def run_haproxy(ingresses: Sequence[FleetProcess]) -> AsyncIterator[Balanc
         config, output = Path(place) / "haproxy.cfg", Path(place) / "haproxy.log"
         config.write_text(SOCKET.format(socket=balancer.socket) + haproxy_config(bind, servers))
         process = spawn([program, "-db", "-f", str(config)], output=output)
-        watching = asyncio.create_task(balancer.watch())
         try:
-            await _whole(process, balancer, output)
-            yield balancer
+            async with background(balancer.watch()):
+                await _whole(process, balancer, output)
+                yield balancer
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
             process.terminate()
             await asyncio.to_thread(process.wait)
 

@@ -1,12 +1,12 @@
 """Reads the whole log as a follower while it is written, and keeps it."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from pointsman.ports import Link, LogEntry, LogReset
 from pointsman.state.state import PoolSettings, State
+from pointsman_lab.background import background
 
 
 @dataclass(slots=True)
@@ -35,9 +35,5 @@ class LogTail:
 @asynccontextmanager
 async def followed(link: Link, speed: float) -> AsyncIterator[LogTail]:
     log_tail = LogTail(speed)
-    reading = asyncio.create_task(log_tail.follow(link))
-    try:
+    async with background(log_tail.follow(link)):
         yield log_tail
-    finally:
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)

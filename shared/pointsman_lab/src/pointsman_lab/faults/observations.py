@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.contracts.commands import FleetDescribed
 from pointsman.contracts.requests import RequestArrived
-from pointsman.ports import Link, LogEntry, LogMissingError, LogUnavailableError
+from pointsman.ports import Link, LogEntry, LogUnavailableError
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId
 from pointsman.runtime.settings import FleetSettings
 from pointsman.state.state import State
@@ -91,7 +91,7 @@ async def _settled(link: Link, evidence: Evidence) -> bool:
         return False
     try:
         return (await link.log.extent()).last <= evidence.state.sequence
-    except (LogMissingError, LogUnavailableError):
+    except LogUnavailableError:
         return False
 
 

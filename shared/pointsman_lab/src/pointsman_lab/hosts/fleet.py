@@ -24,6 +24,7 @@ from pointsman_cli.discovery import FleetFile, FleetProcess
 from pointsman_cli.up.child import ServiceProcess
 from pointsman_cli.up.plan import ProcessPlan, archive_file
 from pointsman_cli.up.scripts import console_script
+from pointsman_lab.background import background
 from pointsman_lab.faults.fleet import FleetUnderTest
 from pointsman_lab.hosts.namespaces import NETWORK, Host, Hosts
 
@@ -144,16 +145,12 @@ async def start_hosts(shape: HostsShape, hosts: Hosts, directory: Path) -> Async
     for number, host in enumerate(hosts.hosts[:-1]):
         plans = planner.plans_of(host, number, _instances(number, shape))
         fleet.processes[host.name] = [ServiceProcess(plan, data / "logs") for plan in plans]
-    keeping = [
-        asyncio.create_task(fleet.keep(host, process)) for host in fleet.processes for process in fleet.processes[host]
-    ]
+    keeping = (fleet.keep(host, process) for host, processes in fleet.processes.items() for process in processes)
     try:
-        await fleet.ready()
-        yield fleet
+        async with background(*keeping):
+            await fleet.ready()
+            yield fleet
     finally:
-        for task in keeping:
-            task.cancel()
-        await asyncio.gather(*keeping, return_exceptions=True)
         for name in fleet.processes:
             fleet.kill_host(name)
 

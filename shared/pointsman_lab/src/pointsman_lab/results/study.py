@@ -78,7 +78,7 @@ class Study:
     rows: Sequence[Row]
     rates: Sequence[float]
     telling: float | None = None
-    seeds: Sequence[int] = SEEDS
+    seeds: Sequence[int] = SEEDS[:1]
     conditions: Conditions = field(default_factory=dict)
     metrics: Sequence[Metric] = USUAL
     judged: Judged | None = None

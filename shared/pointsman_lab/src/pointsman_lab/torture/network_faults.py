@@ -57,7 +57,7 @@ def server_away(injector: Injector) -> None:
     seconds = injector.seconds(8.0)
     injector.cluster.note(f"log server away for {seconds:.2f} s")
     network.server_down()
-    injector.later(seconds, _server_back, injector)
+    injector.later(seconds, network.server_up)
 
 
 def power_cut(injector: Injector) -> None:
@@ -68,7 +68,7 @@ def power_cut(injector: Injector) -> None:
     injector.cluster.note(f"power cut at the log server: it loses {count} entries, and is away for {seconds:.2f} s")
     network.server_down()
     network.lose_newest(count)
-    injector.later(seconds, _server_back, injector)
+    injector.later(seconds, network.server_up)
 
 
 def delete_stream(injector: Injector) -> None:
@@ -159,10 +159,6 @@ def mend(injector: Injector, process: Process) -> None:
 def _clear_up(process: Process) -> None:
     if process.run is not None and process.run.link is not None:
         process.run.link.conditions = IDEAL
-
-
-def _server_back(injector: Injector) -> None:
-    injector.cluster.network.server_up()
 
 
 def expire(injector: Injector, kept: int) -> None:

@@ -39,7 +39,6 @@ def studies(workloads: Workloads) -> Iterable[Study]:
             source=workloads.generated(name, REQUESTS),
             rows=_compared(),
             rates=(rate,),
-            seeds=(0,),
             conditions={"instances": 4, "prefill_only": False},
             metrics=METRICS,
         )

@@ -100,7 +100,6 @@ def _whole_answers(workloads: Workloads) -> Iterable[Study]:
                 source=source,
                 rows=at_their_best(ordering, admission),
                 rates=(rate,),
-                seeds=SEEDS[:1],
                 conditions={**AS_LIVE, "prefill_only": False},
                 judged="near",
                 metrics=("capacity_with_tbt", "tpot_p90_s", "tbt_p90_s", "ttft_p99_s", "e2e_p90_s", "rejected_share"),

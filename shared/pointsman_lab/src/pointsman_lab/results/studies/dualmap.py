@@ -20,7 +20,7 @@ from pointsman_lab.results.studies.rows import (
     short,
     tuned,
 )
-from pointsman_lab.results.study import OURS, SEEDS, Measurement, Row, Study
+from pointsman_lab.results.study import OURS, Measurement, Row, Study
 
 __all__ = ["CLAIMS", "MEASUREMENTS", "studies"]
 
@@ -65,7 +65,6 @@ def _capacity(workloads: Workloads) -> Iterable[Study]:
                 source=source,
                 rows=paper_rows(),
                 rates=rates,
-                seeds=SEEDS[:1],
                 conditions=conditions,
                 goodput=(AS_WRITTEN, *DUALMAP_BASELINES) if model == "7b" else (),
                 metrics=("hit_rate", "hit_share_of_bound", "load_cv", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s"),
@@ -81,7 +80,6 @@ def _latency(workloads: Workloads) -> Iterable[Study]:
             source=source,
             rows=paper_rows(),
             rates=(rate,),
-            seeds=SEEDS[:1],
             conditions={"prefill_only": False},
             metrics=("capacity_with_tbt", "ttft_p50_s", "ttft_p90_s", "e2e_p50_s", "e2e_p90_s"),
         )
@@ -105,7 +103,6 @@ def _ablation(workloads: Workloads) -> Study:
             tuned("dualmap"),
         ],
         rates=(4.0, 5.0),
-        seeds=SEEDS[:1],
         conditions={"profile": PROFILE_14B},
         metrics=("hit_rate", "load_cv", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s"),
     )
@@ -120,7 +117,6 @@ def _elasticity(workloads: Workloads) -> Study:
         source=replace(tools, halved_after=0.5),
         rows=[*rows((OURS,)), *paper_rows()],
         rates=(9.0,),
-        seeds=SEEDS[:1],
         conditions={"instances": 4, "scale_at": ((120.0, 6), (180.0, 8), (450.0, 6), (600.0, 4))},
         windows=(
             ("too few", 0.0, 120.0),
@@ -142,7 +138,6 @@ def _scale(workloads: Workloads) -> Study:
         source=workloads.conversation(),
         rows=paper_rows(),
         rates=(27.0,),
-        seeds=SEEDS[:1],
         conditions={"instances": 32},
         metrics=("hit_rate", "load_cv", "ttft_p50_s", "ttft_p90_s"),
     )
@@ -162,7 +157,6 @@ def _candidates(workloads: Workloads) -> Iterable[Study]:
             source=source,
             rows=[_of(count) for count in DS],
             rates=(rate,),
-            seeds=SEEDS[:1],
             conditions={"load_lag_s": lag},
             metrics=("hit_rate", "load_cv", "ttft_p50_s", "ttft_p90_s"),
         )
@@ -186,7 +180,6 @@ def _rebalancing(workloads: Workloads) -> Iterable[Study]:
                 as_written(f"{PAPER}, rebalancing anywhere", rebalancing="global"),
             ],
             rates=(rate,),
-            seeds=SEEDS[:1],
             conditions=conditions,
             metrics=("hit_rate", "load_cv", "ttft_p90_s", "migrations"),
         )

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from pointsman_lab.results.studies.defaults import RATES, generated
 from pointsman_lab.results.studies.rows import AS_LIVE, LIVE_DEFAULT, Workloads, called, rows, short
-from pointsman_lab.results.study import BOUND, BOUND_WITH_FLOOR, NO_FORESIGHT, OURS, SEEDS, Study
+from pointsman_lab.results.study import BOUND, BOUND_WITH_FLOOR, NO_FORESIGHT, OURS, Study
 
 PREFIX, TRACE = "gap-", "-trace"
 GLOBAL = (LIVE_DEFAULT[0], "predicted_ttft_global")
@@ -41,7 +41,6 @@ def studies(workloads: Workloads) -> Iterable[Study]:
                 ),
             ],
             rates=(rate,),
-            seeds=SEEDS[:1],
             conditions=AS_LIVE,
             bounds=(BOUND, NO_FORESIGHT, BOUND_WITH_FLOOR),
             metrics=("hit_rate", "rejected_share", "fetched_share", "ttft_p99_s", "late_wait_s"),

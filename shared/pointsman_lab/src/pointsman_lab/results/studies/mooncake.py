@@ -19,7 +19,7 @@ from pointsman_lab.results.claims import Claim, Measured, gain, holds, share_tru
 from pointsman_lab.results.numbers import Numbers
 from pointsman_lab.results.split_pools import SPLITS, SWITCHED
 from pointsman_lab.results.studies.rows import Workloads, called, rows, short
-from pointsman_lab.results.study import SEEDS, Measurement, Study
+from pointsman_lab.results.study import Measurement, Study
 
 claim = partial(Claim, paper="Mooncake")
 SCHEDULERS = ("random", "least_loaded", "min_ttft")
@@ -39,7 +39,6 @@ def studies(workloads: Workloads) -> Iterable[Study]:
             source=source,
             rows=rows(SCHEDULERS),
             rates=(rate,),
-            seeds=SEEDS[:1],
             metrics=("ttft_mean_s", "ttft_p90_s", "hit_rate"),
         )
 
@@ -62,7 +61,6 @@ def _capacity(source: Source) -> Study:
         source=replace(source, requests=1500),
         rows=[*rows(UNSPLIT), *rows((CACHE_AWARE,), note="6+2", split=(6, 2))],
         rates=(3.0, 3.5, 4.0) if short(source) == "conversation" else (5.0, 6.0, 7.0),
-        seeds=SEEDS[:1],
         conditions={"prefill_only": False},
         metrics=("capacity_with_tbt", "ttft_p90_s", "tbt_p90_s", "hit_rate"),
     )

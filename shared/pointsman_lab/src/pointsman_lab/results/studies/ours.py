@@ -51,7 +51,6 @@ def _placement(workloads: Workloads) -> Iterable[Study]:
             source=source,
             rows=everyone(),
             rates=rates,
-            seeds=SEEDS[:1],
             conditions=AS_LIVE,
             judged="best",
             goodput=(OURS, AS_WRITTEN),
@@ -67,6 +66,7 @@ def _admission(workloads: Workloads) -> Iterable[Study]:
             source=source,
             rows=everyone(*LIVE_DEFAULT),
             rates=rates,
+            seeds=SEEDS,
             judged="best",
             goodput=(OURS, AS_WRITTEN),
             metrics=(*USUAL, "rejected_share"),
@@ -91,7 +91,6 @@ def _conditions(workloads: Workloads) -> Iterable[Study]:
             source=conversation,
             rows=at_their_best(),
             rates=(rate,),
-            seeds=SEEDS[:1],
             conditions={**AS_LIVE, **conditions},
             judged="near",
         )
@@ -103,7 +102,6 @@ def _tenants(workloads: Workloads) -> Study:
         title="Equal tenants past saturation, llm_as_judge",
         about="Eight clients that ask equally much; more load than 8 instances can serve.",
         source=workloads.generated("llm_as_judge", 4000),
-        seeds=SEEDS[:1],
         rows=[
             *rows((OURS,)),
             *rows((OURS,), "fair_edf"),
@@ -151,7 +149,6 @@ def _without_rules(
             ),
         ],
         rates=(rate,),
-        seeds=SEEDS[:1],
         conditions={**AS_LIVE, **conditions},
         metrics=("capacity_with_tbt", "hit_rate", "ttft_p99_s", "late_wait_s", "worst_length", "jain"),
     )

@@ -42,7 +42,6 @@ def studies(workloads: Workloads) -> Iterable[Study]:
             source=workloads.generated(name, 4096),
             rows=[row for eviction in ("lru", "rlt") for row in _compared(eviction)],
             rates=rates,
-            seeds=(0,),
             conditions=POOL,
             metrics=METRICS,
         )
@@ -57,7 +56,6 @@ def studies(workloads: Workloads) -> Iterable[Study]:
             for row in (*_baselines(eviction), *rows(("lbgr", OURS), note=eviction, eviction=eviction))
         ],
         rates=(7.5,),
-        seeds=(0,),
         conditions={**POOL, **IN_TURN},
         metrics=METRICS,
     )
@@ -68,7 +66,6 @@ def studies(workloads: Workloads) -> Iterable[Study]:
         source=workloads.generated("gsp_classes", 4096),
         rows=[_decaying(decay) for decay in sorted((*DECAYS, PAPER_DECAY, 10.0))],
         rates=(12.0, 15.0),
-        seeds=(0,),
         conditions=POOL,
         metrics=METRICS,
     )

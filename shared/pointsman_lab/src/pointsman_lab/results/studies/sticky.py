@@ -6,7 +6,7 @@ from functools import partial
 from pointsman_lab.results.claims import Claim, Measured, gain, holds
 from pointsman_lab.results.numbers import Numbers
 from pointsman_lab.results.studies.rows import Workloads, called, rows, short, tuned
-from pointsman_lab.results.study import SEEDS, Study
+from pointsman_lab.results.study import Study
 
 claim = partial(Claim, paper="Push-based router")
 LETTER = ("sticky_least_loaded.as_published=true",)
@@ -32,7 +32,6 @@ def studies(workloads: Workloads) -> Iterable[Study]:
                 *rows(("round_robin", "least_loaded")),
             ],
             rates=(rate,),
-            seeds=SEEDS[:1],
         )
 
 

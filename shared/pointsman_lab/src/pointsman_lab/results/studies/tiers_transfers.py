@@ -38,7 +38,6 @@ def _host_tier(workloads: Workloads) -> Study:
         source=workloads.conversation(),
         rows=[row for note, tier in TIERS.items() for row in _with_tier(note, tier)],
         rates=(7.0,),
-        seeds=SEEDS[:1],
         conditions={**AS_LIVE, "kv_capacity_tokens": DEVICE_TOKENS},
         metrics=("hit_rate", "loaded_share", "ttft_p50_s", "ttft_p90_s", "prediction_error_p50_s"),
     )
@@ -74,7 +73,6 @@ def _fetches(workloads: Workloads) -> Iterable[Study]:
             source=source,
             rows=[*_fetching("min_ttft", GB_PER_S), *_fetching(OURS, GB_PER_S[-1:], *LIVE_DEFAULT)],
             rates=FETCH_RATES[short(source)],
-            seeds=SEEDS[:1],
             metrics=(
                 "fetched_share",
                 "ttft_mean_s",
@@ -124,6 +122,7 @@ def _copies(workloads: Workloads) -> Iterable[Study]:
                 *rows((OURS,), *policies, AHEAD, copies=True, **by_engines),
             ],
             rates=(rate,),
+            seeds=SEEDS,
             conditions=AS_LIVE,
             metrics=("copies", "fetched_share", "ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s"),
         )

@@ -14,7 +14,6 @@ GRID: Mapping[str, tuple[str, ...]] = {
     "preble": ("preble.exploit_share=0.15,0.3", "preble.window_s=180,540"),
     "sticky_least_loaded": ("sticky_least_loaded.imbalance_tokens_max=16384,65536,131072",),
 }
-SEEDS = (0,)
 
 
 def studies(workloads: Workloads) -> Iterable[Study]:
@@ -30,6 +29,5 @@ def studies(workloads: Workloads) -> Iterable[Study]:
                 for row in rows((policy,), settings=settings, **OWN_CONDITIONS.get(policy, {}))
             ],
             rates=(rate,),
-            seeds=SEEDS,
             conditions=AS_LIVE,
         )
