@@ -36,8 +36,8 @@ async def pair(**settings: Any) -> AsyncIterator[tuple[EngineServer, EngineServe
         yield first, second
 
 
-async def post(engine: EngineServer, body: dict[str, Any]) -> tuple[int, Any]:
-    async with aiohttp.ClientSession() as client, client.post(f"{engine.url}/v1/completions", json=body) as answer:
+async def post(engine: EngineServer, body: dict[str, Any], path: str = "/v1/completions") -> tuple[int, Any]:
+    async with aiohttp.ClientSession() as client, client.post(engine.url + path, json=body) as answer:
         return answer.status, await answer.json()
 
 
@@ -66,6 +66,23 @@ async def test_blocks_that_nobody_fetches_in_time_are_let_go_and_who_comes_later
         status, answer = await post(decodes, {**BODY, "kv_transfer_params": place["kv_transfer_params"]})
         assert status == 500
         assert "not held" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 100}], "max_tokens": 1}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "word " * 100}], "max_tokens": 1}),
+        ("/v1/responses", {"input": "word " * 100, "max_output_tokens": 1}),
+    ],
+)
+async def test_blocks_of_every_route_are_held_and_let_go_in_time(path: str, prompt: dict[str, Any]) -> None:
+    async with running_engine(kv_transfer_config=CONNECTOR, kv_hold_seconds=30.0) as engine:
+        body = {"model": "pointsman-sim", **prompt, "kv_transfer_params": PREFILL["kv_transfer_params"]}
+        assert (await post(engine, body, path))[0] == 200
+        assert engine.model.cache.blocks_held > 0
+
+        await eventually(lambda: engine.model.cache.blocks_held == 0)
 
 
 async def test_an_engine_that_is_gone_hands_nothing_over() -> None:

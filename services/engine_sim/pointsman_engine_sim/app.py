@@ -73,11 +73,9 @@ class EngineApp(Generator):
         prompt = openai_bodies.prompt_of(body)
         tokens = await self._encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
         heading = self._heading(scope, "cmpl", body.model)
-        generation, held = await self._submit(body, tokens, body.max_tokens, openai_bodies.COMPLETION_TOKENS_DEFAULT)
+        generation = await self._submit(body, tokens, body.max_tokens, openai_bodies.COMPLETION_TOKENS_DEFAULT)
         frames, whole = answers.completion_frames(heading), answers.whole_completion
-        answer = Answer(
-            generation, len(tokens), frames, whole, heading, body.wants_stream, body.wants_stream_usage, held
-        )
+        answer = Answer(generation, len(tokens), frames, whole, heading, body.wants_stream, body.wants_stream_usage)
         await self._answer(receive, send, answer)
 
     async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,11 +84,9 @@ class EngineApp(Generator):
         tokens = await self._encode(self._rendered(body), add_special_tokens=False)
         heading = self._heading(scope, "chatcmpl", body.model)
         requested = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        generation, held = await self._submit(body, tokens, requested, openai_bodies.CHAT_TOKENS_DEFAULT)
+        generation = await self._submit(body, tokens, requested, openai_bodies.CHAT_TOKENS_DEFAULT)
         frames, whole = answers.chat_frames(heading), answers.whole_chat
-        answer = Answer(
-            generation, len(tokens), frames, whole, heading, body.wants_stream, body.wants_stream_usage, held
-        )
+        answer = Answer(generation, len(tokens), frames, whole, heading, body.wants_stream, body.wants_stream_usage)
         await self._answer(receive, send, answer)
 
     async def _response(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,7 +99,7 @@ class EngineApp(Generator):
         )
         tokens = await self._encode(self._rendered(chat), add_special_tokens=True)
         heading = self._heading(scope, "resp", body.model)
-        generation, _ = await self._submit(body, tokens, body.max_output_tokens, openai_bodies.CHAT_TOKENS_DEFAULT)
+        generation = await self._submit(body, tokens, body.max_output_tokens, openai_bodies.CHAT_TOKENS_DEFAULT)
         frames, whole = responses.ResponseFrames(heading), responses.whole_response
         stream = body.wants_stream
         answer = Answer(generation, len(tokens), frames, whole, heading, stream, stream, usage=responses.usage)
@@ -123,7 +119,7 @@ class EngineApp(Generator):
         self._check_model(body.model)
         tokens = await self._encode(self._rendered(messages.chat_of(body)), add_special_tokens=False)
         heading = self._heading(scope, "chatcmpl", body.model)
-        generation, _ = await self._submit(body, tokens, body.max_tokens, openai_bodies.CHAT_TOKENS_DEFAULT)
+        generation = await self._submit(body, tokens, body.max_tokens, openai_bodies.CHAT_TOKENS_DEFAULT)
         frames, whole, stream = messages.MessageFrames(heading), messages.whole_message, body.wants_stream
         answer = Answer(generation, len(tokens), frames, whole, heading, stream, stream, usage=messages.usage)
         await self._answer(receive, send, answer)

@@ -47,6 +47,7 @@ class Generation:
     request: RequestId
     passage: Passage
     submitted_at: EngineSeconds
+    held: bool = False
     tokens: Tokens = 0
     cached_tokens: Tokens = 0
     finished: bool = False
@@ -120,9 +121,8 @@ class LiveEngine:
         """Raises RequestTooLongError or ValueError, see `EngineModel.submit`."""
         self._submitted += 1
         now = self._clock.now()
-        generation = Generation(
-            RequestId(str(self._submitted)), self._wording.passage(prompt_hash(tokens)), submitted_at=now
-        )
+        passage = self._wording.passage(prompt_hash(tokens))
+        generation = Generation(RequestId(str(self._submitted)), passage, submitted_at=now, held=held)
         prompt = TokenPrompt(tokens, generation.passage.ids, identity)
         self._model.submit(generation.request, prompt, max_tokens=max_tokens, now=now, received=received, held=held)
         self._generations[generation.request] = generation

@@ -51,7 +51,6 @@ class Answer:
     heading: answers.Heading
     stream: bool
     stream_usage: bool
-    held: bool = False
     usage: Callable[..., dict[str, object]] = answers.usage
 
 
@@ -77,8 +76,7 @@ class Generator:
 
     async def _submit(
         self, body: openai_bodies.Generate, tokens: list[int], requested: Tokens | None, default: Tokens
-    ) -> tuple[Generation, bool]:
-        """Returns the generation, and whether its blocks are held for another engine."""
+    ) -> Generation:
         openai_bodies.check_salt(body.cache_salt)
         openai_bodies.check_tokens(tokens, vocab_size=self._tokenizer.vocab_size)
         max_tokens = openai_bodies.output_tokens(
@@ -90,7 +88,7 @@ class Generator:
         lora = body.model if body.model in self._adapters else ""
         identity = PromptIdentity(lora=lora or "", cache_salt=body.cache_salt or "")
         if self._transfer is None or not body.kv_transfer_params:
-            return self._engine.submit(tokens, max_tokens=max_tokens, identity=identity), False
+            return self._engine.submit(tokens, max_tokens=max_tokens, identity=identity)
         params = openai_bodies.transfer_params(body.kv_transfer_params)
         received = 0
         if params.do_remote_prefill:
@@ -98,11 +96,10 @@ class Generator:
             await self._transfer.fetch(params, missing)
             received = len(tokens)
         held = bool(params.do_remote_decode) and not body.wants_stream
-        generation = self._engine.submit(tokens, max_tokens=max_tokens, identity=identity, received=received, held=held)
-        return generation, held
+        return self._engine.submit(tokens, max_tokens=max_tokens, identity=identity, received=received, held=held)
 
     async def _prefill(self, receive: Receive, model: str | None, tokens: list[int], salt: str | None) -> None:
-        generation, _ = await self._submit(CompletionBody(model=model, cache_salt=salt), tokens, 1, 1)
+        generation = await self._submit(CompletionBody(model=model, cache_salt=salt), tokens, 1, 1)
         try:
             async with self._aborted_when_gone(receive, generation):
                 await generation.reached(1)
@@ -126,7 +123,7 @@ class Generator:
         await generation.reached(_EVERYTHING)
         text = generation.passage.text(0, generation.tokens)
         place = None
-        if answer.held and self._transfer is not None:
+        if generation.held and self._transfer is not None:
             place = self._transfer.offer(generation.request, answer.prompt_tokens)
         await send_whole(send, 200, answer.whole(answer.heading, text, self._usage(answer), place), JSON)
 
