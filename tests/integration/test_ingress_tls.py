@@ -10,12 +10,14 @@ import weakref
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 from click.testing import CliRunner
 
 from pointsman.runtime import tls_server
+from pointsman_ingress import servers
 from pointsman_ingress.http import certificate
 from pointsman_ingress.main import main
 from tests.support.certificates import Authority, Certificate
@@ -157,6 +159,36 @@ async def test_handshakes_have_a_bound_and_who_floods_gives_up_its_own(
 
     assert cut == [True] * 8
     assert still == [False] * 3
+
+
+@pytest.mark.parametrize(("tls", "stay"), [(True, 4), (False, 16)])
+async def test_with_tls_a_quarter_of_the_connections_may_be_open(
+    ours: Authority, monkeypatch: pytest.MonkeyPatch, tls: bool, stay: int
+) -> None:
+    """Each of another address, and idle: beyond the bound the longest idle one is closed."""
+    monkeypatch.setattr(servers, "clients_max", lambda _: 16)
+    shown = ours.issue("api", ends=MONTH)
+    options: dict[str, Any] = {"tls_certificate": str(shown.certificate), "tls_key": str(shown.key)} if tls else {}
+    context = trusting(ours) if tls else None
+    async with world_with(**options) as world:
+        opened = []
+        for number in range(stay + 2):
+            source = (f"127.0.0.{number + 2}", 0)
+            connection = await asyncio.open_connection(
+                "127.0.0.1", world.server.bound_port, ssl=context, local_addr=source
+            )
+            connection[1].write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            await connection[0].readuntil(b"\r\n\r\n")
+            opened.append(connection)
+        async with asyncio.timeout(10):
+            closed = [await _ends(reader) for reader, _ in opened[:2]]
+        for reader, writer in opened[2:]:
+            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        for _, writer in opened:
+            writer.close()
+
+    assert closed == [True, True]
 
 
 async def _ends(reader: asyncio.StreamReader) -> bool:
