@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from functools import partial
 from io import BytesIO
 from itertools import count
 from pathlib import Path
@@ -34,8 +35,9 @@ from pointsman.contracts.requests import (
 )
 from pointsman.primitives import Epoch, Term
 from pointsman.runtime import telemetry
+from pointsman.runtime.http_protocol import HttpLimits
 from pointsman.state.fleet import Instance
-from pointsman_ingress import key_probe, service
+from pointsman_ingress import key_probe, servers, service
 from pointsman_ingress.endpoints import BY_PATH
 from pointsman_ingress.engine.prefix_fetch import PrefixPrompt
 from pointsman_ingress.http import call
@@ -1223,3 +1225,35 @@ async def test_bench_gateway_measures_what_the_gateway_adds(world: World) -> Non
     assert all(rate > 0 for rate in figures.requests_per_s.values())
     assert figures.work["ingress"].cpu_us_per_request > 0
     assert figures.work["ingress"].cpu_us_per_chunk >= 0
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens?beta=true", "/v1/messages/batches", CHAT])
+@pytest.mark.parametrize(
+    ("rest", "status", "kind"),
+    [
+        ("x: " + "a" * 40_000 + "\r\n\r\n", 431, "invalid_request_error"),
+        ("host: y\r\n\r\n", 400, "invalid_request_error"),
+        ("transfer-encoding: chunked\r\n\r\nno number\r\n", 400, "invalid_request_error"),
+        ("x: never ended", 408, "timeout_error"),
+    ],
+    ids=["head too large", "two hosts", "bad chunk", "slow head"],
+)
+async def test_what_is_no_http_is_refused_in_the_shape_of_the_api_that_was_meant(
+    monkeypatch: pytest.MonkeyPatch, path: str, rest: str, status: int, kind: str
+) -> None:
+    monkeypatch.setattr(servers, "HttpLimits", partial(HttpLimits, head_seconds=0.2))
+    async with world_with() as world:
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.server.bound_port)
+        writer.write(f"POST {path} HTTP/1.1\r\nhost: x\r\n{rest}".encode())
+        async with asyncio.timeout(10):
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+
+    told = json.loads(body)
+    assert head.startswith(f"HTTP/1.1 {status} ".encode())
+    if path == CHAT:
+        assert set(told) == {"error"}
+        assert set(told["error"]) == {"message", "type", "param", "code"}
+        assert told["error"]["type"] == kind
+    else:
+        assert (told["type"], set(told["error"]), told["error"]["type"]) == ("error", {"type", "message"}, kind)

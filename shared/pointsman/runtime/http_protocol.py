@@ -56,9 +56,28 @@ class HttpLimits:
     """Above it the new one gets 503. Of IPv6 the first 64 bits are the address."""
 
 
+class RefusedError(Exception):
+    def __init__(self, status: int, reason: ConnectionRefusal, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        self.message = message
+
+
+RefusalBody = Callable[[bytes, RefusedError], bytes]
+"""Of the URL, as far as it was read, and what is refused there: JSON."""
+
+
+def openai_refusal(_url: bytes, refused: RefusedError) -> bytes:
+    kind = "server_error" if refused.status >= 500 else "invalid_request_error"
+    error = {"message": refused.message, "type": kind, "param": None, "code": refused.reason}
+    return json.dumps({"error": error}).encode()
+
+
 @dataclass(eq=False)
 class Connections:
     limits: HttpLimits
+    refusal_body: RefusalBody
     idle: dict["HttpProtocol", float] = field(default_factory=dict)
     """Since when, loop time; longest first. One timer for all is cheaper than one each."""
     opening: dict["HttpProtocol", None] = field(default_factory=dict)
@@ -97,17 +116,9 @@ class Connections:
             log.warning("http_connection_refused", reason=reason, times=self._refused.pop(reason))
 
 
-def http_protocol(limits: HttpLimits) -> type[asyncio.Protocol]:
+def http_protocol(limits: HttpLimits, refusal_body: RefusalBody) -> type[asyncio.Protocol]:
     HTTP_CONNECTIONS_REFUSED.show_zeros()
-    return cast("type[asyncio.Protocol]", partial(HttpProtocol, shared=Connections(limits)))
-
-
-class RefusedError(Exception):
-    def __init__(self, status: int, reason: ConnectionRefusal, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.reason = reason
-        self.message = message
+    return cast("type[asyncio.Protocol]", partial(HttpProtocol, shared=Connections(limits, refusal_body)))
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -115,6 +126,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self._shared = shared
         self._limits = shared.limits
+        self.url = b""
         self._head_open = False
         self._head_bytes = 0
         """Read since then, without the first read."""
@@ -411,7 +423,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.disconnected = True  # its own body is what is wrong: this is its answer
             self.cycle.waiting_for_100_continue = False
             self.cycle.message_event.set()
-        self.transport.write(_answer(refused))
+        self.transport.write(_answer(refused, self._shared.refusal_body(self.url, refused)))
         if refused.status == 503 or not self.transport.can_write_eof():
             self.transport.close()
             return
@@ -543,12 +555,10 @@ def _size(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:
     return len(url) + sum(len(name) + len(value) + len(": \r\n") for name, value in headers)
 
 
-def _answer(refused: RefusedError) -> bytes:
-    kind = "server_error" if refused.status >= 500 else "invalid_request_error"
-    body = json.dumps({"error": {"message": refused.message, "type": kind, "param": None, "code": refused.reason}})
+def _answer(refused: RefusedError, body: bytes) -> bytes:
     more = "retry-after: 1\r\n" if refused.status in (429, 503) else ""
     head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n{more}connection: close\r\n\r\n"
-    return STATUS_LINE[refused.status] + (head + body).encode()
+    return STATUS_LINE[refused.status] + head.encode() + body
 
 
 def _without_chunks(app: Any, cycle: RequestResponseCycle) -> Callable[..., Any]:
