@@ -895,6 +895,21 @@ async def test_a_client_that_hangs_up_while_it_waits_is_withdrawn(world: World) 
     assert await world.events() == []
 
 
+async def test_a_withdrawal_that_was_lost_is_repeated_and_ends_a_request_that_was_granted_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_client, "CANCEL_WALL_SECONDS", 0.1)
+    world.scheduler.holds_back, world.scheduler.silent_cancels = True, 1
+    asking = asyncio.create_task(_drain(world, TOKENS))
+    await eventually(lambda: world.scheduler.asked)
+    asking.cancel()
+    await eventually(lambda: world.scheduler.cancelled)
+    world.scheduler.granted.add(world.scheduler.asked[0].request)
+
+    (end,) = await _events_after(world, lambda event: isinstance(event, RequestCancelled))
+    assert [command.request for command in world.scheduler.cancelled] == [end.request] * 2
+
+
 async def test_a_client_that_does_not_read_is_cut_off_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "LAST_WORDS_WALL_SECONDS", 0.2)
     async with world_with(request_timeout_seconds=2.0) as world:  # by then the client's buffers are full
