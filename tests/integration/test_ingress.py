@@ -24,6 +24,7 @@ from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.adapters.tokenizer.tokenizer import BUILTIN_DIRECTORY
 from pointsman.contracts.block_keys import KEY_BYTES, KeyChain, pack_keys
 from pointsman.contracts.cache import BlocksStored, Run
+from pointsman.contracts.commands import SentRequest
 from pointsman.contracts.decisions import LeaderElected, RequestGranted
 from pointsman.contracts.fleet import InstanceProbed
 from pointsman.contracts.requests import (
@@ -33,7 +34,8 @@ from pointsman.contracts.requests import (
     RequestFailed,
     RequestFinished,
 )
-from pointsman.primitives import Epoch, Term
+from pointsman.ports import UnconfirmedWrites
+from pointsman.primitives import Epoch, Term, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.http_protocol import HttpLimits
 from pointsman.state.fleet import Instance
@@ -42,9 +44,10 @@ from pointsman_ingress.endpoints import BY_PATH
 from pointsman_ingress.engine.prefix_fetch import PrefixPrompt
 from pointsman_ingress.http import call
 from pointsman_ingress.openapi import openapi_document
-from pointsman_ingress.placement import scheduler_client
+from pointsman_ingress.placement import in_flight, scheduler_client
 from pointsman_lab.gateway.connection import Target
 from pointsman_lab.gateway.measurements import Setup, measure
+from pointsman_lab.memory.log import MemoryLog
 from tests.support.events import joined, reported
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import (
@@ -893,6 +896,31 @@ async def test_a_client_that_hangs_up_while_it_waits_is_withdrawn(world: World) 
     assert world.scheduler.cancelled[0].request == world.scheduler.asked[0].request
     await asyncio.sleep(0.05)
     assert await world.events() == []
+
+
+async def test_first_tokens_are_told_to_the_leader_while_the_log_confirms_none(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_flight, "HEARTBEAT_WALL_SECONDS", 0.1)
+    followed = world.scheduler.followed
+
+    async def told_after(heartbeats: int) -> list[SentRequest]:
+        count = len(followed) + heartbeats
+        await eventually(lambda: len(followed) >= count)
+        return [sent for command in followed for sent in command.answered]
+
+    world.one.script += [Behaviour.HANGS_AFTER_FIRST] * 2
+    async with world.post(COMPLETIONS, STREAM) as first:
+        await first.content.readany()
+        assert await told_after(5) == []
+        monkeypatch.setattr(MemoryLog, "unconfirmed", property(lambda _log: UnconfirmedWrites(1, WallSeconds(0.15))))
+        async with world.post(COMPLETIONS, STREAM) as second:
+            await second.content.readany()
+            sent = SentRequest(request=world.scheduler.asked[1].request, attempt=1, instance=ONE)
+            assert set(await told_after(2)) == {sent}
+        monkeypatch.setattr(MemoryLog, "unconfirmed", property(lambda _log: UnconfirmedWrites()))
+        await told_after(2)
+        assert not followed[-1].answered
 
 
 async def test_a_withdrawal_that_was_lost_is_repeated_and_ends_a_request_that_was_granted_meanwhile(
