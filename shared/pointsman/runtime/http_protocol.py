@@ -29,6 +29,8 @@ CLOSE_NOW = "x-close-now"
 """In an HTTP scope: `HttpProtocol.close_now`."""
 HEAD = b"HTTP/1."
 JOINED_BYTES_MAX = 64 * 1024
+LARGE_READ_BYTES = 64 * 1024
+UNREAD_REFUSAL_SECONDS: Seconds = 1.0
 CHUNKS_A_READ = 512
 CHUNK_REST_SECONDS: Seconds = 5e-6
 """Ten times what one takes, of any size. One read has up to 40,000, and the event loop makes 32 reads of a connection at a
@@ -54,6 +56,9 @@ class HttpLimits:
     is neither, the new one gets 503."""
     connections_per_address: int = 16_384
     """Above it the new one gets 503. Of IPv6 the first 64 bits are the address."""
+    large_tls: int = 512
+    """With TLS, and a read of more than LARGE_READ_BYTES, which TLS keeps twice: 0.4 MB. Above it the longest idle one is
+    closed, else the new one gets 503."""
 
 
 class RefusedError(Exception):
@@ -82,6 +87,7 @@ class Connections:
     """Since when, loop time; longest first. One timer for all is cheaper than one each."""
     opening: dict["HttpProtocol", None] = field(default_factory=dict)
     """With an incomplete head; longest first."""
+    large_tls: dict["HttpProtocol", None] = field(default_factory=dict)
     by_address: Counter[str] = field(default_factory=Counter)
     _sweeper: asyncio.TimerHandle | None = None
     _refused: dict[str, int] = field(default_factory=dict)
@@ -162,6 +168,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._shared.idle.pop(self, None)
         self._shared.opening.pop(self, None)
+        self._shared.large_tls.pop(self, None)
         self._shared.by_address[self._address] -= 1
         if not self._shared.by_address[self._address]:
             del self._shared.by_address[self._address]
@@ -199,6 +206,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     @override
     def data_received(self, data: bytes) -> None:
+        if self.scheme == "https" and len(data) > LARGE_READ_BYTES:
+            self._bound_large()
         if self._refused:
             return
         continued, in_body = self._head_open, self._body_open
@@ -363,6 +372,23 @@ class HttpProtocol(HttpToolsProtocol):
             longest_opening.transport.abort()
         else:
             self._refuse(RefusedError(503, "connections", "Too many connections are open. Ask again later."))
+
+    def _bound_large(self) -> None:
+        """The memory is taken by now; it is given back once the connection is gone."""
+        shared = self._shared
+        if self._refused or self in shared.large_tls:
+            return
+        idle = next((other for other in shared.large_tls if other in shared.idle), None)
+        shared.large_tls[self] = None
+        if len(shared.large_tls) <= self._limits.large_tls:
+            return
+        if idle is not None:
+            del shared.idle[idle]
+            shared.refused("idle_evicted", self.loop.time())
+            idle.transport.abort()
+        else:
+            self._refuse(RefusedError(503, "connections", "Too many connections have sent much. Ask again later."))
+            self.loop.call_later(UNREAD_REFUSAL_SECONDS, self.transport.abort)
 
     def _set_deadline(self, seconds: Seconds) -> None:
         if self._deadline is None:
