@@ -691,6 +691,7 @@ COMMANDS: list[AnyCommand] = [
     FollowRequests(
         requests=[SentRequest(request=REQUEST, attempt=2, instance=InstanceId("engine-2"))],
         waiting=[RequestId("req-2")],
+        answered=[SentRequest(request=RequestId("req-3"), attempt=1, instance=InstanceId("engine-2"))],
     ),
     FollowAnswered(
         rebound=[

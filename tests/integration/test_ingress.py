@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from functools import partial
 from io import BytesIO
 from itertools import count
 from pathlib import Path
@@ -23,6 +24,7 @@ from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.adapters.tokenizer.tokenizer import BUILTIN_DIRECTORY
 from pointsman.contracts.block_keys import KEY_BYTES, KeyChain, pack_keys
 from pointsman.contracts.cache import BlocksStored, Run
+from pointsman.contracts.commands import SentRequest
 from pointsman.contracts.decisions import LeaderElected, RequestGranted
 from pointsman.contracts.fleet import InstanceProbed
 from pointsman.contracts.requests import (
@@ -32,17 +34,20 @@ from pointsman.contracts.requests import (
     RequestFailed,
     RequestFinished,
 )
-from pointsman.primitives import Epoch, Term
+from pointsman.ports import UnconfirmedWrites
+from pointsman.primitives import Epoch, Term, WallSeconds
 from pointsman.runtime import telemetry
+from pointsman.runtime.http_protocol import HttpLimits
 from pointsman.state.fleet import Instance
-from pointsman_ingress import key_probe, service
+from pointsman_ingress import key_probe, servers, service
 from pointsman_ingress.endpoints import BY_PATH
 from pointsman_ingress.engine.prefix_fetch import PrefixPrompt
 from pointsman_ingress.http import call
 from pointsman_ingress.openapi import openapi_document
-from pointsman_ingress.placement import scheduler_client
+from pointsman_ingress.placement import in_flight, scheduler_client
 from pointsman_lab.gateway.connection import Target
 from pointsman_lab.gateway.measurements import Setup, measure
+from pointsman_lab.memory.log import MemoryLog
 from tests.support.events import joined, reported
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import (
@@ -893,6 +898,46 @@ async def test_a_client_that_hangs_up_while_it_waits_is_withdrawn(world: World) 
     assert await world.events() == []
 
 
+async def test_first_tokens_are_told_to_the_leader_while_the_log_confirms_none(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_flight, "HEARTBEAT_WALL_SECONDS", 0.1)
+    followed = world.scheduler.followed
+
+    async def told_after(heartbeats: int) -> list[SentRequest]:
+        count = len(followed) + heartbeats
+        await eventually(lambda: len(followed) >= count)
+        return [sent for command in followed for sent in command.answered]
+
+    world.one.script += [Behaviour.HANGS_AFTER_FIRST] * 2
+    async with world.post(COMPLETIONS, STREAM) as first:
+        await first.content.readany()
+        assert await told_after(5) == []
+        monkeypatch.setattr(MemoryLog, "unconfirmed", property(lambda _log: UnconfirmedWrites(1, WallSeconds(0.15))))
+        async with world.post(COMPLETIONS, STREAM) as second:
+            await second.content.readany()
+            sent = SentRequest(request=world.scheduler.asked[1].request, attempt=1, instance=ONE)
+            assert set(await told_after(2)) == {sent}
+        monkeypatch.setattr(MemoryLog, "unconfirmed", property(lambda _log: UnconfirmedWrites()))
+        await told_after(2)
+        assert not followed[-1].answered
+
+
+async def test_a_withdrawal_that_was_lost_is_repeated_and_ends_a_request_that_was_granted_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_client, "CANCEL_WALL_SECONDS", 0.1)
+    world.scheduler.holds_back, world.scheduler.silent_cancels = True, 1
+    asking = asyncio.create_task(_drain(world, TOKENS))
+    await eventually(lambda: world.scheduler.asked)
+    asking.cancel()
+    await eventually(lambda: world.scheduler.cancelled)
+    world.scheduler.granted.add(world.scheduler.asked[0].request)
+
+    (end,) = await _events_after(world, lambda event: isinstance(event, RequestCancelled))
+    assert [command.request for command in world.scheduler.cancelled] == [end.request] * 2
+
+
 async def test_a_client_that_does_not_read_is_cut_off_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "LAST_WORDS_WALL_SECONDS", 0.2)
     async with world_with(request_timeout_seconds=2.0) as world:  # by then the client's buffers are full
@@ -1223,3 +1268,35 @@ async def test_bench_gateway_measures_what_the_gateway_adds(world: World) -> Non
     assert all(rate > 0 for rate in figures.requests_per_s.values())
     assert figures.work["ingress"].cpu_us_per_request > 0
     assert figures.work["ingress"].cpu_us_per_chunk >= 0
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens?beta=true", "/v1/messages/batches", CHAT])
+@pytest.mark.parametrize(
+    ("rest", "status", "kind"),
+    [
+        ("x: " + "a" * 40_000 + "\r\n\r\n", 431, "invalid_request_error"),
+        ("host: y\r\n\r\n", 400, "invalid_request_error"),
+        ("transfer-encoding: chunked\r\n\r\nno number\r\n", 400, "invalid_request_error"),
+        ("x: never ended", 408, "timeout_error"),
+    ],
+    ids=["head too large", "two hosts", "bad chunk", "slow head"],
+)
+async def test_what_is_no_http_is_refused_in_the_shape_of_the_api_that_was_meant(
+    monkeypatch: pytest.MonkeyPatch, path: str, rest: str, status: int, kind: str
+) -> None:
+    monkeypatch.setattr(servers, "HttpLimits", partial(HttpLimits, head_seconds=0.2))
+    async with world_with() as world:
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.server.bound_port)
+        writer.write(f"POST {path} HTTP/1.1\r\nhost: x\r\n{rest}".encode())
+        async with asyncio.timeout(10):
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+
+    told = json.loads(body)
+    assert head.startswith(f"HTTP/1.1 {status} ".encode())
+    if path == CHAT:
+        assert set(told) == {"error"}
+        assert set(told["error"]) == {"message", "type", "param", "code"}
+        assert told["error"]["type"] == kind
+    else:
+        assert (told["type"], set(told["error"]), told["error"]["type"]) == ("error", {"type", "message"}, kind)

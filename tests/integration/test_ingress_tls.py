@@ -4,18 +4,23 @@ files are of no use or the certificate ends soon."""
 import asyncio
 import contextlib
 import gc
+import json
 import ssl
 import warnings
 import weakref
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 from click.testing import CliRunner
 
 from pointsman.runtime import tls_server
+from pointsman.runtime.http_protocol import HttpLimits
+from pointsman_ingress import servers
 from pointsman_ingress.http import certificate
 from pointsman_ingress.main import main
 from tests.support.certificates import Authority, Certificate
@@ -157,6 +162,71 @@ async def test_handshakes_have_a_bound_and_who_floods_gives_up_its_own(
 
     assert cut == [True] * 8
     assert still == [False] * 3
+
+
+@pytest.mark.parametrize(("tls", "stay"), [(True, 4), (False, 16)])
+async def test_with_tls_a_quarter_of_the_connections_may_be_open(
+    ours: Authority, monkeypatch: pytest.MonkeyPatch, tls: bool, stay: int
+) -> None:
+    """Each of another address, and idle: beyond the bound the longest idle one is closed."""
+    monkeypatch.setattr(servers, "clients_max", lambda _: 16)
+    shown = ours.issue("api", ends=MONTH)
+    options: dict[str, Any] = {"tls_certificate": str(shown.certificate), "tls_key": str(shown.key)} if tls else {}
+    context = trusting(ours) if tls else None
+    async with world_with(**options) as world:
+        opened = []
+        for number in range(stay + 2):
+            source = (f"127.0.0.{number + 2}", 0)
+            connection = await asyncio.open_connection(
+                "127.0.0.1", world.server.bound_port, ssl=context, local_addr=source
+            )
+            connection[1].write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            await connection[0].readuntil(b"\r\n\r\n")
+            opened.append(connection)
+        async with asyncio.timeout(10):
+            closed = [await _ends(reader) for reader, _ in opened[:2]]
+        for reader, writer in opened[2:]:
+            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        for _, writer in opened:
+            writer.close()
+
+    assert closed == [True, True]
+
+
+async def test_connections_that_keep_a_large_read_have_a_bound_and_idle_ones_give_way(
+    ours: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "HttpLimits", partial(HttpLimits, large_tls=2))
+    context = trusting(ours)
+    padded = json.dumps({**HELLO, "user": "u" * 300_000}).encode()
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+
+    async def sends(world: World, more: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """`more`: bytes of the body that are still to come."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.server.bound_port, ssl=context)
+        writer.write(head % (CHAT.encode(), len(padded) + more) + padded)
+        await writer.drain()
+        return reader, writer
+
+    async with served_with(ours.issue("api", ends=MONTH)) as world, asyncio.timeout(20):
+        served, uploading = await sends(world, 0), await sends(world, 1)
+        assert b" 200 " in await served[0].readline()
+        small = await asyncio.open_connection("127.0.0.1", world.server.bound_port, ssl=context)
+        third = await sends(world, 1)
+        assert await _ends(served[0])
+        fourth = await sends(world, 1)
+        refused = await fourth[0].readline()
+        await _ends(fourth[0])
+        small[1].write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b" 200 " in await small[0].readline()
+        for reader, writer in (uploading, third):
+            writer.write(b" ")
+            assert b" 200 " in await reader.readline()
+        for _, writer in (served, uploading, small, third, fourth):
+            writer.close()
+
+    assert b" 503 " in refused
 
 
 async def _ends(reader: asyncio.StreamReader) -> bool:

@@ -33,7 +33,7 @@ from pointsman.contracts.commands import (
 from pointsman.contracts.decisions import LeaderElected, RequestPlaced
 from pointsman.contracts.fleet import InstanceEjected, InstanceUnejected, LivenessTimeouts
 from pointsman.contracts.reasons import CancelCause
-from pointsman.contracts.requests import RequestAttemptFailed, RequestCancelled
+from pointsman.contracts.requests import PrefillFinished, RequestAttemptFailed, RequestCancelled
 from pointsman.contracts.subjects import (
     admin_subject,
     command_subject,
@@ -98,6 +98,11 @@ class World:
         command = FollowRequests(requests=sent, waiting=[RequestId(r) for r in waiting])
         await self.client.commands.request(command_subject(POOL, "follow"), command, timeout=WallSeconds(WAIT_SECONDS))
 
+    async def tell_first_token(self, request: str, attempt: int, instance: str) -> None:
+        sent = SentRequest(request=RequestId(request), attempt=attempt, instance=InstanceId(instance))
+        command = FollowRequests(requests=[], answered=[sent])
+        await self.client.commands.request(command_subject(POOL, "follow"), command, timeout=WallSeconds(WAIT_SECONDS))
+
     async def append(self, *events: LogEvent) -> None:
         for event in events:
             await self.client.log.append(event)
@@ -155,6 +160,36 @@ async def test_what_does_not_fit_the_window_waits_for_the_first_token_before_it(
         await world.append(first_token("first", "a", at=world.clock.now()))
 
         assert isinstance(await world.route("second", [2]), RouteGranted)
+
+
+@in_virtual_time
+async def test_a_first_token_of_which_the_log_tells_nothing_is_told_by_its_ingress_and_makes_room_once() -> None:
+    world = World()
+    await world.append(world.joined("a"), world.joined("b", role="decode"))
+    async with world.scheduler(prefill_window_tokens=10) as scheduler:
+        await world.route("first", [1])
+        await world.tell_first_token("first", 1, "a")
+        assert await world.waits("second", [2])
+        for request, attempt, instance in (
+            ("first", 2, "a"),
+            ("first", 1, "b"),
+            ("second", 1, "a"),
+            ("nobody", 1, "a"),
+        ):
+            await world.tell_first_token(request, attempt, instance)
+        assert await world.waits("second", [2])
+        for _ in range(2):
+            await world.tell_first_token("first", 1, "a")
+        assert isinstance(await world.route("second", [2]), RouteGranted)
+
+        learned = scheduler.state.latency.correction(InstanceId("a"))
+        await world.append(first_token("first", "a", at=world.clock.now(), prefill=20.0))
+        await world.append(finished("first", "a", at=world.clock.now()))
+        await eventually(lambda: "first" not in scheduler.state.workload.requests)
+        assert scheduler.state.latency.correction(InstanceId("a")) == learned
+        by_leader = [e.request for e in await world.events() if isinstance(e, PrefillFinished) and e.stamp]
+        assert by_leader == ["first"]
+        assert verify(await whole_log(world.client.log)).ok
 
 
 @in_virtual_time

@@ -1,6 +1,7 @@
 """How services end: by a signal, or because they cannot run; on a full disk, and while there is no NATS."""
 
 import asyncio
+import shutil
 import socket
 import subprocess
 import sys
@@ -83,6 +84,33 @@ async def test_who_waits_for_a_docker_that_has_stopped_answering_ends_in_time(
                     process.kill()
 
     assert ended == 0
+
+
+def test_who_waits_for_a_name_server_that_answers_nothing_ends_in_time(tmp_path: Path) -> None:
+    """The lookup itself takes longer, and cannot be cancelled."""
+    resolver = tmp_path / "resolv.conf"
+    resolver.write_text("nameserver 127.0.0.77\noptions timeout:30 attempts:1\n")
+    mounted = ("unshare", "--mount", "sh", "-c", f'mount --bind {resolver} /etc/resolv.conf && exec "$@"', "sh")
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*mounted, "true"], check=False, capture_output=True).returncode
+    ):
+        pytest.skip("no mounts can be made here")
+    options = ("--nats", "nats://nats.nowhere.example:4222", "--port", "0")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.77", 53))
+        silent.settimeout(END_SECONDS_MAX)
+        command = [*mounted, str(console_script("pointsman-scheduler")), *options]
+        with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                silent.recv(512)
+                process.terminate()
+                ended, errors = process.wait(END_SECONDS_MAX), process.communicate()[1]
+            finally:
+                process.kill()
+
+    assert ended == 0
+    assert "shutdown_timeout" not in errors
 
 
 @contextmanager

@@ -137,17 +137,33 @@ def test_a_failed_task_ends_the_process_also_when_its_cleanup_never_ends(waits: 
     assert process.returncode == KILLED_EXIT_CODE
 
 
-def test_a_failure_of_the_program_itself_ends_the_process_also_when_a_thread_hangs() -> None:
-    steps = """
+@pytest.mark.parametrize(
+    ("ends", "code", "said"),
+    [
+        ("await supervisor.until_stopped()", 0, ""),
+        ("raise ValueError('broken')", 1, "service_failed"),
+        ("raise click.ClickException('wrong settings')", 1, "Error: wrong settings"),
+        ("raise click.BadParameter('no number')", 2, "no number"),
+    ],
+)
+def test_a_thread_that_hangs_changes_nothing_about_how_a_process_ends(ends: str, code: int, said: str) -> None:
+    """`asyncio.Runner` waits for it as it closes."""
+    steps = f"""
     supervisor.start(asyncio.to_thread(time.sleep, 60), name='hangs')
     await asyncio.sleep(0.1)
-    raise ValueError('broken')
+    print('ready', flush=True)
+    {ends}
 """
-    program = program_that("pass", kill=0.5).replace("    await supervisor.until_stopped()", steps)
-    with running(program) as process:
+    program = program_that("pass", kill=20).replace("    await supervisor.until_stopped()", steps)
+    with running("import click\n" + program, stderr=subprocess.PIPE) as process:
+        assert [line_of(process), line_of(process)] == ["ready", "ready"]
+        process.terminate()
         process.wait(30)
+        assert process.stderr is not None
+        errors = process.stderr.read()
 
-    assert process.returncode == KILLED_EXIT_CODE
+    assert (process.returncode, said in errors) == (code, True), errors
+    assert "shutdown_timeout" not in errors
 
 
 def test_tasks_that_are_cancelled_as_the_process_stops_are_no_failures() -> None:
@@ -207,8 +223,11 @@ def hung_after(seconds: int, program: str) -> str:
 
 
 @contextmanager
-def running(program: str, before: Sequence[str] = ()) -> "Iterator[subprocess.Popen[str]]":
-    with subprocess.Popen([*before, sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+def running(
+    program: str, before: Sequence[str] = (), *, stderr: int | None = None
+) -> "Iterator[subprocess.Popen[str]]":
+    command = [*before, sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
         try:
             yield process
             process.wait(30)

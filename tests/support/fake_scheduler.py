@@ -60,7 +60,9 @@ class FakeScheduler:
         """So many next requests have ended already."""
         self.asked: list[RouteRequest] = []
         self.cancelled: list[CancelRequest] = []
-        self._granted: set[RequestId] = set()
+        self.silent_cancels = 0
+        """So many more of them are lost."""
+        self.granted: set[RequestId] = set()
         self._grants: dict[RequestId, RouteGranted] = {}
         self._commands = commands
         self._pool = pool
@@ -97,7 +99,7 @@ class FakeScheduler:
         left = [instance for instance in self.engines if instance not in command.excluded]
         if not left:
             return self._reject(command, 503, "no_instance", 1.0)
-        self._granted.add(command.request)
+        self.granted.add(command.request)
         granted = RouteGranted(
             request=command.request,
             attempt=command.attempt,
@@ -161,7 +163,10 @@ class FakeScheduler:
     async def _cancel(self, command: AnyCommand, reply: Reply) -> None:
         assert isinstance(command, CancelRequest)
         self.cancelled.append(command)
-        await reply(CancelAnswered(request=command.request, ended=command.request not in self._granted))
+        if self.silent_cancels:
+            self.silent_cancels -= 1
+            return
+        await reply(CancelAnswered(request=command.request, ended=command.request not in self.granted))
 
     async def _describe(self, command: AnyCommand, reply: Reply) -> None:
         assert isinstance(command, DescribeFleet)

@@ -12,13 +12,12 @@ from pointsman.runtime.health import AsgiApp, Receive, Scope, Send
 from pointsman_ingress.endpoints import BY_PATH
 from pointsman_ingress.http.authentication import Authentication
 from pointsman_ingress.http.call import with_id_headers
-from pointsman_ingress.http.errors import ANTHROPIC_ERRORS, OPENAI_ERRORS, ApiError, ErrorShape, post_only
+from pointsman_ingress.http.errors import OPENAI_ERRORS, ApiError, errors_at, post_only
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
 from pointsman_ingress.service import Gateway
 
 MODEL_PATH = b"/v1/models/"
-MESSAGES_PATH = b"/v1/messages/"
 _MESSAGES = {
     404: ("not_found", "There is no such path."),
     405: ("method_not_allowed", "This path does not take that method."),
@@ -44,7 +43,7 @@ def ingress_app(*, gateway: Gateway, pools: Pools, authentication: Authenticatio
         if endpoint is None:
             if b"%" in path and not path.startswith(MODEL_PATH):
                 scope["path"] = path.decode("latin-1")
-            names = _errors_of(scope).id_headers
+            names = errors_at(path).id_headers
             await rest(scope, receive, with_id_headers(send, scope, gateway.ids.fresh(), *names))
         elif scope["method"] == "POST":
             await serve(endpoint, scope, receive, send)
@@ -96,10 +95,6 @@ def _card(pool: Pool, model: Model) -> dict[str, Any]:
     return {**card, "max_model_len": length} if length else card
 
 
-def _errors_of(scope: Scope) -> ErrorShape:
-    return ANTHROPIC_ERRORS if scope.get("raw_path", b"").startswith(MESSAGES_PATH) else OPENAI_ERRORS
-
-
 def _api_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     headers = {name.decode(): value.decode() for name, value in error.headers}
@@ -109,5 +104,5 @@ def _api_error(_request: Request, error: Exception) -> Response:
 def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException | StarletteHTTPException)
     code, message = _MESSAGES.get(error.status_code, ("invalid_request", f"{error.detail}."))
-    body = _errors_of(request.scope).body(ApiError(error.status_code, code, message))
+    body = errors_at(request.scope.get("raw_path", b"")).body(ApiError(error.status_code, code, message))
     return Response(body, error.status_code, error.headers, media_type="application/json")

@@ -153,6 +153,8 @@ class RequestLifecycle:
             at=now, request=self.request, instance=self.instance, ttft=ttft, prefill=now - self.sent_at
         )
         self._log(event)
+        if self.grant is not None:
+            self.pool.in_flight.first_token(self.grant)
 
     def next_part(self) -> None:
         """Of a stream, after the first."""

@@ -14,6 +14,7 @@ from pointsman.runtime.health import SHUTDOWN_PART, AsgiApp, HealthBoard, HttpSe
 from pointsman.runtime.http_protocol import HttpLimits
 from pointsman.runtime.open_files import clients_max
 from pointsman.runtime.supervision import Supervisor
+from pointsman_ingress.http.errors import ApiError, errors_at
 from pointsman_ingress.openapi import openapi_document
 from pointsman_ingress.settings import IngressSettings
 
@@ -48,6 +49,9 @@ def http_server(
         shutdown_seconds=settings.drain_seconds_max,
         keep_alive_seconds=settings.keep_alive_seconds,
         on_lame_duck=lambda: board.missing(SHUTDOWN_PART, "shutting down"),
+        refusal_body=lambda url, refused: errors_at(url).body(
+            ApiError(refused.status, refused.reason, refused.message)
+        ),
     )
 
 

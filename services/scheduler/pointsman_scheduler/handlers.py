@@ -169,6 +169,10 @@ class CommandHandlers:
         grants = [term.waiters.redispatched(sent) for sent in command.requests]
         given_up = [sent.request for sent in command.requests if outliers.is_idle_at(sent.request, sent.instance)]
         rebound = [grant for grant in grants if grant is not None]
+        for sent in command.answered:
+            term.dispatcher.note_first_token(sent, self._clock.now())
+        if command.answered:
+            await term.publish()
         await reply(FollowAnswered(rebound=rebound, given_up=given_up, term=term.term))
 
     async def _cancel(self, term: ActiveTerm, command: CancelRequest, reply: Reply) -> None:

@@ -183,10 +183,12 @@ class SentRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FollowRequests(Command, frozen=True, kw_only=True):
-    """`cmd.follow`, about once a second: all requests of an ingress. The leader ends those no longer listed."""
+    """`cmd.follow`, about once a second: all requests of an ingress. The leader ends those no longer listed. `answered`: had
+    their first token, which the log has not confirmed; some may have ended."""
 
     requests: Annotated[list[SentRequest], Listed]
     waiting: Annotated[list[RequestId], Listed] = []
+    answered: Annotated[list[SentRequest], Listed] = []
 
 
 class FollowAnswered(Command, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from typing_extensions import override
 from pointsman.adapters.waiting import wait_at_most
 from pointsman.primitives import Seconds, WallSeconds
 from pointsman.runtime import telemetry
-from pointsman.runtime.http_protocol import HttpLimits, http_protocol
+from pointsman.runtime.http_protocol import HttpLimits, RefusalBody, http_protocol, openai_refusal
 from pointsman.runtime.metrics_page import SharedMetricsPage
 from pointsman.runtime.tls_server import TlsServer, listening
 
@@ -190,6 +190,7 @@ class HttpServer(uvicorn.Server):
         lame_duck_seconds: Seconds = 0.0,
         shutdown_seconds: Seconds = 2.0,
         on_lame_duck: Callable[[], None] = lambda: None,
+        refusal_body: RefusalBody = openai_refusal,
     ) -> None:
         """`listener`: a bound socket instead of `host` and `port`; `options`: those that choose them.
         `shutdown_seconds`: drain bound, wall seconds."""
@@ -198,7 +199,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=http_protocol(self._limits),
+                http=http_protocol(self._limits, refusal_body),
                 ws="none",
                 timeout_keep_alive=keep_alive_seconds,
                 host=host,

@@ -29,6 +29,8 @@ CLOSE_NOW = "x-close-now"
 """In an HTTP scope: `HttpProtocol.close_now`."""
 HEAD = b"HTTP/1."
 JOINED_BYTES_MAX = 64 * 1024
+LARGE_READ_BYTES = 64 * 1024
+UNREAD_REFUSAL_SECONDS: Seconds = 1.0
 CHUNKS_A_READ = 512
 CHUNK_REST_SECONDS: Seconds = 5e-6
 """Ten times what one takes, of any size. One read has up to 40,000, and the event loop makes 32 reads of a connection at a
@@ -54,15 +56,38 @@ class HttpLimits:
     is neither, the new one gets 503."""
     connections_per_address: int = 16_384
     """Above it the new one gets 503. Of IPv6 the first 64 bits are the address."""
+    large_tls: int = 512
+    """With TLS, and a read of more than LARGE_READ_BYTES, which TLS keeps twice: 0.4 MB. Above it the longest idle one is
+    closed, else the new one gets 503."""
+
+
+class RefusedError(Exception):
+    def __init__(self, status: int, reason: ConnectionRefusal, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        self.message = message
+
+
+RefusalBody = Callable[[bytes, RefusedError], bytes]
+"""Of the URL, as far as it was read, and what is refused there: JSON."""
+
+
+def openai_refusal(_url: bytes, refused: RefusedError) -> bytes:
+    kind = "server_error" if refused.status >= 500 else "invalid_request_error"
+    error = {"message": refused.message, "type": kind, "param": None, "code": refused.reason}
+    return json.dumps({"error": error}).encode()
 
 
 @dataclass(eq=False)
 class Connections:
     limits: HttpLimits
+    refusal_body: RefusalBody
     idle: dict["HttpProtocol", float] = field(default_factory=dict)
     """Since when, loop time; longest first. One timer for all is cheaper than one each."""
     opening: dict["HttpProtocol", None] = field(default_factory=dict)
     """With an incomplete head; longest first."""
+    large_tls: dict["HttpProtocol", None] = field(default_factory=dict)
     by_address: Counter[str] = field(default_factory=Counter)
     _sweeper: asyncio.TimerHandle | None = None
     _refused: dict[str, int] = field(default_factory=dict)
@@ -97,17 +122,9 @@ class Connections:
             log.warning("http_connection_refused", reason=reason, times=self._refused.pop(reason))
 
 
-def http_protocol(limits: HttpLimits) -> type[asyncio.Protocol]:
+def http_protocol(limits: HttpLimits, refusal_body: RefusalBody) -> type[asyncio.Protocol]:
     HTTP_CONNECTIONS_REFUSED.show_zeros()
-    return cast("type[asyncio.Protocol]", partial(HttpProtocol, shared=Connections(limits)))
-
-
-class RefusedError(Exception):
-    def __init__(self, status: int, reason: ConnectionRefusal, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.reason = reason
-        self.message = message
+    return cast("type[asyncio.Protocol]", partial(HttpProtocol, shared=Connections(limits, refusal_body)))
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -115,6 +132,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self._shared = shared
         self._limits = shared.limits
+        self.url = b""
         self._head_open = False
         self._head_bytes = 0
         """Read since then, without the first read."""
@@ -150,6 +168,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._shared.idle.pop(self, None)
         self._shared.opening.pop(self, None)
+        self._shared.large_tls.pop(self, None)
         self._shared.by_address[self._address] -= 1
         if not self._shared.by_address[self._address]:
             del self._shared.by_address[self._address]
@@ -187,6 +206,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     @override
     def data_received(self, data: bytes) -> None:
+        if self.scheme == "https" and len(data) > LARGE_READ_BYTES:
+            self._bound_large()
         if self._refused:
             return
         continued, in_body = self._head_open, self._body_open
@@ -352,6 +373,23 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             self._refuse(RefusedError(503, "connections", "Too many connections are open. Ask again later."))
 
+    def _bound_large(self) -> None:
+        """The memory is taken by now; it is given back once the connection is gone."""
+        shared = self._shared
+        if self._refused or self in shared.large_tls:
+            return
+        idle = next((other for other in shared.large_tls if other in shared.idle), None)
+        shared.large_tls[self] = None
+        if len(shared.large_tls) <= self._limits.large_tls:
+            return
+        if idle is not None:
+            del shared.idle[idle]
+            shared.refused("idle_evicted", self.loop.time())
+            idle.transport.abort()
+        else:
+            self._refuse(RefusedError(503, "connections", "Too many connections have sent much. Ask again later."))
+            self.loop.call_later(UNREAD_REFUSAL_SECONDS, self.transport.abort)
+
     def _set_deadline(self, seconds: Seconds) -> None:
         if self._deadline is None:
             self._deadline = self.loop.call_later(seconds, self._overdue)
@@ -411,7 +449,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.disconnected = True  # its own body is what is wrong: this is its answer
             self.cycle.waiting_for_100_continue = False
             self.cycle.message_event.set()
-        self.transport.write(_answer(refused))
+        self.transport.write(_answer(refused, self._shared.refusal_body(self.url, refused)))
         if refused.status == 503 or not self.transport.can_write_eof():
             self.transport.close()
             return
@@ -543,12 +581,10 @@ def _size(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:
     return len(url) + sum(len(name) + len(value) + len(": \r\n") for name, value in headers)
 
 
-def _answer(refused: RefusedError) -> bytes:
-    kind = "server_error" if refused.status >= 500 else "invalid_request_error"
-    body = json.dumps({"error": {"message": refused.message, "type": kind, "param": None, "code": refused.reason}})
+def _answer(refused: RefusedError, body: bytes) -> bytes:
     more = "retry-after: 1\r\n" if refused.status in (429, 503) else ""
     head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n{more}connection: close\r\n\r\n"
-    return STATUS_LINE[refused.status] + (head + body).encode()
+    return STATUS_LINE[refused.status] + head.encode() + body
 
 
 def _without_chunks(app: Any, cycle: RequestResponseCycle) -> Callable[..., Any]:

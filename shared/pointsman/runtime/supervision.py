@@ -7,9 +7,9 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ParamSpec, Self
 
 import click
 import structlog
@@ -25,13 +25,14 @@ SAME_SIGNAL_SECONDS = 0.5
 HUNG_SECONDS = 60
 """Beyond any turn of the loop, also of a process that gets a tenth of a core. Where no liveness probe acts, nothing else
 restarts a process that hangs."""
+THREADS_SECONDS_MAX = 1.0
+"""For calls that still run in threads once everything else has ended."""
 LAST_WORDS_SECONDS = 1.0
 """The reader of the log may be what the process waits for."""
 KILLED_EXIT_CODE = 128 + signal.SIGKILL
 """Of a process that gives up. It sends itself no SIGKILL: the first process of a container does not get it."""
 
-EndWithin = Callable[[float], None]
-"""Kills this process if it has not ended after so many seconds."""
+P = ParamSpec("P")
 
 
 class TaskCancelledError(Exception):
@@ -115,69 +116,91 @@ class Supervisor:
 
 def run(main: Callable[[Supervisor], Awaitable[None]]) -> None:
     """Run until SIGINT, SIGTERM or failure (exit code 1). Raises click.ClickException for wrong settings."""
-    try:
-        with _end_deadline() as end_within, asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_supervised(main, end_within))
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except click.ClickException:
-        raise
-    except Exception as error:
-        log.exception("service_failed", reason=str(error) or type(error).__name__)
-        sys.exit(1)
+    with _Ending() as ending, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        try:
+            runner.run(ending.supervised(main))
+            code = 0
+        except KeyboardInterrupt:
+            code = 130
+        except click.ClickException as error:
+            ending.leave_threads(error.exit_code, error)
+            raise
+        except Exception as error:
+            log.exception("service_failed", reason=str(error) or type(error).__name__)
+            code = 1
+        ending.leave_threads(code)
+    if code:
+        sys.exit(code)
 
 
-@contextmanager
-def _end_deadline() -> Iterator[EndWithin]:
-    """Threads count, as the event loop may hang, or wait while it closes: for threads, for a name that is looked up."""
-    timers: list[threading.Timer] = []
+class _Ending:
+    """Ends a process by its signals, and in time. Threads count, as the event loop may hang."""
 
-    def end_within(seconds: float) -> None:
-        timer = threading.Timer(seconds, _give_up, [seconds])
-        timer.daemon = True
-        timer.start()
-        timers.append(timer)
+    def __init__(self) -> None:
+        self._supervisor = Supervisor()
+        self._timers: list[threading.Timer] = []
 
-    try:
-        yield end_within
-    finally:
-        for timer in timers:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for timer in self._timers:
             timer.cancel()
 
+    async def supervised(self, main: Callable[[Supervisor], Awaitable[None]]) -> None:
+        freeze_started()
+        async with self._supervisor as supervisor:
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, self._on_signal, number)
+            supervisor.start(self._once_hurried(), name="end-once-hurried")
+            try:
+                with _ended_if_hung(loop):
+                    await main(supervisor)
+            finally:
+                self._kill_after(STOP_SECONDS_MAX)
 
-async def _supervised(main: Callable[[Supervisor], Awaitable[None]], end_within: EndWithin) -> None:
-    freeze_started()
-    async with Supervisor() as supervisor:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, _on_signal, supervisor, number, end_within)
-        supervisor.start(_end_once_hurried(supervisor, end_within), name="end-once-hurried")
-        try:
-            with _ended_if_hung(loop):
-                await main(supervisor)
-        finally:
-            end_within(STOP_SECONDS_MAX)
+    def leave_threads(self, code: int, error: click.ClickException | None = None) -> None:
+        """Bounds the event loop's wait, as it closes, for calls in threads and for names that are looked up: all else has
+        ended. `error`: shown where it cannot be raised any more."""
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        self._after(THREADS_SECONDS_MAX, _leave, code, error)
+
+    async def _once_hurried(self) -> None:
+        await self._supervisor.until_hurried()
+        self._kill_after(STOP_SECONDS_MAX)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        """SIGINT stops for good; a second signal at once. Within SAME_SIGNAL_SECONDS it is the same one, sent by systemd
+        and a parent."""
+        log.debug("signal_received", signal=number.name)
+        supervisor, now = self._supervisor, asyncio.get_running_loop().time()
+        if supervisor.stopping and now - supervisor.signalled_at < SAME_SIGNAL_SECONDS:
+            return
+        supervisor.signalled_at = now
+        if supervisor.stopping:
+            supervisor.hurry()
+            return
+        supervisor.for_good = number == signal.SIGINT
+        supervisor.stop()
+        self._kill_after(supervisor.stop_seconds_max)
+
+    def _kill_after(self, seconds: float) -> None:
+        self._after(seconds, _give_up, seconds)
+
+    def _after(self, seconds: float, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        timer = threading.Timer(seconds, call, args, kwargs)
+        timer.daemon = True
+        timer.start()
+        self._timers.append(timer)
 
 
-async def _end_once_hurried(supervisor: Supervisor, end_within: EndWithin) -> None:
-    await supervisor.until_hurried()
-    end_within(STOP_SECONDS_MAX)
-
-
-def _on_signal(supervisor: Supervisor, number: signal.Signals, end_within: EndWithin) -> None:
-    """SIGINT stops for good; a second signal at once. Within SAME_SIGNAL_SECONDS it is the same one, sent by systemd
-    and a parent."""
-    log.debug("signal_received", signal=number.name)
-    now = asyncio.get_running_loop().time()
-    if supervisor.stopping and now - supervisor.signalled_at < SAME_SIGNAL_SECONDS:
-        return
-    supervisor.signalled_at = now
-    if supervisor.stopping:
-        supervisor.hurry()
-        return
-    supervisor.for_good = number == signal.SIGINT
-    supervisor.stop()
-    end_within(supervisor.stop_seconds_max)
+def _leave(code: int, error: click.ClickException | None) -> None:
+    if error is not None:
+        error.show()
+    os._exit(code)
 
 
 def _give_up(seconds: float) -> None:

@@ -67,33 +67,59 @@ class Slow:
 
 def request_named(history: History, text: str, read: Read) -> Found:
     """Reads each entry once. Raises NotInLogError if no id matches, HistoryError if several do."""
-    sent: dict[RequestId, Sequence] = {}
-    ends: dict[RequestId, Sequence] = {}
-    from_end = history.is_seekable and WHOLE_ID.fullmatch(text) is not None
-    for entry in _from_the_end(history, read) if from_end else read(1):
-        event, sequence = entry.event, entry.sequence
+    matches = _Matches(RequestId(text))
+    if history.is_seekable and WHOLE_ID.fullmatch(text):
+        for entry in _from_the_end(history, read):
+            if matches.note(entry) and isinstance(entry.event, RequestArrived):  # what came before it is in this part
+                break
+    else:
+        for entry in read(1):
+            if matches.note(entry):
+                break
+    return matches.only(history)
+
+
+class _Matches:
+    """Requests that a text may name, from entries in any order, with the first entry of each."""
+
+    def __init__(self, text: RequestId) -> None:
+        self._text = text
+        self._sent: dict[RequestId, Sequence] = {}
+        """By their client, under this id."""
+        self._alike: dict[RequestId, Sequence] = {}
+        """Whose id is the text, or begins or ends with it."""
+
+    def note(self, entry: LogEntry) -> bool:
+        """Whether the entry is of the request with this very id."""
+        event, text = entry.event, self._text
         if not isinstance(event, RequestEvent):
-            continue
-        request, arrived = event.request, isinstance(event, RequestArrived)
-        if request == text and (arrived or not from_end):
-            return Found(request, min(sequence, ends.get(request, sequence)))
-        if isinstance(event, RequestArrived) and event.client_request_id == text and len(sent) < CANDIDATES_MAX:
-            sent.setdefault(request, sequence)
-        if len(ends) < CANDIDATES_MAX and (request.startswith(text) or request.endswith(text)):
-            ends[request] = min(sequence, ends.get(request, sequence))
-    if (whole := RequestId(text)) in ends:
-        return Found(whole, ends[whole])
-    found = sent or ends
-    if not found:
-        begins = f"; {history.begins}" if history.header.first > 1 else ""
-        raise NotInLogError(f"no request {text} in this log{begins}. {HINT.format(given=fleet_as_given())}")
-    if len(found) > 1:
-        shown = list(found)[:CANDIDATES_SHOWN]
-        more = "" if len(found) == len(shown) else ", ..."
-        count = f"{len(found)} or more" if len(found) == CANDIDATES_MAX else str(len(found))
-        what = "was sent with" if sent else "begins or ends the ids of"
-        raise HistoryError(f"{text} {what} {count} requests: {', '.join(shown)}{more}. Type more of the one you mean.")
-    return Found(*next(iter(found.items())))
+            return False
+        request = event.request
+        if isinstance(event, RequestArrived) and event.client_request_id == text and len(self._sent) < CANDIDATES_MAX:
+            self._sent.setdefault(request, entry.sequence)
+        is_it = request == text
+        if is_it or (len(self._alike) < CANDIDATES_MAX and (request.startswith(text) or request.endswith(text))):
+            self._alike[request] = min(entry.sequence, self._alike.get(request, entry.sequence))
+        return is_it
+
+    def only(self, history: History) -> Found:
+        """Raises NotInLogError, HistoryError."""
+        text = self._text
+        if text in self._alike:
+            return Found(text, self._alike[text])
+        found = self._sent or self._alike
+        if not found:
+            begins = f"; {history.begins}" if history.header.first > 1 else ""
+            raise NotInLogError(f"no request {text} in this log{begins}. {HINT.format(given=fleet_as_given())}")
+        if len(found) > 1:
+            shown = list(found)[:CANDIDATES_SHOWN]
+            more = "" if len(found) == len(shown) else ", ..."
+            count = f"{len(found)} or more" if len(found) == CANDIDATES_MAX else str(len(found))
+            what = "was sent with" if self._sent else "begins or ends the ids of"
+            raise HistoryError(
+                f"{text} {what} {count} requests: {', '.join(shown)}{more}. Type more of the one you mean."
+            )
+        return Found(*next(iter(found.items())))
 
 
 def _from_the_end(history: History, read: Read) -> Iterator[LogEntry]:

@@ -1,7 +1,7 @@
 """Builds the `RequestTimeline` of one request from a re-readable log. All its dates are by the leader's clock, if the log
 tells how far the ingress's is from that."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from msgspec import structs
 
@@ -84,7 +84,7 @@ def _outline(
         if entry.event is not None and entry.sequence not in timeline.fenced:
             _note(timeline, entry.event)
     if arrival is not None and arrival.instead_of:
-        timeline.failed = [*_failed_before(entries, arrival), *timeline.failed]
+        timeline.failed[:0] = _failed_before(entries, arrival)
     timeline.last_at = time.now
     timeline.arrived_at = _arrived_at(timeline)
     until = timeline.last_at if timeline.ttft is None else timeline.arrived_at + timeline.ttft
@@ -92,12 +92,21 @@ def _outline(
     return timeline
 
 
-def _failed_before(entries: Iterable[LogEntry], arrival: RequestArrived) -> Iterator[RequestAttemptFailed]:
-    """Attempts under the id that it had until its leader gave it up and its ingress asked again."""
-    for entry in entries:
-        event = entry.event
-        if isinstance(event, RequestAttemptFailed) and event.request == arrival.instead_of:
-            yield structs.replace(event, at=event.at + arrival.clock_offset)
+def _failed_before(entries: Iterable[LogEntry], arrival: RequestArrived) -> list[RequestAttemptFailed]:
+    """Attempts under each id that it had until its leader gave it up and its ingress asked again. Reads once for each."""
+    failed: list[RequestAttemptFailed] = []
+    ids = {arrival.request}
+    while arrival.instead_of and arrival.instead_of not in ids:  # a forged log may go in circles
+        ids.add(arrival.instead_of)
+        own = [e.event for e in entries if isinstance(e.event, RequestEvent) and e.event.request == arrival.instead_of]
+        earlier = next((event for event in own if isinstance(event, RequestArrived)), None)
+        offset = arrival.clock_offset if earlier is None else earlier.clock_offset
+        attempts = [event for event in own if isinstance(event, RequestAttemptFailed)]
+        failed[:0] = [structs.replace(event, at=event.at + offset) for event in attempts]
+        if earlier is None:
+            break
+        arrival = earlier
+    return failed
 
 
 def _by_leaders_clock(entry: LogEntry, offset: EngineSeconds) -> LogEntry:

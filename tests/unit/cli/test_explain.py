@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
 from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import MigrationRefused, RequestGranted, RequestPlaced
@@ -397,21 +398,38 @@ def test_each_failed_attempt_is_told_and_why_an_ejected_engine_was_no_candidate(
     ) in late["why"]
 
 
-def test_a_request_that_came_again_under_another_id_says_which_engine_failed_it_before() -> None:
+def test_a_request_that_came_again_under_another_id_says_which_engines_failed_it_before() -> None:
+    """Also under the first of several ids."""
     pool = FailingPool()
-    first, sick = pool.asks()
-    pool.later(5.0)
-    pool.happens(given_up(first, at=pool.now, instance=sick, as_of=pool.state.sequence))
-    pool.later(1.0)
-    pool.fails(first, sick, "first_byte_timeout")
-    command = route(
-        "again", [1], arrived_at=pool.now - 6.0, sent_at=pool.now, attempt=2, excluded=[InstanceId(sick)],
-        instead_of=RequestId(first),
-    )  # fmt: skip
-    pool.decides(pool.dispatcher.route(command, pool.now))
-    pool.answers("again", pool.at_of("again"))
-    timeline = timeline_of(pool.log, RequestId("again"), pool.state.settings)
+    request, sick = pool.asks()
+    ids, failed = [request], [sick]
+    for again in ("again", "once more"):
+        pool.later(5.0)
+        pool.happens(given_up(request, at=pool.now, instance=sick, as_of=pool.state.sequence))
+        pool.later(1.0)
+        pool.fails(request, sick, "first_byte_timeout")
+        command = route(
+            again, [1], arrived_at=pool.now - 6.0, sent_at=pool.now, attempt=2, excluded=[InstanceId(sick)],
+            instead_of=RequestId(request),
+        )  # fmt: skip
+        pool.decides(pool.dispatcher.route(command, pool.now))
+        request, sick = again, pool.at_of(again)
+        ids.append(again)
+        failed.append(sick)
+    pool.answers(request, sick)
+    timeline = timeline_of(pool.log, RequestId(request), pool.state.settings)
 
+    assert [(event.request, event.instance) for event in timeline.failed] == list(zip(ids[:2], failed[:2], strict=True))
     assert verdict(timeline).cause is Cause.FAILED_ATTEMPTS
-    assert f"{sick} failed it (" in verdict(timeline).sentence
-    assert timeline.phases[0].name == f"as request {first}"
+    assert (
+        f"{failed[1]} failed it (its first byte did not come in time) and 1 attempt before"
+        in verdict(timeline).sentence
+    )
+    assert timeline.phases[0].name == "as request again"
+    forged = [
+        replace(entry, event=replace(entry.event, instead_of=RequestId(request)))
+        if isinstance(entry.event, RequestArrived) and entry.event.request == ids[0]
+        else entry
+        for entry in pool.log
+    ]
+    assert timeline_of(forged, RequestId(request), pool.state.settings).failed == timeline.failed

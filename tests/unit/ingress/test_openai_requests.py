@@ -22,6 +22,7 @@ from pointsman_ingress.prompt.openai_requests import (
     parse_embeddings,
     parse_pairs,
     parse_pooled,
+    session_name,
 )
 from pointsman_ingress.prompt.parsed_request import Chat, ParsedRequest, SizedRequest, Texts, TokenIds
 from pointsman_ingress.prompt.remote_media import MediaRules
@@ -305,6 +306,40 @@ def test_conversations_whose_long_names_differ_at_the_end_are_two_of_one_user() 
     assert session_of({}, one.session) == session_of({}, again.session) != session_of({}, other.session)
     assert tenant_of({}, one.user) == tenant_of({}, other.user)
     assert parse_messages(chat(max_tokens=1, metadata={"user_id": "u"})).session == "u"
+
+
+DEVICE, ACCOUNT = "d" * 64, "a8f1c0de-0000-4000-8000-000000000001"
+SESSIONS = ["54c1eb09-bc4c-4d2f-98eb-6d2ab2d5e2fe", "57a121ec-f78c-48c3-a745-e3036a3ecc33"]
+IN_ONE_TEXT = "user_%s_account_%s_session_%s"
+IN_JSON = '{"device_id":"%s","account_uuid":"%s","session_id":"%s"}'
+
+
+@pytest.mark.parametrize("form", [IN_ONE_TEXT, IN_JSON])
+@pytest.mark.parametrize("account", [ACCOUNT, ""])
+def test_sessions_of_claude_code_are_conversations_of_one_user(form: str, account: str) -> None:
+    requests = [
+        parse_messages(chat(max_tokens=1, metadata={"user_id": form % (DEVICE, account, session)}))
+        for session in SESSIONS
+    ]
+
+    assert [session_of({}, request.session) for request in requests] == SESSIONS
+    assert {tenant_of({}, request.user) for request in requests} == {account or DEVICE}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "user_bob_account__session_1",
+        '{"device_id": 7}',
+        '{"device_id":"","session_id":""}',
+        "{" * 500,
+        "{not JSON",
+    ],
+)
+def test_other_users_are_taken_as_they_are(name: str) -> None:
+    request = parse_messages(chat(max_tokens=1, metadata={"user_id": name}))
+
+    assert (request.user, request.session) == (name, session_name(name))
 
 
 def test_deep_nesting_is_refused() -> None:

@@ -101,6 +101,13 @@ def _anthropic_body(error: ApiError) -> bytes:
 OPENAI_ERRORS = ErrorShape(_openai_body, b"data: ")
 RESPONSES_ERRORS = ErrorShape(_openai_body, b"event: error\ndata: ", _responses_event)
 ANTHROPIC_ERRORS = ErrorShape(_anthropic_body, b"event: error\ndata: ", id_headers=(b"request-id",))
+MESSAGES_PATH = b"/v1/messages"
+
+
+def errors_at(url: bytes) -> ErrorShape:
+    """Of a path that no endpoint has, and of a request that is refused before its endpoint is known."""
+    path = url.partition(b"?")[0]
+    return ANTHROPIC_ERRORS if path == MESSAGES_PATH or path.startswith(MESSAGES_PATH + b"/") else OPENAI_ERRORS
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
 """Load per engine, and the heartbeat `cmd.follow`, which names a pool's requests to the leader every second. The leader
-ends requests without a heartbeat; its answer lists redispatched and lost ones."""
+ends requests without a heartbeat; its answer lists redispatched and lost ones. First tokens are told, too, while the log takes
+no writes: they make room in engines."""
 
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 
 import structlog
 
@@ -24,6 +26,8 @@ AVOIDED_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 AVOIDED_WALL_SECONDS_MAX: WallSeconds = WallSeconds(25.0)  # per consecutive failure, and maximum
 HEARTBEAT_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # interval and timeout
 NAMED_AT_ONCE_MAX = 1_000
+FIRST_TOKENS_MAX = 16_384
+"""Told in each heartbeat, at most; as many writes wait for the log."""
 NOBODY = Tenant("")
 
 
@@ -69,6 +73,8 @@ class InFlightRequests:
         self._waiting: Counter[RequestId] = Counter()
         self._per_engine: Counter[InstanceId] = Counter()
         self._failures: dict[InstanceId, _Failures] = {}
+        self._first_tokens: dict[RequestId, tuple[WallSeconds, SentRequest]] = {}
+        """The log may not have confirmed them; longest ago first."""
         fleet.on_election(self._on_election)
 
     @contextmanager
@@ -151,13 +157,26 @@ class InFlightRequests:
             )
         )
 
+    def first_token(self, grant: RouteGranted) -> None:
+        """Call once it is handed to the log."""
+        self._first_tokens[grant.request] = (self._clock.wall(), _sent(grant))
+        if len(self._first_tokens) > FIRST_TOKENS_MAX:
+            del self._first_tokens[next(iter(self._first_tokens))]
+
     def heartbeats(self) -> Iterator[FollowRequests]:
-        grants = (request.grant for request in self._at_engines.values())
-        sent = [SentRequest(request=g.request, attempt=g.attempt, instance=g.instance) for g in grants]
-        waiting = list(self._waiting)
-        for start in range(0, max(len(sent), len(waiting)), NAMED_AT_ONCE_MAX):
+        sent = [_sent(request.grant) for request in self._at_engines.values()]
+        waiting, answered = list(self._waiting), self._unconfirmed_first_tokens()
+        for start in range(0, max(len(sent), len(waiting), len(answered)), NAMED_AT_ONCE_MAX):
             part = slice(start, start + NAMED_AT_ONCE_MAX)
-            yield FollowRequests(requests=sent[part], waiting=waiting[part])
+            yield FollowRequests(requests=sent[part], waiting=waiting[part], answered=answered[part])
+
+    def _unconfirmed_first_tokens(self) -> list[SentRequest]:
+        """None while the log confirms in time, from which the leader learns more of them."""
+        waits = self._events.unconfirmed.wait_seconds
+        kept_since = self._clock.wall() - waits - HEARTBEAT_WALL_SECONDS
+        for request, _ in list(takewhile(lambda kept: kept[1][0] < kept_since, self._first_tokens.items())):
+            del self._first_tokens[request]
+        return [sent for _, sent in self._first_tokens.values()] if waits >= HEARTBEAT_WALL_SECONDS else []
 
     def on_heartbeat_answer(self, answer: FollowAnswered) -> None:
         for grant in answer.rebound:
@@ -180,6 +199,10 @@ class InFlightRequests:
         for request in self._at_engines.values():
             if 0 < request.grant.term < term:
                 self.log_grant(request.grant, request.clock.now())
+
+
+def _sent(grant: RouteGranted) -> SentRequest:
+    return SentRequest(request=grant.request, attempt=grant.attempt, instance=grant.instance)
 
 
 async def send_heartbeats(

@@ -49,6 +49,7 @@ HAND_OVER_TRIES = 2
 NOT_FOLLOWED = (RejectReason.UNKNOWN_REQUEST, RejectReason.ALREADY_ENDED)
 """The leader never knew the request, or gave it up: after a grant only its ingress ends it otherwise."""
 CANCEL_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
+CANCEL_TRIES = 3
 LIVENESS_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 IDLE_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 """Without an answer, since nothing was asked. Then the scheduler is asked for its own sake."""
@@ -304,13 +305,16 @@ class SchedulerClient:
         return None
 
     async def cancel(self, request: RequestId, cause: CancelCause) -> bool:
-        """Returns whether the scheduler logs the request's end, also after a timeout; otherwise the caller must."""
+        """Returns whether the scheduler logs the request's end, otherwise the caller must. Repeated: the first may be lost,
+        and the request granted meanwhile. A leader that answers none ends it by itself, as nobody names it any more."""
         command = CancelRequest(request=request, reason=cause.value)
-        try:
-            subject = subjects.command_subject(self.pool, "cancel")
-            answer = await self.commands.request(subject, command, timeout=CANCEL_WALL_SECONDS)
-        except NoResponderError:
-            return False
-        except CommandTimeoutError:
-            return True
-        return isinstance(answer, CancelAnswered) and answer.ended
+        subject = subjects.command_subject(self.pool, "cancel")
+        for tried in range(CANCEL_TRIES):
+            try:
+                answer = await self.commands.request(subject, command, timeout=CANCEL_WALL_SECONDS)
+            except NoResponderError:
+                return tried > 0
+            except CommandTimeoutError:
+                continue
+            return isinstance(answer, CancelAnswered) and answer.ended
+        return True

@@ -1,6 +1,8 @@
 """Parses Anthropic's /v1/messages into the same chat as vLLM 0.32, so that equal conversations have equal keys."""
 
 import json
+import re
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +18,16 @@ from pointsman_ingress.prompt.responses_input import Reasoning
 Block = dict[str, Any]
 
 TOOL_CHANGES = ("tool_addition", "tool_removal")
+USER_CHARACTERS_MAX = 512
+_CLAUDE_CODE = re.compile(
+    r"user_(?P<device>[0-9a-f]{64})_account_(?P<account>[0-9a-f-]*)_session_(?P<session>[0-9a-f-]+)"
+)
+
+
+class _ClaudeCodeUser(msgspec.Struct):
+    device_id: str
+    session_id: str
+    account_uuid: str = ""
 
 
 class _Thinking(msgspec.Struct):
@@ -44,10 +56,30 @@ def parse_messages(body: bytes) -> ParsedRequest:
     if any(message.get("role") == "system" for message in fields.messages):
         prompt = replace(prompt, system_first=_chat(fields, fields.messages, body, system_first=True))
     request = parsed(fields, prompt, "messages", positive(fields.max_tokens, "max_tokens"))
-    user = (fields.metadata or {}).get("user_id")
-    user = user if isinstance(user, str) else ""
-    session = session_name(user)
-    return replace(request, user=user, session=session, truncates=False, truncate_to=0, answers=1, may_add_usage=False)
+    named = (fields.metadata or {}).get("user_id")
+    user, session = _user_and_session(named) if isinstance(named, str) else ("", "")
+    return replace(
+        request,
+        user=user,
+        session=session_name(session),
+        truncates=False,
+        truncate_to=0,
+        answers=1,
+        may_add_usage=False,
+    )
+
+
+def _user_and_session(named: str) -> tuple[str, str]:
+    """Claude Code names device, account and session in one text, since 2.1.78 in JSON. The account, or else the device, is
+    the same in all sessions of a user."""
+    found = _CLAUDE_CODE.fullmatch(named)
+    if found is not None:
+        return found["account"] or found["device"], found["session"]
+    if named.startswith("{") and len(named) <= USER_CHARACTERS_MAX:
+        with suppress(msgspec.DecodeError):
+            user = msgspec.json.decode(named, type=_ClaudeCodeUser)
+            return user.account_uuid or user.device_id or named, user.session_id or named
+    return named, named
 
 
 def _chat(fields: _MessagesBody, messages: list[Message], body: bytes, *, system_first: bool) -> Chat:

@@ -6,7 +6,7 @@ from typing import Concatenate, Literal, ParamSpec
 
 from pointsman.contracts.access import KeyAction
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.commands import HandOverRequest, RouteRequest
+from pointsman.contracts.commands import HandOverRequest, RouteRequest, SentRequest
 from pointsman.contracts.fleet import LivenessTimeouts, Role
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.tenants import TenantPolicies
@@ -48,6 +48,10 @@ class Dispatcher(DecisionContext):
     ) -> list[LogEvent]:
         """Also a granted one, which its ingress or engine has lost."""
         return self._run(now, granting.cancel_any, request, cause, reason)
+
+    def note_first_token(self, sent: SentRequest, now: EngineSeconds) -> list[LogEvent]:
+        """Of a stream, as its ingress tells while the log is late."""
+        return self._run(now, granting.note_first_token, sent)
 
     def grant_waiting(self, instance: InstanceId, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, granting.grant_waiting, instance)

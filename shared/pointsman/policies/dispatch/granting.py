@@ -4,6 +4,7 @@ being fetched to the instance waits for it."""
 
 from dataclasses import replace
 
+from pointsman.contracts.commands import SentRequest
 from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import PrefillFinished, RequestCancelled
@@ -14,7 +15,7 @@ from pointsman.primitives import NO_SECONDS, InstanceId, RequestId, Tokens
 from pointsman.state.fleet import Status
 from pointsman.state.fold_versions import SHORT_TURNS
 from pointsman.state.priority_classes import LOWER_WINDOW_SHARE, RANK, next_class
-from pointsman.state.workload import NO_INSTANCE, UNGRANTED, InstanceQueue, Request
+from pointsman.state.workload import NO_INSTANCE, UNGRANTED, InstanceQueue, Request, Stage
 
 ENDED_BY_LEADER = frozenset({CancelCause.INGRESS_SILENT, CancelCause.ENGINE_IDLE, CancelCause.NEVER_ENDED})
 """Of which there may be thousands at once. Where each end granted the next request, that was often the next to be ended."""
@@ -159,6 +160,23 @@ def grant(turn: Turn, request: Request) -> None:
     )
 
 
+def note_first_token(turn: Turn, sent: SentRequest) -> None:
+    """Frees the window for those that wait, before the log tells. Of what is not streamed the leader assumes the end of its
+    prefill anyway."""
+    workload = turn.state.workload
+    request, queue = workload.requests.get(sent.request), workload.queues.get(sent.instance)
+    if (
+        request is not None
+        and queue is not None
+        and queue.pending
+        and request.streaming
+        and request.stage is Stage.PREFILL
+        and (request.instance, request.attempt) == (sent.instance, sent.attempt)
+    ):
+        _finish_prefill(turn, request)
+        grant_waiting(turn, sent.instance)
+
+
 def cancel_ungranted(turn: Turn, request: RequestId, cause: CancelCause, reason: str) -> None:
     """An unknown request may still be on its way: it is ended too, and its arrival refused."""
     found = turn.state.workload.requests.get(request)
@@ -203,13 +221,17 @@ def _assume_prefills(turn: Turn, instance: InstanceId, queue: InstanceQueue) -> 
     for request in list(queue.prefill.values()):
         over = turn.now >= request.granted_at + request.engine_seconds * factor
         if over and not request.streaming and not request.decode and not request.fetching:
-            turn.decide(
-                PrefillFinished(
-                    at=turn.now,
-                    stamp=turn.stamp,
-                    request=request.id,
-                    instance=request.instance,
-                    ttft=turn.now - request.arrived_at,
-                    prefill=turn.now - request.granted_at,
-                )
-            )
+            _finish_prefill(turn, request)
+
+
+def _finish_prefill(turn: Turn, request: Request) -> None:
+    turn.decide(
+        PrefillFinished(
+            at=turn.now,
+            stamp=turn.stamp,
+            request=request.id,
+            instance=request.instance,
+            ttft=turn.now - request.arrived_at,
+            prefill=turn.now - request.granted_at,
+        )
+    )

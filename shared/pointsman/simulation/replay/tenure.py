@@ -9,7 +9,7 @@ import msgspec
 
 from pointsman.contracts.access import ApiKeyChanged
 from pointsman.contracts.codec import LogEvent, short_reason
-from pointsman.contracts.commands import HandOverRequest, RouteRequest
+from pointsman.contracts.commands import HandOverRequest, RouteRequest, SentRequest
 from pointsman.contracts.decisions import (
     HandOverRefused,
     MigrationRefused,
@@ -155,6 +155,8 @@ class Tenure:
                     dispatcher.route(_repeated_command(known, answer), now)
             case TenantPoliciesSet():
                 dispatcher.set_tenant_policies(event.policies, now, by=event.by)
+            case PrefillFinished() if (told := self._told(event)) is not None:
+                dispatcher.note_first_token(told, now)
             case RequestGranted() | PrefillFinished():
                 dispatcher.grant_next(event.instance, now)
             case RequestCancelled():
@@ -198,6 +200,13 @@ class Tenure:
             if isinstance(event, RequestPlaced | RequestRejected) and event.request == request:
                 return event
         return None
+
+    def _told(self, event: PrefillFinished) -> SentRequest | None:
+        """By its ingress; None: its leader assumed it."""
+        known = self._state.workload.requests.get(event.request)
+        if known is None or not known.streaming:
+            return None
+        return SentRequest(request=event.request, attempt=known.attempt, instance=event.instance)
 
     def _plan(self, first: RequestMigrated | MigrationRefused) -> MigrationPlan:
         moves: list[Migration] = []

@@ -4,10 +4,10 @@ ended. Checkers yield findings as sentences."""
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestRejected
+from pointsman.contracts.decisions import LeaderElected, RequestEnd, RequestGranted, RequestRejected, WritesLost
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft
 from pointsman.contracts.reasons import RejectReason
-from pointsman.contracts.requests import RequestArrived
+from pointsman.contracts.requests import PrefillFinished, RequestArrived
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Sequence, Term, Tokens
 from pointsman.simulation.replay.folding import copy_state
@@ -62,6 +62,20 @@ def _are_concurrent(ends: list[Stored]) -> bool:
     own = [s for s in ends if s.stamp is None]
     decided = [s for s in ends if s.stamp is not None]
     return len(own) == len(decided) == 1 and all(s.stamp.as_of < own[0].sequence for s in decided if s.stamp)
+
+
+def told_first_tokens_had_come(cluster: Cluster) -> Iterator[str]:
+    """A leader ends the prefill of a stream only if its ingress had the first token there, and wrote so itself."""
+    events = [stored.event for stored in _counted(cluster)]
+    if any(isinstance(event, WritesLost) for event in events):
+        return
+    tokens = [event for event in events if isinstance(event, PrefillFinished)]
+    written = {(event.request, event.instance) for event in tokens if event.stamp is None}
+    streams = {event.request for event in events if isinstance(event, RequestArrived) and event.streaming}
+    ended = {event.request for event in events if isinstance(event, RequestEnd) and event.stamp is None}
+    for told in tokens:
+        if told.stamp is not None and told.request in streams & ended and (told.request, told.instance) not in written:
+            yield f"{told.request} had no first token at {told.instance}, and a leader ended its prefill at {told.at}"
 
 
 def one_id_a_rejection(cluster: Cluster) -> Iterator[str]:
@@ -325,6 +339,7 @@ def the_pool_has_its_size(cluster: Cluster) -> Iterator[str]:
 
 SAFETY: tuple[Checker, ...] = (
     one_end_a_request,
+    told_first_tokens_had_come,
     one_id_a_rejection,
     one_answer_a_client,
     one_leader_a_term,

@@ -253,9 +253,11 @@ class DecisionRules(PlacementRules):
         if request is None or (request.stage, request.instance) != (PREFILL, event.instance):
             yield f"{event.request} is not in prefill at {event.instance}"
             return
+        if request.streaming:
+            return  # its ingress told (`told_first_tokens_had_come`)
         learned = self._model.learned.get(event.instance)
         due = request.granted_at + request.engine_seconds * (learned.factor if learned is not None else 1.0)
-        if request.streaming or request.decode or event.at < due - 1e-6:
+        if request.decode or event.at < due - 1e-6:
             yield f"its first token is assumed at {event.at}, due at {due}"
 
     def _silent(self, event: InstanceSuspected | InstanceLeft, after: EngineSeconds) -> Iterator[str]:

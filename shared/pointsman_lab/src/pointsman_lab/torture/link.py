@@ -11,6 +11,7 @@ from pointsman.contracts.codec import LogEvent, decode_command
 from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.decisions import WritesLost
 from pointsman.ports import (
+    NONE_UNCONFIRMED,
     Clock,
     CommandTimeoutError,
     ElectionLostError,
@@ -18,9 +19,10 @@ from pointsman.ports import (
     LogUnavailableError,
     NoResponderError,
     StoreUnavailableError,
+    UnconfirmedWrites,
 )
 from pointsman.ports import Link as Ports
-from pointsman.primitives import EngineSeconds, RequestId, Sequence, Term
+from pointsman.primitives import EngineSeconds, RequestId, Sequence, Term, WallSeconds
 from pointsman_lab.torture.network import DELAY_MEANS_MAX, IDEAL, Network
 
 ACK_SECONDS_MAX = 1.0
@@ -207,11 +209,16 @@ class _Window:
 
     @property
     def load(self) -> float:
+        writes = self.unconfirmed
+        return max(writes.count / self._window_max, float(writes.wait_seconds) / UNCONFIRMED_SECONDS_MAX)
+
+    @property
+    def unconfirmed(self) -> UnconfirmedWrites:
         writes = [*self._sent.values(), *self._waiting]
         if not writes:
-            return 0.0
+            return NONE_UNCONFIRMED
         waited = self._link.network.loop.time() - min(write.put_at for write in writes)
-        return max(len(writes) / self._window_max, waited / UNCONFIRMED_SECONDS_MAX)
+        return UnconfirmedWrites(len(writes), WallSeconds(waited))
 
     def withdraw(self, number: int) -> None:
         self._sent.pop(number, None)

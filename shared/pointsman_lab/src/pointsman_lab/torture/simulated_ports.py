@@ -25,6 +25,7 @@ from pointsman.ports import (
     OnStored,
     PayloadHandler,
     Tenure,
+    UnconfirmedWrites,
 )
 from pointsman.ports import Link as Ports
 from pointsman.primitives import Sequence, Term, WallSeconds
@@ -72,6 +73,11 @@ class SimulatedLog(EventLog):
     @override
     def write_load(self) -> float:
         return self._link.window.load
+
+    @property
+    @override
+    def unconfirmed(self) -> UnconfirmedWrites:
+        return self._link.window.unconfirmed
 
     @override
     async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:
