@@ -1,7 +1,7 @@
 """What the bucket's followers ask a real nats-server for: little while nothing changes, and not everything for one change."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,11 +41,11 @@ class Followed:
 
 
 @pytest.fixture
-async def world(server: SharedServer) -> AsyncIterator[JetStreamWorld]:
+async def world(server: SharedServer) -> JetStreamWorld:
     world = JetStreamWorld(PoolName("bucket"), server)
     async with world.client("cleaner") as cleaner:
         await world.recreate_access(cleaner)
-    yield world
+    return world
 
 
 @pytest.fixture
