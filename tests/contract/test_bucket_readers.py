@@ -35,6 +35,9 @@ class Followed:
                 self.values.update((value.key, value.value) for value in read.values)
                 self.reads.append(read)
 
+    async def has(self, key: str, value: bytes) -> None:
+        await eventually(lambda: self.values.get(key) == value)
+
     async def polled(self, times: int) -> None:
         before = len(self.asked)
         await eventually(lambda: len(self.asked) >= before + times)
@@ -73,9 +76,9 @@ async def test_a_key_that_is_made_and_revoked_is_no_reason_to_read_all_again(
         await eventually(lambda: len(followed.values) == 200)
         for number in (200, 201):
             made = await one.access.put(f"key.{number}", b"made", after=0)
-            await eventually(lambda n=number: followed.values.get(f"key.{n}") == b"made")
+            await followed.has(f"key.{number}", b"made")
             await one.access.put(f"key.{number}", b"revoked", after=made)
-            await eventually(lambda n=number: followed.values.get(f"key.{n}") == b"revoked")
+            await followed.has(f"key.{number}", b"revoked")
         following.cancel()
 
     assert [(read.whole, len(read.values)) for read in followed.reads] == [(True, 200), *[(False, 1)] * 4]

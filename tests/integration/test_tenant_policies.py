@@ -323,7 +323,7 @@ async def test_who_asks_for_descriptions_in_a_flood_gets_a_bounded_share_of_the_
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = count(step=0.15)  # CPU seconds: one at its begin, one at its end
-    monkeypatch.setattr(handlers.time, "thread_time", lambda: next(taken))
+    monkeypatch.setattr("pointsman_scheduler.handlers.time.thread_time", lambda: next(taken))
     async with world.scheduler():
         asked = [world.described() for _ in range(100)]
         answered = [a for a in await asyncio.gather(*asked, return_exceptions=True) if isinstance(a, TenantsDescribed)]

@@ -67,7 +67,7 @@ class JetStreamKeyValue(KeyValueStore):
             try:
                 polls += 1
                 last = await self._look(subject, known, whole=polls % LARGE_POLLS == 0)
-                if not begun or [last] != (known[-1:] or [None]):
+                if not begun or last != (known[-1] if known else None):
                     start = await self._proven(known)
                     found = await self._read_from(start or 1, last, subject)
                     known, begun = _last_two([*known, *found] if start else found), True
