@@ -319,13 +319,13 @@ class KeyValueStore(Protocol):
         missing. Raises ValueChangedError, StoreUnavailableError."""
         ...
 
-    async def read(self) -> ValuesRead:
-        """All values. Raises StoreUnavailableError."""
+    async def read(self, keys: str = "") -> ValuesRead:
+        """All values. `keys`: of that one, or of those that begin so if it ends with a dot; empty: all. Raises
+        StoreUnavailableError."""
         ...
 
-    def follow(self) -> AsyncIterator[ValuesRead]:
-        """All values, then the changes, within about a second, without end. Survives disconnects; after the store was
-        recreated all values come again. Of a key that is written twice the older value may not come. A store that does
+    def follow(self, keys: str = "") -> AsyncIterator[ValuesRead]:
+        """As `read`, then the changes, within about a second, without end. Survives disconnects; after the store was recreated all values come again. Of a key that is written twice the older value may not come. A store that does
         not answer for some seconds is told once as `unread`; the next read comes even if nothing has changed."""
         ...
 

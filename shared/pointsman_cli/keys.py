@@ -16,7 +16,7 @@ import msgspec
 from rich.table import Table
 from typing_extensions import override
 
-from pointsman.contracts.access import ApiKey, KeyAction, decode_key, key_hash, name_of_key, names_key, secret_proof
+from pointsman.contracts.access import KEY_NAMES, ApiKey, KeyAction, decode_key, key_hash, name_of_key, secret_proof
 from pointsman.contracts.commands import ApiKeyAnswered, ChangeApiKey
 from pointsman.contracts.subjects import admin_subject
 from pointsman.ports import KeyValueStore, Link, StoreUnavailableError
@@ -230,12 +230,11 @@ async def _change(link: Link, settings: FleetSettings, action: KeyAction, key: A
 async def _stored_keys(store: KeyValueStore) -> list[ApiKey]:
     """Those that decode; ingresses refuse others, too."""
     found = []
-    for value in (await store.read()).values:
-        if names_key(value.key):
-            try:
-                found.append(decode_key(value.value))
-            except ValueError as error:
-                print_line(f"{value.key} does not decode and is not valid: {error}", error=True)
+    for value in (await store.read(KEY_NAMES)).values:
+        try:
+            found.append(decode_key(value.value))
+        except ValueError as error:
+            print_line(f"{value.key} does not decode and is not valid: {error}", error=True)
     return found
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -12,7 +13,9 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tenants_file import with_changes
 from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import (
+    DescribeFleet,
     DescribeTenants,
+    FleetDescribed,
     RouteGranted,
     RouteRejected,
     SetTenantPolicies,
@@ -28,6 +31,7 @@ from pointsman.runtime.settings import FleetSettings
 from pointsman.runtime.tenant_policies import TENANTS_KEY
 from pointsman_cli.tenants import replacing
 from pointsman_lab.memory.log import MemoryBroker
+from pointsman_scheduler import handlers
 from tests.support.events import joined, route
 from tests.support.log_reading import events_in
 from tests.support.scheduling import running_scheduler
@@ -312,3 +316,22 @@ async def test_the_leader_says_what_tenants_use(world: World) -> None:
         described = await world.described()
         assert described.policies == ONE_AT_A_TIME
         assert described.tenants == [TenantDescribed(tenant=Tenant("alice"), in_flight=1, tokens_today=75)]
+
+
+@in_virtual_time
+async def test_who_asks_for_descriptions_in_a_flood_gets_a_bounded_share_of_the_leader(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = count(step=0.15)  # CPU seconds: one at its begin, one at its end
+    monkeypatch.setattr("pointsman_scheduler.handlers.time.thread_time", lambda: next(taken))
+    async with world.scheduler():
+        asked = [world.described() for _ in range(100)]
+        answered = [a for a in await asyncio.gather(*asked, return_exceptions=True) if isinstance(a, TenantsDescribed)]
+        fleet = await world.ask(command_subject(POOL, "fleet"), DescribeFleet())
+        await asyncio.sleep(30.0)
+        again = await world.described()
+
+    most = (handlers.DESCRIBING_BURST_SECONDS + 3.0 * handlers.DESCRIBING_SHARE) / 0.15 + 1
+    assert 0 < len(answered) <= most
+    assert isinstance(fleet, FleetDescribed)
+    assert again.pool == POOL

@@ -54,17 +54,17 @@ FLOOD_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 
 
 class WorkBudget:
-    """CPU seconds: `share` of the time that passes, BURST_SECONDS at once. The last work may overdraw it."""
+    """CPU seconds: `share` of the time that passes, `burst` at once. The last work may overdraw it."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, burst: float = BURST_SECONDS) -> None:
         self._clock = clock
-        self._left = BURST_SECONDS
+        self._burst = self._left = burst
         self._at = clock.wall()
 
     def wait_seconds(self, share: float) -> float:
         """Wall seconds until more work may begin."""
         now = self._clock.wall()
-        self._left = min(BURST_SECONDS, self._left + float(now - self._at) * share)
+        self._left = min(self._burst, self._left + float(now - self._at) * share)
         self._at = now
         return max(0.0, -self._left / share)
 

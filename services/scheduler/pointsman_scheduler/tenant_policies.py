@@ -42,7 +42,7 @@ class TenantPoliciesKeeper:
 
     async def run(self) -> None:
         """Runs without end."""
-        async for read in self._store.follow():
+        async for read in self._store.follow(TENANTS_KEY):
             async with self._writing:  # what was read before a write must not follow it into the log
                 self._followed.take(read)
             with contained("tenant policies"):

@@ -18,7 +18,7 @@ PATTERNS_MAX = 100
 KEY_BYTES_MAX = 256 * 1024
 _DIGEST_PURPOSE = b"pointsman API keys"
 _PROOF_PURPOSE = b"pointsman API keys: proof of "
-_KEY_NAME = "key."
+KEY_NAMES = "key."
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:|/+=-]{0,127}")
 ENDPOINTS = (
     "/v1/completions",
@@ -81,11 +81,7 @@ def secret_proof(secret: str, key_id: str) -> bytes:
 
 def name_of_key(key: str) -> str:
     """Its key in the bucket."""
-    return _KEY_NAME + key
-
-
-def names_key(name: str) -> bool:
-    return name.startswith(_KEY_NAME)
+    return KEY_NAMES + key
 
 
 def valid_tenant(name: str) -> bool:

@@ -33,7 +33,7 @@ class FollowedPolicies:
 
     async def follow(self) -> None:
         """Runs without end."""
-        async for read in self._store.follow():
+        async for read in self._store.follow(TENANTS_KEY):
             self.take(read)
 
     def take(self, read: ValuesRead) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from pointsman.adapters.jetstream.commands import COMMANDS_A_TURN, JetStreamCommands, Requests
+from pointsman.adapters.jetstream.commands import COMMANDS_A_TURN, COMMANDS_WAITING_MAX, JetStreamCommands, Requests
 from pointsman.adapters.jetstream.connection import Connection, OnMessage, Subscription
 from pointsman.adapters.jetstream.consumer import ENTRIES_A_TURN, Reader
 from pointsman.adapters.log_listener import LogListener
@@ -16,6 +16,7 @@ from pointsman.adapters.turns import TURN_SECONDS_MAX
 from pointsman.ports import LogEntry, Reply
 from pointsman.primitives import Sequence
 from tests.support.events import stored
+from tests.support.waiting import eventually
 
 COMMANDS = 1_000
 SUBJECT = "pm.default.cmd.route"
@@ -86,6 +87,24 @@ async def test_commands_that_wait_are_handled_in_order_with_turns_for_others() -
 
     assert handled == list(range(COMMANDS))
     assert turns[0] >= COMMANDS / COMMANDS_A_TURN / 2
+
+
+async def test_what_another_account_asks_in_a_flood_waits_behind_our_own_and_is_refused_alone() -> None:
+    handled: list[str] = []
+    wire = Wire()
+    commands = JetStreamCommands(wire, Requests(wire), LogListener())
+
+    async def handle(payload: bytes, _reply: Reply) -> None:
+        handled.append(payload.decode())
+
+    async with commands.serve_payloads(SUBJECT, handle):
+        await asyncio.sleep(0)
+        for _ in range(2 * COMMANDS_WAITING_MAX):
+            wire.deliver(Sent(b"theirs", reply="_R_.other.1"))
+        wire.deliver(Sent(b"ours"))
+        await eventually(lambda: len(handled) > COMMANDS_WAITING_MAX)
+
+    assert handled == ["ours", *["theirs"] * COMMANDS_WAITING_MAX]
 
 
 async def test_others_have_a_turn_after_each_command_that_takes_long() -> None:

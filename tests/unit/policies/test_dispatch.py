@@ -18,6 +18,7 @@ from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.policies.routing.least_loaded import LeastLoaded
 from pointsman.primitives import InstanceId, RequestId
+from pointsman.state.fleet import Fleet
 from pointsman.state.fold_versions import CLOCKS_DIFFER, UNHEARD_SERVE
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import InstanceQueue, Request
@@ -253,6 +254,34 @@ def test_a_silent_worker_s_engine_gets_nothing_once_another_is_heard() -> None:
     (left,) = dispatcher.check_liveness(SILENCE, 40.5)
     assert isinstance(left, InstanceLeft)
     assert left.instance == "a"
+
+
+def test_of_a_thousand_silent_instances_a_turn_removes_some_and_lists_who_is_ready_a_bounded_number_of_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each list takes as long as there are instances: a leader that removes them all at once loses its lease."""
+    names = [f"i{number}" for number in range(1_000)]
+    dispatcher = leader(*names)
+    assert len(dispatcher.check_liveness(SILENCE, 3.5)) == 1_000
+    dispatcher.state.apply(reported("i0", 0, [], at=40.0))
+    made, listed = Fleet._made_roster, 0
+
+    def counted(fleet: Fleet) -> Any:
+        nonlocal listed
+        listed += 1
+        return made(fleet)
+
+    monkeypatch.setattr(Fleet, "_made_roster", counted)
+    turns, most = 0, 0
+    while len(dispatcher.state.fleet.instances) > 1 and turns < 100:
+        before, turns = listed, turns + 1
+        events = dispatcher.check_liveness(SILENCE, 41.0)
+        assert events
+        assert all(isinstance(event, InstanceLeft) for event in events)
+        most = max(most, listed - before)
+
+    assert [instance.id for instance in dispatcher.state.fleet.instances] == ["i0"]
+    assert most <= 40
 
 
 def test_what_waits_at_an_engine_when_all_workers_fall_silent_goes_on() -> None:

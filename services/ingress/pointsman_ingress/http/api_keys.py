@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from pointsman.contracts.access import decode_key, key_hash, name_of_key, names_key
+from pointsman.contracts.access import KEY_NAMES, decode_key, key_hash, name_of_key
 from pointsman.ports import Clock, KeyValueStore, StoredValue, ValuesRead, unix_now
 from pointsman.primitives import Moment
 from pointsman.runtime.containment import contained
@@ -46,7 +46,7 @@ class ApiKeys:
 
     async def follow(self, store: KeyValueStore) -> None:
         """Runs without end."""
-        async for read in store.follow():
+        async for read in store.follow(KEY_NAMES):
             with contained("api_keys"):
                 self.take(read)
 
@@ -61,11 +61,10 @@ class ApiKeys:
             return
         if read.whole:
             self._active, self._digests = {}, {}
-        changed = [value for value in read.values if names_key(value.key)]
-        for value in changed:
+        for value in read.values:
             self._store(value)
-        if changed or read.whole:
-            log.info("api_keys_read", changed=len(changed), active=len(self._active))
+        if read.values or read.whole:
+            log.info("api_keys_read", changed=len(read.values), active=len(self._active))
         self._is_read = True
         self._board.restored(KEYS_PART)
 

@@ -36,10 +36,11 @@ from pointsman.ports import (
 )
 from pointsman.primitives import Seconds, WallSeconds
 
-REPLIES = (f"{INBOX}.", f"{MAPPED_REPLY}.")
+OTHERS_REPLIES = f"{MAPPED_REPLY}."
+REPLIES = (f"{INBOX}.", OTHERS_REPLIES)
 COMMANDS_WAITING_MAX = 4096
 COMMANDS_WAITING_BYTES_MAX = 64 * 2**20
-"""Commands queued for a handler, and their bytes. More are dropped; their senders time out and retry."""
+"""Commands queued for a handler, of our own account and of others each, and their bytes. More are dropped; their senders time out and retry."""
 COMMANDS_A_TURN = 8
 """Then whatever else the process does has a turn: a leader behind its commands still renews its lease."""
 
@@ -178,35 +179,50 @@ class JetStreamCommands(DecodingCommands):
 
 
 class _WaitingCommands:
-    """Oldest first, for one reader."""
+    """For one reader. Those of our own account first, each oldest first: people who ask much hold up no service."""
 
     def __init__(self) -> None:
-        self._messages: deque[tuple[Message, float]] = deque()
-        self._bytes = 0
+        self._own, self._others = _CommandQueue(), _CommandQueue()
         self._wakeup: asyncio.Future[None] | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._messages)
+        return bool(self._own.messages or self._others.messages)
 
     def put(self, message: Message) -> bool:
         """False if too many wait."""
-        size = self._bytes + len(message.data)
-        if len(self._messages) >= COMMANDS_WAITING_MAX or size > COMMANDS_WAITING_BYTES_MAX:
+        queue = self._others if message.reply.startswith(OTHERS_REPLIES) else self._own
+        if not queue.put(message):
             return False
-        self._messages.append((message, asyncio.get_running_loop().time()))
-        self._bytes = size
         if self._wakeup is not None and not self._wakeup.done():
             self._wakeup.set_result(None)
         return True
 
     async def come(self) -> None:
-        while not self._messages:
+        while not self:
             self._wakeup = asyncio.get_running_loop().create_future()
             await self._wakeup
 
     def take(self) -> tuple[Message, WallSeconds]:
         """And for how long it waited."""
-        message, came_at = self._messages.popleft()
+        return (self._own if self._own.messages else self._others).take()
+
+
+class _CommandQueue:
+    def __init__(self) -> None:
+        self.messages: deque[tuple[Message, float]] = deque()
+        self._bytes = 0
+
+    def put(self, message: Message) -> bool:
+        """False if too many wait."""
+        size = self._bytes + len(message.data)
+        if len(self.messages) >= COMMANDS_WAITING_MAX or size > COMMANDS_WAITING_BYTES_MAX:
+            return False
+        self.messages.append((message, asyncio.get_running_loop().time()))
+        self._bytes = size
+        return True
+
+    def take(self) -> tuple[Message, WallSeconds]:
+        message, came_at = self.messages.popleft()
         self._bytes -= len(message.data)
         return message, WallSeconds(asyncio.get_running_loop().time() - came_at)
 

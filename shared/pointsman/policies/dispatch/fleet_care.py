@@ -31,13 +31,19 @@ UNHEARD_STAYS = 10.0
 """Times the time after which an instance is gone, where it takes requests because no other does. Kubernetes, which tells a
 lost node after 50 s, has started its worker elsewhere by then."""
 
+REMOVED_MAX = 32
+"""Silent instances removed in one turn: who remains is listed anew after each. 2,000 at once took longer than a lease, and 5,000
+longer than a process may hang."""
+
 
 def check_liveness(turn: Turn, timeouts: LivenessTimeouts, heard: Mapping[InstanceId, EngineSeconds]) -> None:
     """`heard`: from when silence counts (`HeardReports.silent_since`). A decision carries the time that it rests on, so that a
     replay decides alike."""
     # By the leader's time: what a worker's date says is `excused_until` in earlier fold versions, and in `heard` from then on.
+    fleet = turn.state.fleet
     by_leader = turn.state.settings.fold_version >= CLOCKS_DIFFER
-    for instance in turn.state.fleet.instances:
+    removed, ready, decoders, able = 0, None, None, frozenset[InstanceId]()
+    for instance in fleet.instances:
         since = max(timeouts.heard_since, heard.get(instance.id, 0.0))
         # A date that is far ahead does not tell when the worker was heard: its heartbeats do.
         heard_at = instance.heard_at if instance.heard_at <= turn.now + CLOCKS_APART_MAX else 0.0
@@ -45,10 +51,15 @@ def check_liveness(turn: Turn, timeouts: LivenessTimeouts, heard: Mapping[Instan
         if silent <= timeouts.suspect_after and silent <= timeouts.leave_after:
             continue
         evidence = msgspec.structs.replace(timeouts, heard_since=since)
-        serves = instance.unheard and instance.id in (*turn.state.fleet.ready, *turn.state.fleet.decoders)
-        stays = UNHEARD_STAYS if serves else 1.0
+        if instance.unheard and (fleet.ready is not ready or fleet.decoders is not decoders):
+            ready, decoders = fleet.ready, fleet.decoders
+            able = frozenset((*ready, *decoders))
+        stays = UNHEARD_STAYS if instance.unheard and instance.id in able else 1.0
         if silent > stays * timeouts.leave_after:
             _remove(turn, instance, silent, evidence)
+            removed += 1
+            if removed == REMOVED_MAX:
+                return
         elif by_leader or turn.now > instance.excused_until:
             _suspect(turn, instance, silent, evidence)
 

@@ -82,12 +82,16 @@ class MemoryKeyValueStore(KeyValueStore):
         return self._revision
 
     @override
-    async def read(self) -> ValuesRead:
+    async def read(self, keys: str = "") -> ValuesRead:
         _require(self._available())
-        return ValuesRead(list(self._values.values()), whole=True, exists=bool(self._values))
+        found = self._followed(keys)
+        return ValuesRead(found, whole=True, exists=bool(found))
+
+    def _followed(self, keys: str) -> list[StoredValue]:
+        return [value for name, value in self._values.items() if name.startswith(keys)]
 
     @override
-    async def follow(self) -> AsyncIterator[ValuesRead]:
+    async def follow(self, keys: str = "") -> AsyncIterator[ValuesRead]:
         seen: tuple[int, int] | None = None
         polls_missed = 0
         while True:
@@ -99,9 +103,10 @@ class MemoryKeyValueStore(KeyValueStore):
             elif seen != now:
                 same = seen is not None and seen[0] == now[0]
                 after = seen[1] if same and seen is not None else 0
-                values = [value for value in self._values.values() if value.revision > after]
+                followed = self._followed(keys)
+                values = [value for value in followed if value.revision > after]
                 seen, polls_missed = now, 0
-                yield ValuesRead(values, whole=not same, exists=bool(self._values))
+                yield ValuesRead(values, whole=not same, exists=bool(followed))
             elif polls_missed:
                 is_told = polls_missed >= POLLS_MISSED_MAX
                 polls_missed = 0
