@@ -90,6 +90,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._outside = Context()
         self._tasks: list[asyncio.Task[Any]] = []
         self.steps = 0
+        self._steps_max = STEPS_MAX
         self._moment = 0
         self._ran: Counter[str] = Counter()
 
@@ -100,6 +101,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def outside(self, delay: EngineSeconds, act: Callable[..., None], *arguments: Any) -> asyncio.TimerHandle:
         """Runs `act` outside of all processes in exactly `delay` seconds."""
         return super().call_at(self._now + delay, act, *arguments, context=self._outside)
+
+    def allow_more(self) -> None:
+        """As many steps again, for the end of a run that stalled."""
+        self._steps_max = self.steps + STEPS_MAX
+        self._moment = self.steps
 
     def launch(self, work: Coroutine[Any, Any, None], context: Context) -> None:
         """Starts a task of the process of `context`. It is not awaited."""
@@ -207,7 +213,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         for _ in range(len(ready)):
             self._step(ready.popleft())
         here = self.steps - self._moment
-        if self.steps > STEPS_MAX or here > STEPS_AT_ONE_MOMENT_MAX:
+        if self.steps > self._steps_max or here > STEPS_AT_ONE_MOMENT_MAX:
             who = ", ".join(f"{count} times {name}" for name, count in self._ran.most_common(3))
             what = f"{here} without that time passes" if here > STEPS_AT_ONE_MOMENT_MAX else "no end"
             raise StalledError(f"{self.steps} steps and {what}, at {self._now:.3f}; of the last {WATCHED_STEPS} {who}")
@@ -220,7 +226,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             owner.held.append(handle)
             return
         self.steps += 1
-        if min(STEPS_MAX - self.steps, STEPS_AT_ONE_MOMENT_MAX - self.steps + self._moment) < WATCHED_STEPS:
+        if min(self._steps_max - self.steps, STEPS_AT_ONE_MOMENT_MAX - self.steps + self._moment) < WATCHED_STEPS:
             self._ran[_description(handle)] += 1
         elif self._ran:
             self._ran.clear()

@@ -227,6 +227,7 @@ def _tear_down(cluster: Cluster, loop: VirtualLoop) -> None:
     for process in cluster.processes:
         process.kill()
     loop.set_exception_handler(lambda *_: None)
+    loop.allow_more()
     for run in cluster.runs:
         loop.release(run)
     for _ in range(TEAR_DOWN_ROUNDS_MAX):
