@@ -917,7 +917,7 @@ COMMANDS: list[AnyCommand] = [
             digest=9,
         )
     ),
-    HeartbeatNoted(log=True, flush=0.25),
+    HeartbeatNoted(log=True, flush=0.25, replaced_by="http://10.0.0.2:8000"),
     HeartbeatNoted(),
     ScalePool(size_read=True),
     ResyncCache(instance=ENGINE, reason="it never joined", rejoin=True, above=EPOCH, epoch=EPOCH),

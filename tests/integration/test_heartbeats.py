@@ -20,11 +20,13 @@ from pointsman.contracts.subjects import heartbeat_subject
 from pointsman.policies.heard_reports import LOAD_WALL_SECONDS
 from pointsman.ports import CommandTimeoutError, EngineTarget, LogEntry, Reply
 from pointsman.primitives import InstanceId, PoolName, WallSeconds
+from pointsman.runtime.health import HealthBoard
 from pointsman.simulation.replay.verification import verify
 from pointsman_lab.background import background
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_scheduler.handlers import CommandHandlers
 from pointsman_scheduler.service import SchedulerService
+from pointsman_worker.heartbeats import NAME_PART
 from pointsman_worker.service import WorkerService
 from pointsman_worker.session import FLUSH_SECONDS_MAX
 from pointsman_worker.settings import WorkerSettings
@@ -54,6 +56,7 @@ class Engine:
 class Worker:
     service: WorkerService
     task: "asyncio.Task[None]"
+    board: HealthBoard
 
     def kill(self) -> None:
         self.task.cancel()
@@ -65,13 +68,16 @@ class World:
     clock: ScaledClock = field(default_factory=ScaledClock)
 
     @asynccontextmanager
-    async def worker(self, name: str, engine: Engine | None = None, **settings: Any) -> AsyncIterator["Worker"]:
+    async def worker(
+        self, name: str, engine: Engine | None = None, *, host: str = "", **settings: Any
+    ) -> AsyncIterator["Worker"]:
         link = self.broker.client(self.clock, name=f"worker {name}")
-        target = EngineTarget(instance=InstanceId(name), url=f"http://{name}:1")
+        target = EngineTarget(instance=InstanceId(name), url=f"http://{host or name}:1")
         told = WorkerSettings(**{"report_seconds": REPORT_SECONDS, "flush_ms": 1.0} | settings)
-        service = worker_over(link, self.clock, engine or Engine(), target, told)
+        board = HealthBoard()
+        service = worker_over(link, self.clock, engine or Engine(), target, told, board=board)
         async with background(service.run()) as (task,):
-            yield Worker(service, task)
+            yield Worker(service, task, board)
 
     def scheduler(self, name: str = "s", **settings: Any) -> Any:
         link = self.broker.client(self.clock, name=name)
@@ -235,6 +241,29 @@ async def test_an_instance_speaks_for_itself_only() -> None:
 
         with pytest.raises(CommandTimeoutError):
             await link.commands.request(heartbeat_subject(POOL, "b"), forged, timeout=WallSeconds(0.2))
+
+
+@in_virtual_time
+async def test_a_worker_whose_name_another_has_taken_says_so_and_serves_again_once_that_is_gone() -> None:
+    world = World()
+    leave: dict[str, Any] = {"leave_seconds": 2 * SUSPECT_SECONDS}
+    async with world.scheduler(**leave) as service, world.worker("b"), world.worker("a", host="first") as first:
+        await eventually(lambda: is_ready(service, "a", "b"))
+        assert first.board.ready
+        async with world.worker("a", host="second") as second:
+            await eventually(lambda: not first.board.ready)
+            assert "http://second:1" in first.board.lacks[NAME_PART]
+            assert second.board.ready
+            assert service.state.fleet[InstanceId("a")].url == "http://second:1"
+            before = len(world.events)
+            await asyncio.sleep(1.0)
+            assert len(world.events) - before < 0.5 / REPORT_SECONDS, "what does not count is not logged"
+            second.kill()
+
+            await eventually(lambda: is_ready(service, "a", "b") and first.board.ready)
+
+        assert service.state.fleet[InstanceId("a")].url == "http://first:1"
+    world.check_replay()
 
 
 @in_virtual_time

@@ -4,14 +4,20 @@ there is none, it is of an earlier release, or it does not hear us."""
 import asyncio
 from dataclasses import dataclass, field
 
+import structlog
+
 from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import HeartbeatNoted, NoteHeartbeat
 from pointsman.contracts.fleet import InstanceReported
 from pointsman.contracts.subjects import heartbeat_subject
 from pointsman.ports import Commands, CommandTimeoutError, NoResponderError
 from pointsman.primitives import PoolName, WallSeconds
+from pointsman.runtime.health import HealthBoard
 from pointsman_worker.session import SessionState
 
+log = structlog.get_logger()
+
+NAME_PART = "name"
 ANSWER_WALL_SECONDS: WallSeconds = WallSeconds(0.5)
 """With the report that follows, well below the time after which an instance is suspected."""
 
@@ -20,6 +26,8 @@ ANSWER_WALL_SECONDS: WallSeconds = WallSeconds(0.5)
 class Heartbeats:
     commands: Commands
     state: SessionState
+    board: HealthBoard
+    _replaced_by: str = field(default="", init=False)
     _untold: InstanceReported | None = field(default=None, init=False)
     _due: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
@@ -46,4 +54,19 @@ class Heartbeats:
             self.state.leaders_flush = 0.0
             return True
         self.state.leaders_flush = answer.flush
+        self._note_name(report, answer.replaced_by)
         return answer.log
+
+    def _note_name(self, report: InstanceReported, replaced_by: str) -> None:
+        session = self.state.session
+        if replaced_by == self._replaced_by or session is None or session.epoch != report.epoch:
+            return
+        self._replaced_by = replaced_by
+        if not replaced_by:
+            self.board.restored(NAME_PART)
+            return
+        log.error("instance_name_taken", instance=report.instance, url=replaced_by)
+        reason = (
+            f"another worker has joined as {report.instance} since, for {replaced_by}: nothing is placed at this engine"
+        )
+        self.board.missing(NAME_PART, f"{reason}. Give one of them another --instance, or stop it")

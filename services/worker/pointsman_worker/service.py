@@ -52,7 +52,7 @@ class WorkerService:
         fleet_events = FleetEvents(state, self._probe, calibration)
         successor = SessionStore(fleet_events, turns)
         self._follower = Follower(state, self._probe, successor)
-        self._heartbeats = Heartbeats(commands, state)
+        self._heartbeats = Heartbeats(commands, state, board)
         self._writer = LogWriter(event_log, state, fleet_events, successor, board, self._heartbeats)
         self._resync = ResyncHandler(commands, state, self._writer)
         self._running: asyncio.Task[None] | None = None

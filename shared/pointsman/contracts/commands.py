@@ -98,10 +98,12 @@ class NoteHeartbeat(Command, frozen=True, kw_only=True):
 
 class HeartbeatNoted(Command, frozen=True, kw_only=True):
     """`log`: the worker is to report to the log, too, because the fold would learn from it. A worker without an answer
-    does so unasked. `flush`: least wall seconds for which it gathers cache changes."""
+    does so unasked. `flush`: least wall seconds for which it gathers cache changes. `replaced_by`: URL of the engine that a
+    later epoch of this instance is for; empty: there is none."""
 
     log: bool = False
     flush: Number = 0.0
+    replaced_by: Name = ""
 
 
 class PrefixFetch(msgspec.Struct, frozen=True, kw_only=True):

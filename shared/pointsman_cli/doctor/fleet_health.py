@@ -35,6 +35,8 @@ class FleetHealth(Examiner):
         self._refused: set[InstanceId] = set()
         self._restarts = Restarts()
         self._restarted: Counter[InstanceId] = Counter()
+        self._elsewhere: dict[InstanceId, tuple[str, str]] = {}
+        """Joined at another URL while they were there: before and then."""
         self._down: Counter[InstanceId] = Counter()
         self._away_at: dict[InstanceId, deque[EngineSeconds]] = {}
         self._away: set[InstanceId] = set()
@@ -70,6 +72,8 @@ class FleetHealth(Examiner):
                 self._stopped.discard(event.instance)
                 self._refused.discard(event.instance)
                 known = state.fleet.get(event.instance)
+                if known is not None and event.epoch > known.epoch and event.url != known.url:
+                    self._elsewhere[event.instance] = known.url, event.url
                 self._note_restart(
                     self._restarts.take(event, was_there=known is not None and event.epoch > known.epoch)
                 )
@@ -198,6 +202,13 @@ class FleetHealth(Examiner):
             yield self.note(
                 f"{', '.join(dict.fromkeys(restarted))} started again or stood still, with its cache lost or in doubt",
                 [self._history_of(name) for name in dict.fromkeys(restarted)],
+            )
+
+        if self._elsewhere:
+            yield self.note(
+                f"{', '.join(self._elsewhere)} joined at another URL while it was there",
+                [f"{name}: {before}, then {then}" for name, (before, then) in self._elsewhere.items()],
+                "If both engines run, two workers have one name and only the later one counts: give one another --instance.",
             )
 
     def _history_of(self, name: InstanceId) -> str:

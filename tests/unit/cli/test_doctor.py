@@ -669,6 +669,18 @@ def test_an_engine_that_began_anew_is_told_from_one_that_the_log_had_forgotten(
     assert [finding["what"] for finding in findings if finding["area"] == "fleet"] == told
 
 
+def test_a_name_that_two_engines_have_is_told(healthy: Entries, tmp_path: Path) -> None:
+    end = healthy[-1].event
+    assert end is not None
+    other = joined("engine-1", epoch=2, at=end.at + 1, url="http://second:1")
+    entry = LogEntry(0, subject_of(PoolName("default"), other), encode(other), other)
+    _, findings = diagnosed(renumbered([*healthy, entry]), tmp_path)
+
+    finding = next(finding for finding in findings if "another URL" in finding["what"])
+    assert finding["what"].startswith("engine-1 joined at another URL")
+    assert finding["evidence"][0].endswith(", then http://second:1")
+
+
 def _fields(event: Any) -> dict[str, Any]:
     return {name: getattr(event, name) for name in event.__struct_fields__}
 

@@ -66,7 +66,7 @@ class FollowedInstance:
             completed(EngineTarget(instance=self.name, url=url), SETTINGS), SETTINGS, self.clock, events=None
         )
         self._monitor = EngineMonitor(self.engine, state, board)
-        events, heartbeats = FleetEvents(state, self._monitor, None), Heartbeats(self.link.commands, state)
+        events, heartbeats = FleetEvents(state, self._monitor, None), Heartbeats(self.link.commands, state, board)
         writer = LogWriter(self.link.log, state, events, SessionStore(events), board, heartbeats)
         self._parts = (self._monitor, heartbeats, writer, ResyncHandler(self.link.commands, state, writer))
 
