@@ -11,6 +11,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from functools import reduce
 from io import BytesIO
 from operator import xor
@@ -169,13 +170,13 @@ async def test_the_index_agrees_with_the_engines_after_evictions_and_dropped_mes
 
 async def test_the_archive_holds_the_whole_log(fleet: FleetFile, link: Link) -> None:
     def archived() -> int:
-        with sqlite3.connect(Path(fleet.data) / "archive.sqlite") as archive:
+        with closing(sqlite3.connect(Path(fleet.data) / "archive.sqlite")) as archive:
             return int(archive.execute("select count(*) from events").fetchone()[0])
 
     last = (await link.log.extent()).last
     await eventually(lambda: archived() >= last, what="the recorder has caught up")
     events = await events_in(link.log)
-    with sqlite3.connect(Path(fleet.data) / "archive.sqlite") as archive:
+    with closing(sqlite3.connect(Path(fleet.data) / "archive.sqlite")) as archive:
         ends = archive.execute(
             "select count(*) from events where type in "
             "('RequestFinished', 'RequestFailed', 'RequestCancelled', 'RequestRejected')"

@@ -5,6 +5,7 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -124,7 +125,7 @@ async def ask_engines(
 def read_archive(file: Path, evidence: Evidence) -> None:
     try:
         evidence.archived = {e.sequence: e.payload for e in ArchiveHistory(f"sqlite:///{file}").entries()}
-        with sqlite3.connect(f"file:{file}?mode=ro", uri=True) as archive:
+        with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as archive:
             evidence.gaps = [str(row) for row in archive.execute("select log, sequence, reason from gaps")]
     except (HistoryError, sqlite3.Error) as error:
         evidence.gaps = [f"the archive cannot be read: {error}"]
