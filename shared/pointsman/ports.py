@@ -325,7 +325,8 @@ class KeyValueStore(Protocol):
         ...
 
     def follow(self, keys: str = "") -> AsyncIterator[ValuesRead]:
-        """As `read`, then the changes, within about a second, without end. Survives disconnects; after the store was recreated all values come again. Of a key that is written twice the older value may not come. A store that does
+        """As `read`, then the changes, within about a second, without end. Survives disconnects; after the store was
+        recreated all values come again. Of a key that is written twice the older value may not come. A store that does
         not answer for some seconds is told once as `unread`; the next read comes even if nothing has changed."""
         ...
 

@@ -430,6 +430,11 @@ def rewritten(entries: list[LogEntry], sequence: int, event: LogEvent) -> list[L
     return [forged if entry.sequence == sequence else entry for entry in entries]
 
 
+def unnumbered(event: LogEvent) -> LogEntry:
+    """An entry whose place `renumbered` gives."""
+    return LogEntry(0, subject_of(POOL, event), encode(event), event)
+
+
 def renumbered(entries: list[LogEntry]) -> list[LogEntry]:
     """A log of these entries, in this order."""
     return [LogEntry(n, e.subject, e.payload, e.event, e.problem) for n, e in enumerate(entries, start=1)]

@@ -57,14 +57,14 @@ from pointsman_scheduler.checkpoint_watch import CHECKPOINTS_PART
 from pointsman_scheduler.fleet_status import describe_fleet, drain_warning
 from pointsman_scheduler.leader import ActiveTerm, Candidacy, send
 from pointsman_scheduler.log_liveness import LogLiveness
-from pointsman_scheduler.overlap import WorkBudget
 from pointsman_scheduler.overload import Overload
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.tenant_policies import TenantPoliciesKeeper
+from pointsman_scheduler.work_budget import WorkBudget
 
 DESCRIBING_SHARE, DESCRIBING_BURST_SECONDS = 0.1, 1.0
-"""CPU seconds a second, and at once, for descriptions of tenants, which every reader may ask for: 30 ms each with 10,000 policies.
-Beyond that nobody is answered."""
+"""CPU seconds a second, and at once, for descriptions of tenants, which every reader may ask for: 30 ms each with 10,000
+policies. Beyond that nobody is answered."""
 
 
 class CommandHandlers:

@@ -31,6 +31,7 @@ from pointsman.state.state import State
 from pointsman_scheduler.fleet_status import foreign_keys
 from pointsman_scheduler.leader import Candidacy
 from pointsman_scheduler.replica import Replica
+from pointsman_scheduler.work_budget import WorkBudget
 
 log = structlog.get_logger()
 
@@ -51,25 +52,6 @@ REFUSALS_MAX = 200
 REFUSALS_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 """So many as too often within so much are a flood."""
 FLOOD_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
-
-
-class WorkBudget:
-    """CPU seconds: `share` of the time that passes, `burst` at once. The last work may overdraw it."""
-
-    def __init__(self, clock: Clock, *, burst: float = BURST_SECONDS) -> None:
-        self._clock = clock
-        self._burst = self._left = burst
-        self._at = clock.wall()
-
-    def wait_seconds(self, share: float) -> float:
-        """Wall seconds until more work may begin."""
-        now = self._clock.wall()
-        self._left = min(self._burst, self._left + float(now - self._at) * share)
-        self._at = now
-        return max(0.0, -self._left / share)
-
-    def spend(self, seconds: float) -> None:
-        self._left -= seconds
 
 
 class Work:
@@ -119,7 +101,7 @@ class OverlapService:
         self._name = name
         self._secret = secret.encode()
         self._salts = CacheSalts(self._secret, lambda tenant: replica.state.tenants.policy_of(tenant).cache_group)
-        self._budget = WorkBudget(clock)
+        self._budget = WorkBudget(clock, burst=BURST_SECONDS)
         self._flooded = asyncio.Event()
         self._refusals = 0
         self._refusals_since = clock.wall()

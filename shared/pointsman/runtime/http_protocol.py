@@ -378,9 +378,10 @@ class HttpProtocol(HttpToolsProtocol):
         shared = self._shared
         if self._refused or self in shared.large_tls:
             return
-        idle = next((other for other in shared.large_tls if other in shared.idle), None)
+        is_full = len(shared.large_tls) >= self._limits.large_tls
+        idle = next((other for other in shared.large_tls if other in shared.idle), None) if is_full else None
         shared.large_tls[self] = None
-        if len(shared.large_tls) <= self._limits.large_tls:
+        if not is_full:
             return
         if idle is not None:
             del shared.idle[idle]

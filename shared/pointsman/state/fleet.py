@@ -201,11 +201,12 @@ class Instance:
 
 
 class _Roster(NamedTuple):
-    """Who serves. Names are sorted: rings and ties depend on the order. `on_trial`: half-open instances. `shortest_context`:
-    the least `max_model_len`; 0: none is known."""
+    """Who serves. Names are sorted: rings and ties depend on the order. `able`: `ready` and `decoders`. `on_trial`: half-open
+    instances. `shortest_context`: the least `max_model_len`; 0: none is known."""
 
     ready: tuple[InstanceId, ...]
     decoders: tuple[InstanceId, ...]
+    able: frozenset[InstanceId]
     on_trial: tuple[InstanceId, ...]
     shortest_context: Tokens
 
@@ -252,6 +253,11 @@ class Fleet:
         return (self._roster or self._made_roster()).decoders
 
     @property
+    def able(self) -> frozenset[InstanceId]:
+        """`ready` and `decoders`."""
+        return (self._roster or self._made_roster()).able
+
+    @property
     def on_trial(self) -> tuple[InstanceId, ...]:
         """Half-open instances, sorted by name; none if there are no others."""
         return (self._roster or self._made_roster()).on_trial
@@ -264,6 +270,7 @@ class Fleet:
         made = self._roster = _Roster(
             ready=tuple(instance.id for instance in takers),
             decoders=tuple(instance.id for instance in decoders),
+            able=frozenset(instance.id for instance in takers + decoders),
             on_trial=tuple(sorted({*_on_trial(takers), *_on_trial(decoders)})),
             shortest_context=min((length for length in lengths if length > 0), default=0),
         )

@@ -72,11 +72,10 @@ class FleetHealth(Examiner):
                 self._stopped.discard(event.instance)
                 self._refused.discard(event.instance)
                 known = state.fleet.get(event.instance)
-                if known is not None and event.epoch > known.epoch and event.url != known.url:
+                was_there = known is not None and event.epoch > known.epoch
+                if known is not None and was_there and event.url != known.url:
                     self._elsewhere[event.instance] = known.url, event.url
-                self._note_restart(
-                    self._restarts.take(event, was_there=known is not None and event.epoch > known.epoch)
-                )
+                self._note_restart(self._restarts.take(event, was_there=was_there))
                 self._came_back(event.instance, event.at)
             case CacheEvent():
                 self._note_restart(self._restarts.take(event, was_there=True))
@@ -203,7 +202,6 @@ class FleetHealth(Examiner):
                 f"{', '.join(dict.fromkeys(restarted))} started again or stood still, with its cache lost or in doubt",
                 [self._history_of(name) for name in dict.fromkeys(restarted)],
             )
-
         if self._elsewhere:
             yield self.note(
                 f"{', '.join(self._elsewhere)} joined at another URL while it was there",

@@ -80,7 +80,7 @@ from tests.support.failing_pool import policies as failing_policies
 from tests.support.headless import write_headless
 from tests.support.hung_ingress import with_hung_ingress
 from tests.support.ingress_clock import WRONG_CLOCKS, with_ingress_clock
-from tests.support.recorded_log import renumbered, rewritten
+from tests.support.recorded_log import renumbered, rewritten, unnumbered
 from tests.support.served_log import ServedLog
 
 Entries = list[LogEntry]
@@ -199,7 +199,7 @@ def _with_hole(entries: Entries) -> Entries:
 
 def _with_lost_writes(entries: Entries) -> Entries:
     lost = WritesLost(at=50.0, writer="worker engine-1", count=3, reason="no answer")
-    entry = LogEntry(0, subject_of(PoolName("default"), lost), encode(lost), lost)
+    entry = unnumbered(lost)
     return renumbered([*entries[:200], entry, *entries[200:]])
 
 
@@ -208,14 +208,14 @@ def _without_ends(entries: Entries) -> Entries:
     last = entries[-1].event
     assert last is not None
     reports = [reported("engine-1", 0, [], at=last.at + 100.0 * number) for number in range(1, 8)]
-    later = [LogEntry(0, subject_of(PoolName("default"), event), encode(event), event) for event in reports]
+    later = list(map(unnumbered, reports))
     return renumbered([*(e for e in entries if e not in late), *later])
 
 
 def _with_second_end(entries: Entries) -> Entries:
     event = next(e.event for e in entries if isinstance(e.event, RequestFinished))
     failed = RequestFailed(at=event.at + 1, request=event.request, reason="engine_failed", status=502)
-    entry = LogEntry(0, subject_of(PoolName("default"), failed), encode(failed), failed)
+    entry = unnumbered(failed)
     return renumbered([*entries, entry])
 
 
@@ -225,7 +225,7 @@ def _given_up(entries: Entries, *, also_ended: bool) -> Entries:
     event = end.event
     assert isinstance(event, RequestFinished)
     cancelled = given_up(event.request, at=event.at - 0.01, instance=event.instance)
-    entry = LogEntry(0, subject_of(PoolName("default"), cancelled), encode(cancelled), cancelled)
+    entry = unnumbered(cancelled)
     place = entries.index(end)
     return renumbered([*entries[:place], entry, *entries[place if also_ended else place + 1 :]])
 
@@ -329,7 +329,7 @@ def _without_cache_events(entries: Entries) -> Entries:
 
 def _with_failed_probe(entries: Entries) -> Entries:
     probe = InstanceProbed(at=3.0, instance=InstanceId("engine-1"), epoch=Epoch(1), parity=False, detail="tokens")
-    entry = LogEntry(0, subject_of(PoolName("default"), probe), encode(probe), probe)
+    entry = unnumbered(probe)
     return renumbered([*entries[:20], entry, *entries[20:]])
 
 
@@ -337,7 +337,7 @@ def _with_another_model(entries: Entries) -> Entries:
     """An instance that joins with it, reports, and leaves again."""
     told: list[LogEvent] = [joined("liar", at=3.0, model="other"), reported("liar", 0, [], at=4.0)]
     told += [InstanceLeft(at=5.0, instance=InstanceId("liar"), epoch=Epoch(1), reason="stopped")]
-    added = [LogEntry(0, subject_of(PoolName("default"), event), encode(event), event) for event in told]
+    added = list(map(unnumbered, told))
     return renumbered([*entries[:40], *added, *entries[40:]])
 
 
@@ -384,7 +384,7 @@ def _followed_by(entries: Entries, *events: LogEvent) -> Entries:
     last = entries[-1].event
     assert last is not None
     said = [replace(event, at=last.at + number) for number, event in enumerate(events, start=1)]
-    return renumbered([*entries, *(LogEntry(0, subject_of(PoolName("default"), e), encode(e), e) for e in said)])
+    return renumbered([*entries, *map(unnumbered, said)])
 
 
 def _lost() -> list[LogEvent]:
@@ -467,7 +467,7 @@ def test_an_event_with_a_wrong_clock_makes_no_request_overdue_and_no_other_event
     end = next(e for e in reversed(healthy) if isinstance(e.event, RequestFinished))
     in_flight = [entry for entry in healthy if entry is not end]
     wrong = reported("engine-1", 0, [], at=1e12)
-    planted = LogEntry(0, subject_of(PoolName("default"), wrong), encode(wrong), wrong)
+    planted = unnumbered(wrong)
     _, findings = diagnosed(renumbered([*in_flight[:place], planted, *in_flight[place:]]), tmp_path)
 
     told = [finding["what"] for finding in findings]
@@ -547,7 +547,7 @@ def test_a_prefix_that_everybody_shares_is_hot(tmp_path: Path) -> None:
 def test_fleet_events_of_an_instance_that_flaps_are_serious(healthy: Entries, tmp_path: Path) -> None:
     worker = [e.event for e in healthy if isinstance(e.event, FleetEvent) and e.event.instance == "engine-1"]
     down = [type(e)(**_fields(e) | {"serving": n % 2 == 0}) for n, e in enumerate(worker) if hasattr(e, "serving")]
-    entries = [LogEntry(0, subject_of(PoolName("default"), e), encode(e), e) for e in down]
+    entries = list(map(unnumbered, down))
     code, findings = diagnosed(renumbered([*healthy[:20], *entries]), tmp_path)
 
     assert any("again and again" in f["what"] for f in findings)
@@ -587,7 +587,7 @@ def test_a_fleet_with_fewer_engines_than_wanted_is_told_with_the_reason(
     )
     events: list[LogEvent] = [decided]
     events += [reported(f"engine-{n}", 10_000, [], at=last + seconds) for n in (1, 2, 3)]
-    entries = [LogEntry(0, subject_of(PoolName("default"), e), encode(e), e) for e in events]
+    entries = list(map(unnumbered, events))
     _, findings = diagnosed(renumbered([*healthy, *entries]), tmp_path)
 
     found = [finding for finding in findings if "than wanted" in finding["what"]]
@@ -640,7 +640,7 @@ def test_a_live_fleet_without_an_instance_is_serious_unless_it_sleeps(
     monkeypatch.setattr(BundleHistory, "fleet", fleet_described(instances=[]))
     last = max(entry.event.at for entry in healthy if entry.event is not None)
     decided = ScaleDecided(at=last, policy="manual", settings={}, current=1, wanted=wanted, reason="", number=1)
-    entry = LogEntry(0, subject_of(PoolName("default"), decided), encode(decided), decided)
+    entry = unnumbered(decided)
     code, findings = diagnosed(renumbered([*healthy, entry]), tmp_path)
 
     assert code == int(told)
@@ -663,18 +663,15 @@ def test_an_engine_that_began_anew_is_told_from_one_that_the_log_had_forgotten(
     end = healthy[-1].event
     assert end is not None
     again: list[Any] = [type(e)(**_fields(e) | {"at": end.at + 1}) for e in (joined("engine-1", epoch=2), first)]
-    entries = [LogEntry(0, subject_of(PoolName("default"), e), encode(e), e) for e in again]
+    entries = list(map(unnumbered, again))
     _, findings = diagnosed(renumbered([*healthy, *entries]), tmp_path)
 
     assert [finding["what"] for finding in findings if finding["area"] == "fleet"] == told
 
 
 def test_a_name_that_two_engines_have_is_told(healthy: Entries, tmp_path: Path) -> None:
-    end = healthy[-1].event
-    assert end is not None
-    other = joined("engine-1", epoch=2, at=end.at + 1, url="http://second:1")
-    entry = LogEntry(0, subject_of(PoolName("default"), other), encode(other), other)
-    _, findings = diagnosed(renumbered([*healthy, entry]), tmp_path)
+    log = _followed_by(healthy, joined("engine-1", epoch=2, url="http://second:1"))
+    _, findings = diagnosed(log, tmp_path)
 
     finding = next(finding for finding in findings if "another URL" in finding["what"])
     assert finding["what"].startswith("engine-1 joined at another URL")

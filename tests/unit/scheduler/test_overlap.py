@@ -34,15 +34,16 @@ from pointsman.state.state import PoolSettings, State
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_scheduler.leader import Candidacy
 from pointsman_scheduler.overlap import (
+    BURST_SECONDS,
     FOLLOWER_SHARE,
     LEADER_SHARE,
     REFUSALS_MAX,
     OverlapService,
-    WorkBudget,
     held_blocks,
     overlaps,
 )
 from pointsman_scheduler.replica import Replica
+from pointsman_scheduler.work_budget import WorkBudget
 from tests.support.events import BLOCK, joined, removed, reported, stored
 from tests.support.leading import leader_of, place
 from tests.support.settable_clock import StandingClock
@@ -341,7 +342,7 @@ async def test_in_a_flood_it_leaves_the_subject_for_a_while() -> None:
 @pytest.mark.parametrize("work", [0.002, 0.03, 0.5])
 def test_work_takes_its_share_of_time_whatever_its_pieces(share: float, work: float) -> None:
     clock = Steps()
-    budget, began, spent = WorkBudget(clock), clock.at, 0.0
+    budget, began, spent = WorkBudget(clock, burst=BURST_SECONDS), clock.at, 0.0
     while clock.at - began < 200.0:
         clock.at += budget.wait_seconds(share) + work
         budget.spend(work)
@@ -352,7 +353,7 @@ def test_work_takes_its_share_of_time_whatever_its_pieces(share: float, work: fl
 
 def test_a_budget_that_was_not_used_allows_a_short_burst() -> None:
     clock = Steps()
-    budget = WorkBudget(clock)
+    budget = WorkBudget(clock, burst=BURST_SECONDS)
     clock.at += 3600.0
     assert budget.wait_seconds(0.5) == 0.0
     budget.spend(0.025)

@@ -40,7 +40,8 @@ OTHERS_REPLIES = f"{MAPPED_REPLY}."
 REPLIES = (f"{INBOX}.", OTHERS_REPLIES)
 COMMANDS_WAITING_MAX = 4096
 COMMANDS_WAITING_BYTES_MAX = 64 * 2**20
-"""Commands queued for a handler, of our own account and of others each, and their bytes. More are dropped; their senders time out and retry."""
+"""Commands queued for a handler, of our own account and of others each, and their bytes. More are dropped; their senders time
+out and retry."""
 COMMANDS_A_TURN = 8
 """Then whatever else the process does has a turn: a leader behind its commands still renews its lease."""
 

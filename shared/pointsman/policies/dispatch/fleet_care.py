@@ -42,7 +42,7 @@ def check_liveness(turn: Turn, timeouts: LivenessTimeouts, heard: Mapping[Instan
     # By the leader's time: what a worker's date says is `excused_until` in earlier fold versions, and in `heard` from then on.
     fleet = turn.state.fleet
     by_leader = turn.state.settings.fold_version >= CLOCKS_DIFFER
-    removed, ready, decoders, able = 0, None, None, frozenset[InstanceId]()
+    removed = 0
     for instance in fleet.instances:
         since = max(timeouts.heard_since, heard.get(instance.id, 0.0))
         # A date that is far ahead does not tell when the worker was heard: its heartbeats do.
@@ -51,10 +51,7 @@ def check_liveness(turn: Turn, timeouts: LivenessTimeouts, heard: Mapping[Instan
         if silent <= timeouts.suspect_after and silent <= timeouts.leave_after:
             continue
         evidence = msgspec.structs.replace(timeouts, heard_since=since)
-        if instance.unheard and (fleet.ready is not ready or fleet.decoders is not decoders):
-            ready, decoders = fleet.ready, fleet.decoders
-            able = frozenset((*ready, *decoders))
-        stays = UNHEARD_STAYS if instance.unheard and instance.id in able else 1.0
+        stays = UNHEARD_STAYS if instance.unheard and instance.id in fleet.able else 1.0
         if silent > stays * timeouts.leave_after:
             _remove(turn, instance, silent, evidence)
             removed += 1
