@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.http_engine import EngineFacts, EngineLoad
+from pointsman.adapters.http_engine import EngineLoad
 from pointsman.contracts.codec import AnyCommand, LogEvent, decode_event
 from pointsman.contracts.commands import HeartbeatNoted, NoteHeartbeat
 from pointsman.contracts.decisions import LeaderElected
@@ -31,7 +31,7 @@ from pointsman_worker.service import WorkerService
 from pointsman_worker.session import FLUSH_SECONDS_MAX
 from pointsman_worker.settings import WorkerSettings
 from tests.support.events import joined, reported
-from tests.support.scheduling import running_scheduler, worker_over
+from tests.support.scheduling import ToldEngine, running_scheduler, worker_over
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import eventually
 
@@ -39,17 +39,6 @@ POOL = PoolName("default")
 REPORT_SECONDS = 0.05
 SUSPECT_SECONDS = 0.8
 """In production a heartbeat a second is missed for three; here a busy machine may hold up several."""
-
-
-class Engine:
-    def __init__(self) -> None:
-        self.running = 0
-
-    async def describe(self) -> EngineFacts:
-        return EngineFacts(model="m", max_model_len=512, version="1", block_tokens=64, kv_capacity_tokens=4_096)
-
-    async def load(self) -> EngineLoad:
-        return EngineLoad(running=self.running)
 
 
 @dataclass
@@ -69,13 +58,13 @@ class World:
 
     @asynccontextmanager
     async def worker(
-        self, name: str, engine: Engine | None = None, *, host: str = "", **settings: Any
+        self, name: str, engine: ToldEngine | None = None, *, host: str = "", **settings: Any
     ) -> AsyncIterator["Worker"]:
         link = self.broker.client(self.clock, name=f"worker {name}")
         target = EngineTarget(instance=InstanceId(name), url=f"http://{host or name}:1")
         told = WorkerSettings(**{"report_seconds": REPORT_SECONDS, "flush_ms": 1.0} | settings)
         board = HealthBoard()
-        service = worker_over(link, self.clock, engine or Engine(), target, told, board=board)
+        service = worker_over(link, self.clock, engine or ToldEngine(block_tokens=64), target, told, board=board)
         async with background(service.run()) as (task,):
             yield Worker(service, task, board)
 
@@ -221,12 +210,12 @@ async def test_a_worker_that_sends_no_heartbeats_is_heard_through_the_log_beside
 
 @in_virtual_time
 async def test_a_load_that_changes_reaches_the_log_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    world, engine = World(), Engine()
+    world, engine = World(), ToldEngine(block_tokens=64)
     monkeypatch.setattr("pointsman.policies.heard_reports.LOAD_WALL_SECONDS", 4 * REPORT_SECONDS)
     async with world.scheduler() as service, world.worker("a", engine):
         await eventually(lambda: is_ready(service, "a"))
         for running in (1, 5, 2, 0):
-            engine.running = running
+            engine.load_now = EngineLoad(running=running)
             await eventually(partial(world.last_reported_running, running))
     assert float(LOAD_WALL_SECONDS) > 4 * REPORT_SECONDS
 

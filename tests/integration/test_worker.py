@@ -23,7 +23,6 @@ import msgspec
 import pytest
 from aiohttp import web
 from prometheus_client import REGISTRY
-from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import EngineFacts, EngineLoad, EngineUnreachableError, FurtherNames, HttpEngine
@@ -68,7 +67,7 @@ from pointsman_worker.targets import listed_targets
 from pointsman_worker.translator import BlockTranslator
 from tests.support.events import joined
 from tests.support.fake_publisher import BLOCK, Event, FakePublisher, ScriptedCache
-from tests.support.scheduling import worker_over
+from tests.support.scheduling import ToldEngine, worker_over
 
 INSTANCE = InstanceId("engine-1")
 TARGET = EngineTarget(instance=INSTANCE, url="http://e:1")
@@ -120,38 +119,12 @@ class LogView:
 
 
 @dataclass
-class FakeHttpEngine:
-    away: bool = False
-    completes: bool = True
-    load_now: EngineLoad = field(default_factory=EngineLoad)
-    asked: int = 0
-
-    async def describe(self) -> EngineFacts:
-        await self.load()
-        return EngineFacts(
-            model="m",
-            max_model_len=512,
-            version="1",
-            block_tokens=BLOCK,
-            kv_capacity_tokens=4_096,
-            further_names=self.load_now.further_names or FurtherNames(),
-            completes=self.completes,
-        )
-
-    async def load(self) -> EngineLoad:
-        self.asked += 1
-        if self.away:
-            raise EngineUnreachableError("refused", refused=True)
-        return self.load_now
-
-
-@dataclass
 class Bench:
     """A worker at work, and everything around it."""
 
     log: LogView
     commands: Commands
-    engine: FakeHttpEngine
+    engine: ToldEngine
     board: HealthBoard
     service: WorkerService
 
@@ -160,7 +133,7 @@ class Bench:
 async def working(
     publisher: FakePublisher | None,
     *,
-    engine: FakeHttpEngine | None = None,
+    engine: ToldEngine | None = None,
     fault: Fault = "none",
     broker: MemoryBroker | None = None,
     target: EngineTarget = TARGET,
@@ -171,7 +144,7 @@ async def working(
     broker = broker or MemoryBroker(PoolName("default"), fault=lambda _event: fault)
     usual = {"block_tokens": 2 * BLOCK, "flush_ms": 2.0, "report_seconds": 0.1}
     link = broker.client(clock, name="worker")
-    bench_engine = engine or FakeHttpEngine()
+    bench_engine = engine or ToldEngine()
     events = source_of(publisher) if publisher else None
     service = worker_over(link, clock, bench_engine, target, WorkerSettings(**usual | settings), events, board=board)
     task = asyncio.create_task(service.run())
@@ -476,7 +449,7 @@ async def test_a_restarted_engine_begins_a_new_epoch_with_what_it_holds_now() ->
 
 
 async def test_a_new_epoch_joins_with_the_adapters_that_the_engine_has_by_then() -> None:
-    engine = FakeHttpEngine(load_now=EngineLoad(further_names=FurtherNames(("m-latest",), ("poet",))))
+    engine = ToldEngine(load=EngineLoad(further_names=FurtherNames(("m-latest",), ("poet",))))
     async with FakePublisher() as publisher, working(publisher, engine=engine) as bench:
         await publisher.publish(ScriptedCache().store(tokens(1, 2)))
         await until(bench.log.held)
@@ -873,7 +846,7 @@ async def test_an_engine_without_events_joins_as_such_and_cannot_be_resynced() -
 async def test_the_cache_of_an_engine_that_makes_vectors_only_is_not_followed_until_one_that_completes_takes_its_place() -> (
     None
 ):
-    engine, cache = FakeHttpEngine(completes=False), ScriptedCache()
+    engine, cache = ToldEngine(completes=False), ScriptedCache()
     async with FakePublisher() as publisher, working(publisher, engine=engine) as bench:
         await publisher.publish(cache.store(tokens(1, 2)))
         await until(lambda: bench.log.of(InstanceReported))
@@ -883,7 +856,8 @@ async def test_the_cache_of_an_engine_that_makes_vectors_only_is_not_followed_un
         engine.away = True
         await until(lambda: not bench.log.of(InstanceReported)[-1].serving)
         before = bench.log.held()
-        engine.away, engine.completes = False, True
+        engine.away = False
+        engine.becomes(completes=True)
         await until(lambda: bench.log.held() == cache.keys(CHAIN))
 
         assert isinstance(refused, ResyncAnswered)
@@ -895,7 +869,7 @@ async def test_the_cache_of_an_engine_that_makes_vectors_only_is_not_followed_un
 
 
 async def test_nothing_is_said_before_the_engine_answers() -> None:
-    async with FakePublisher() as publisher, working(publisher, engine=FakeHttpEngine(away=True)) as bench:
+    async with FakePublisher() as publisher, working(publisher, engine=ToldEngine(away=True)) as bench:
         await asyncio.sleep(0.3)
         assert not bench.log.events
         assert not bench.board.whole
@@ -1131,7 +1105,7 @@ def soon_expiring(
     source: ScriptedSource,
     broker: MemoryBroker,
     *,
-    engine: FakeHttpEngine | None = None,
+    engine: ToldEngine | None = None,
     report_seconds: WallSeconds = WallSeconds(0.05),
 ) -> WorkerService:
     """A worker that gives blocks up after a tenth of a second."""
@@ -1141,7 +1115,7 @@ def soon_expiring(
         WorkerSettings(block_tokens=2 * BLOCK, flush_ms=2.0, report_seconds=report_seconds),
         WallSeconds(0.1),
     )
-    asked = engine or FakeHttpEngine()
+    asked = engine or ToldEngine()
     return worker_over(link, clock, asked, TARGET, settings, source, unconfirmed_wall_seconds=soon)
 
 
@@ -1169,7 +1143,7 @@ async def test_what_is_in_doubt_is_given_up_although_the_log_is_away() -> None:
 
 async def test_an_engine_that_does_not_answer_is_not_offered_again_by_a_new_epoch() -> None:
     """As it would be by blocks that nothing confirms meanwhile. They are given up once it answers."""
-    broker, engine, cache = MemoryBroker(PoolName("default")), FakeHttpEngine(), ScriptedCache()
+    broker, engine, cache = MemoryBroker(PoolName("default")), ToldEngine(), ScriptedCache()
     source = ScriptedSource(replays=True, certain=True)
     view, service = LogView(broker), soon_expiring(source, broker, engine=engine)
     working = asyncio.create_task(service.run())
@@ -1198,11 +1172,11 @@ def expired() -> float:
 
 @asynccontextmanager
 async def scripted_worker(
-    source: ScriptedSource, *, engine: FakeHttpEngine | None = None, flush_ms: float = 2.0
+    source: ScriptedSource, *, engine: ToldEngine | None = None, flush_ms: float = 2.0
 ) -> AsyncIterator[Bench]:
     clock, broker, board = ScaledClock(), MemoryBroker(PoolName("default")), HealthBoard()
     link = broker.client(clock, name="worker")
-    bench_engine = engine or FakeHttpEngine()
+    bench_engine = engine or ToldEngine()
     settings = WorkerSettings(block_tokens=2 * BLOCK, flush_ms=flush_ms, report_seconds=WallSeconds(0.06))
     service = worker_over(link, clock, bench_engine, TARGET, settings, source, board=board)
     task = asyncio.create_task(service.run())
@@ -1346,12 +1320,7 @@ async def test_an_engine_whose_facts_cannot_be_written_is_reported_with_the_reas
 ) -> None:
     monkeypatch.setattr(writer, "APPEND_RETRY_SECONDS_MAX", WallSeconds(0.05))
 
-    class Boasting(FakeHttpEngine):
-        @override
-        async def describe(self) -> EngineFacts:
-            return replace(await super().describe(), block_tokens=100_000)
-
-    async with working(None, engine=Boasting()) as bench:
+    async with working(None, engine=ToldEngine(block_tokens=100_000)) as bench:
         await until(lambda: "cache events" in bench.board.lacks)
         lacks = dict(bench.board.lacks)
 

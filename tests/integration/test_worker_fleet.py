@@ -17,7 +17,8 @@ from pointsman.runtime import telemetry
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_worker.settings import SettingsError
 from tests.support.fake_publisher import BLOCK, FakePublisher, ScriptedCache
-from tests.support.told_engines import POOL, Failures, FollowingWorker, ToldEngine, ToldEngines, following, target
+from tests.support.scheduling import ToldEngine
+from tests.support.told_engines import POOL, Failures, FollowingWorker, ToldEngines, following, target
 from tests.support.waiting import eventually
 
 A, B = "a", "b"
@@ -187,7 +188,7 @@ async def test_engines_that_hang_contradict_or_cannot_be_opened_leave_the_others
             await eventually(lambda: "following of odd" in worker.board.lacks)
             ready, lacks = worker.board.ready, worker.board.lacks
             failures.instances.clear()
-            engines["odd"].block_tokens = BLOCK
+            engines["odd"].becomes(block_tokens=BLOCK)
             await until_serving(worker, "broken", "odd")
             await eventually(lambda: not worker.lacks("broken"))
 

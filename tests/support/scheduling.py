@@ -1,10 +1,13 @@
 """A scheduler, or a worker of one engine, in the test's own process, put together as in production."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.http_engine import EngineFacts, EngineLoad, EngineUnreachableError
 from pointsman.ports import Clock, EngineTarget, Link
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.health import HealthBoard
@@ -18,6 +21,7 @@ from pointsman_worker.engine_monitor import Engine
 from pointsman_worker.service import WorkerService
 from pointsman_worker.session import UNCONFIRMED_WALL_SECONDS, EventSource
 from pointsman_worker.settings import WorkerSettings
+from tests.support.fake_publisher import BLOCK
 from tests.support.waiting import eventually
 
 LEASE_SECONDS = 10.0
@@ -46,6 +50,34 @@ async def running_scheduler(
         )
         await eventually(lambda: board.whole, what="readiness")
         yield service
+
+
+class ToldEngine:
+    """An engine's HTTP side as its worker sees it."""
+
+    def __init__(self, *, away: bool = False, hangs: bool = False, load: EngineLoad | None = None, **facts: Any) -> None:
+        usual: dict[str, Any] = {"model": "m", "max_model_len": 512, "version": "1", "block_tokens": BLOCK}
+        self.facts = EngineFacts(**{"kv_capacity_tokens": 4_096, **usual} | facts)
+        """But for the further names, which are those of `load_now`."""
+        self.load_now = load or EngineLoad()
+        self.away = away
+        self.hangs = hangs
+        self.asked = 0
+
+    def becomes(self, **facts: Any) -> None:
+        self.facts = replace(self.facts, **facts)
+
+    async def describe(self) -> EngineFacts:
+        names = (await self.load()).further_names
+        return replace(self.facts, further_names=names) if names else self.facts
+
+    async def load(self) -> EngineLoad:
+        self.asked += 1
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.away:
+            raise EngineUnreachableError("refused", refused=True)
+        return self.load_now
 
 
 def worker_over(

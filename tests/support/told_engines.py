@@ -9,7 +9,6 @@ from typing import Any
 from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.http_engine import EngineFacts, EngineLoad, EngineUnreachableError
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint
 from pointsman.contracts.codec import decode_event
@@ -24,6 +23,7 @@ from pointsman_worker.followed_engine import WorkerContext
 from pointsman_worker.session import EventSource
 from pointsman_worker.settings import WorkerSettings
 from tests.support.fake_publisher import BLOCK, FakePublisher
+from tests.support.scheduling import ToldEngine
 
 POOL = PoolName("default")
 
@@ -50,30 +50,6 @@ class ToldEngines(EngineDiscovery):
             await self._changed.wait()
             if self.failure is not None:
                 raise self.failure
-
-
-@dataclass
-class ToldEngine:
-    """HTTP side of an engine."""
-
-    block_tokens: int = BLOCK
-    away: bool = False
-    hangs: bool = False
-    asked: int = 0
-
-    async def describe(self) -> EngineFacts:
-        await self.load()
-        return EngineFacts(
-            model="m", max_model_len=512, version="1", block_tokens=self.block_tokens, kv_capacity_tokens=4_096
-        )
-
-    async def load(self) -> EngineLoad:
-        self.asked += 1
-        if self.hangs:
-            await asyncio.Event().wait()
-        if self.away:
-            raise EngineUnreachableError("refused", refused=True)
-        return EngineLoad()
 
 
 @dataclass
