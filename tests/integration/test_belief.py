@@ -36,7 +36,7 @@ from pointsman_worker.settings import WorkerSettings
 from tests.support.events import finished, route
 from tests.support.fake_publisher import BLOCK, Event, FakePublisher, ScriptedCache
 from tests.support.log_reading import events_in
-from tests.support.scheduling import ToldEngine, running_scheduler, worker_over
+from tests.support.services import ToldEngine, running_scheduler, worker_over
 from tests.support.waiting import eventually
 
 POOL = PoolName("default")

@@ -44,7 +44,7 @@ from pointsman_scheduler import migrating
 from pointsman_scheduler.service import SchedulerService
 from tests.support.events import first_token, joined, route
 from tests.support.log_worlds import LogWorld, MemoryWorld
-from tests.support.scheduling import running_scheduler
+from tests.support.services import running_scheduler
 from tests.support.settable_clock import SettableClock
 from tests.support.waiting import eventually
 

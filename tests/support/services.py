@@ -1,7 +1,7 @@
-"""A scheduler, or a worker of one engine, in the test's own process, put together as in production."""
+"""Services in the test's own process, put together as in production; what they share is in memory or on real sockets."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -9,10 +9,13 @@ from typing import Any
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import EngineFacts, EngineLoad, EngineUnreachableError
 from pointsman.ports import Clock, EngineTarget, Link
-from pointsman.primitives import WallSeconds
+from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.supervision import Supervisor
 from pointsman.runtime.tracing import Tracer
+from pointsman_ingress.assembly import assembled
+from pointsman_ingress.servers import http_server
+from pointsman_ingress.settings import IngressSettings
 from pointsman_scheduler.main import start_scheduler
 from pointsman_scheduler.policy_config import chosen_policies
 from pointsman_scheduler.service import SchedulerService
@@ -55,7 +58,9 @@ async def running_scheduler(
 class ToldEngine:
     """An engine's HTTP side as its worker sees it."""
 
-    def __init__(self, *, away: bool = False, hangs: bool = False, load: EngineLoad | None = None, **facts: Any) -> None:
+    def __init__(
+        self, *, away: bool = False, hangs: bool = False, load: EngineLoad | None = None, **facts: Any
+    ) -> None:
         usual: dict[str, Any] = {"model": "m", "max_model_len": 512, "version": "1", "block_tokens": BLOCK}
         self.facts = EngineFacts(**{"kv_capacity_tokens": 4_096, **usual} | facts)
         """But for the further names, which are those of `load_now`."""
@@ -103,3 +108,28 @@ def worker_over(
         events=events,
         unconfirmed_wall_seconds=unconfirmed_wall_seconds,
     )
+
+
+@asynccontextmanager
+async def running_ingress(links: Mapping[PoolName, Link], clock: ScaledClock, **settings: Any) -> AsyncIterator[str]:
+    """Its URL, once every pool is ready."""
+    usual: dict[str, Any] = {
+        "name": "ingress-1",
+        "probe": False,
+        "port": 0,
+        "lame_duck_seconds": 0.0,
+        "drain_seconds_max": 1.0,
+    }
+    told, board, boards = IngressSettings(**usual | settings), HealthBoard(), {pool: HealthBoard() for pool in links}
+    async with (
+        Supervisor() as supervisor,
+        assembled(told, links, clock=clock, board=board, supervisor=supervisor, pool_boards=boards) as apps,
+    ):
+        server = http_server(apps.api, told, board)
+        serving = asyncio.create_task(server.serve())
+        try:
+            await eventually(lambda: server.started and all(each.whole for each in boards.values()), what="readiness")
+            yield f"http://127.0.0.1:{server.bound_port}"
+        finally:
+            server.should_exit = True
+            await serving
