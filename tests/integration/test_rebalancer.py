@@ -8,7 +8,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -184,9 +184,7 @@ async def rebalancer(
     board = HealthBoard()
     async with world.client(name) as link:
         service = RebalancerService(
-            event_log=link.log,
-            checkpoints=link.checkpoints,
-            commands=commands or link.commands,
+            link=replace(link, commands=commands or link.commands),
             clock=clock or ScaledClock(),
             board=board,
             settings=RebalancerSettings(pool=world.pool),

@@ -191,9 +191,7 @@ async def fleet(*, rebind: bool) -> AsyncIterator[Fleet]:
 def _rebalancer(supervisor: Supervisor, pool: MemoryPool, settings: RebalancerSettings) -> None:
     link = pool.broker.client(pool.clock, name="r")
     service = RebalancerService(
-        event_log=link.log,
-        checkpoints=link.checkpoints,
-        commands=link.commands,
+        link=link,
         clock=pool.clock,
         board=HealthBoard(),
         settings=settings,

@@ -117,10 +117,7 @@ def scaler_of(
     clock.set_by = ahead
     link = world.broker.client(name=name, clock=clock)
     return ScalerService(
-        event_log=link.log,
-        checkpoints=link.checkpoints,
-        commands=link.commands,
-        lease=link.scaler_lease,
+        link=link,
         provider=provider,
         policy=scaling_policy(chosen.scaling, settings_of(chosen.set, {"scaling": ""})),
         clock=clock,

@@ -31,7 +31,7 @@ async def scaler(
     )
     link = fleet.pool.broker.client(fleet.pool.clock, name=name)
     service = ScalerService(
-        event_log=link.log, checkpoints=link.checkpoints, commands=link.commands, lease=link.scaler_lease,
+        link=link,
         provider=StaticProvider(),
         policy=scaling_policy(policy, dict(values or {})), clock=fleet.pool.clock, board=HealthBoard(), settings=settings,
         name=name,

@@ -98,8 +98,7 @@ def worker_over(
 ) -> WorkerService:
     """To be run. `events`: None for an engine without them."""
     return WorkerService(
-        event_log=link.log,
-        commands=link.commands,
+        link=link,
         clock=clock,
         board=board or HealthBoard(),
         settings=settings,

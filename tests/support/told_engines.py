@@ -117,8 +117,7 @@ async def following(
         return KvEventReader(KvEndpoint(followed.kv_endpoint, followed.kv_replay_endpoint), idle_check_seconds=0.2)
 
     context = WorkerContext(
-        event_log=link.log,
-        commands=link.commands,
+        link=link,
         clock=clock,
         board=board,
         settings=WorkerSettings(
