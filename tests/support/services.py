@@ -61,8 +61,8 @@ class ToldEngine:
     def __init__(
         self, *, away: bool = False, hangs: bool = False, load: EngineLoad | None = None, **facts: Any
     ) -> None:
-        usual: dict[str, Any] = {"model": "m", "max_model_len": 512, "version": "1", "block_tokens": BLOCK}
-        self.facts = EngineFacts(**{"kv_capacity_tokens": 4_096, **usual} | facts)
+        usual: dict[str, Any] = {"model": "m", "version": "1", "block_tokens": BLOCK, "kv_capacity_tokens": 4_096}
+        self.facts = EngineFacts(**usual | {"max_model_len": 512} | facts)
         """But for the further names, which are those of `load_now`."""
         self.load_now = load or EngineLoad()
         self.away = away
@@ -109,17 +109,16 @@ def worker_over(
     )
 
 
+def ingress_settings(**settings: Any) -> IngressSettings:
+    """On free ports, without probes, and with an end that is quick."""
+    usual: dict[str, Any] = {"name": "ingress-1", "probe": False, "port": 0, "admin_port": 0, "lame_duck_seconds": 0.0}
+    return IngressSettings(**usual | {"drain_seconds_max": 1.0} | settings)
+
+
 @asynccontextmanager
 async def running_ingress(links: Mapping[PoolName, Link], clock: ScaledClock, **settings: Any) -> AsyncIterator[str]:
     """Its URL, once every pool is ready."""
-    usual: dict[str, Any] = {
-        "name": "ingress-1",
-        "probe": False,
-        "port": 0,
-        "lame_duck_seconds": 0.0,
-        "drain_seconds_max": 1.0,
-    }
-    told, board, boards = IngressSettings(**usual | settings), HealthBoard(), {pool: HealthBoard() for pool in links}
+    told, board, boards = ingress_settings(**settings), HealthBoard(), {pool: HealthBoard() for pool in links}
     async with (
         Supervisor() as supervisor,
         assembled(told, links, clock=clock, board=board, supervisor=supervisor, pool_boards=boards) as apps,
