@@ -24,7 +24,7 @@ from pointsman_cli.main import main
 from pointsman_scheduler.settings import SchedulerSettings
 from tests.support.events import joined, reported, route, stored
 from tests.support.log_reading import whole_log
-from tests.support.scheduling import running_scheduler
+from tests.support.services import running_scheduler
 from tests.support.waiting import eventually
 
 POOL = PoolName("default")

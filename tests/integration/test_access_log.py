@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from pointsman.runtime.line_writer import PENDING_BYTES_MAX, PIECE_BYTES_MAX, LineWriter
-from pointsman_ingress.settings import IngressSettings
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import CHAT, COMPLETIONS, STREAM, TOKENS, World, open_world
+from tests.support.services import ingress_settings
 from tests.support.waiting import eventually
 from tests.tidy.pages import ROOT
 
@@ -50,16 +50,14 @@ class Output:
 @asynccontextmanager
 async def logged_world(keys: Mapping[str, str] | None = None, **settings: Any) -> AsyncIterator[tuple[World, Output]]:
     output = Output()
-    usual = {
-        "probe": False,
-        "name": "ingress-1",
-        "port": 0,
-        "admin_port": 0,
-        "lame_duck_seconds": 0.0,
-        "drain_seconds_max": 0.2,
-    }
-    told = IngressSettings(
-        **{**usual, "access_log": True, "tokenizer": "builtin", "require_keys": keys is not None, **settings}
+    told = ingress_settings(
+        **{
+            "access_log": True,
+            "tokenizer": "builtin",
+            "require_keys": keys is not None,
+            "drain_seconds_max": 0.2,
+            **settings,
+        }
     )
     async with AsyncExitStack() as stack:
         yield await open_world(stack, told, access_log_out=output, keys=keys), output

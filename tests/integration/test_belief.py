@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.http_engine import EngineFacts, EngineLoad, EngineUnreachableError
 from pointsman.adapters.kv_events import continuity_tasks, sockets
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint
@@ -37,7 +36,7 @@ from pointsman_worker.settings import WorkerSettings
 from tests.support.events import finished, route
 from tests.support.fake_publisher import BLOCK, Event, FakePublisher, ScriptedCache
 from tests.support.log_reading import events_in
-from tests.support.scheduling import running_scheduler, worker_over
+from tests.support.services import ToldEngine, running_scheduler, worker_over
 from tests.support.waiting import eventually
 
 POOL = PoolName("default")
@@ -64,34 +63,10 @@ BOUNDS: list[tuple[object, str, float]] = [
 ]
 
 
-@dataclass
-class Engine:
-    """The HTTP side."""
-
-    capacity_tokens: int = 4_096
-    block_tokens: int = BLOCK
-    gone: bool = False
-
-    async def describe(self) -> EngineFacts:
-        await self.load()
-        return EngineFacts(
-            model="m",
-            max_model_len=2_048,
-            version="1",
-            block_tokens=self.block_tokens,
-            kv_capacity_tokens=self.capacity_tokens,
-        )
-
-    async def load(self) -> EngineLoad:
-        if self.gone:
-            raise EngineUnreachableError("refused", refused=True)
-        return EngineLoad()
-
-
 class World:
     """An engine, its worker and a leader; `cache` is the truth."""
 
-    def __init__(self, publisher: FakePublisher, engine: Engine) -> None:
+    def __init__(self, publisher: FakePublisher, engine: ToldEngine) -> None:
         self.publisher = publisher
         self.engine = engine
         self.cache = ScriptedCache()
@@ -198,10 +173,10 @@ class World:
         """`seen`: it is down for as long as the worker needs to notice."""
         self.cache = ScriptedCache(life=2)
         if seen:
-            self.engine.gone = True
+            self.engine.away = True
             await eventually(lambda: self.instance is not None and not self.instance.serving)
         await self.publisher.restart()
-        self.engine.gone = False
+        self.engine.away = False
 
     async def ask(self, tokens: Sequence[int], *, told: bool = True, lie: int | None = None) -> int:
         """A request is placed, computed and finished; how many tokens of it were cached. `told`: its blocks are published. `lie`:
@@ -390,7 +365,7 @@ async def the_engine_ends_and_stays_away(world: World) -> None:
     await world.publisher.publish(world.cache.clear())
     await world.store(1, 2)
     await world.believes_the_truth()
-    world.engine.gone = True
+    world.engine.away = True
     await eventually(lambda: world.instance and not world.instance.serving)
     await asyncio.sleep(10 * LOOK_SECONDS)  # two reports
     assert world.instance
@@ -609,7 +584,7 @@ async def a_clear_is_lost(world: World) -> None:
     assert not world.indexed
 
 
-@case(REPLAY, NO_REPLAY, capacity_tokens=16 * BLOCK)
+@case(REPLAY, NO_REPLAY, kv_capacity_tokens=16 * BLOCK)
 async def no_removal_is_ever_told(world: World) -> None:
     """The engine evicts, the oldest prompt first, and says nothing of it."""
     for bit in range(40):
@@ -712,7 +687,7 @@ async def honest_evictions_under_load_are_no_contradiction(world: World) -> None
 async def _outcome(tried: Case) -> str:
     """What is wrong with a case; empty where nothing is."""
     async with FakePublisher(**tried.publisher) as publisher:
-        world = World(publisher, Engine(**tried.engine))
+        world = World(publisher, ToldEngine(**{"kv_capacity_tokens": 4_096, "max_model_len": 2_048} | tried.engine))
         try:
             async with world.running():
                 try:

@@ -38,9 +38,9 @@ async def test_nothing_is_shared_across_tenants_and_everything_within(fleet: tup
     await eventually(lambda: known.instances[0].parity is True, what="the probe, which is salted too")
 
     for path, body in bodies(MODEL).items():
-        await check_isolation(opened.client, opened.url, path, body, block_tokens=BLOCK)
+        await check_isolation(opened.http, opened.url, path, body, block_tokens=BLOCK)
 
-    arrived = [e.event for e in await opened.entries() if isinstance(e.event, RequestArrived)]
+    arrived = [e.event for e in await opened.pool.entries() if isinstance(e.event, RequestArrived)]
     groups: dict[str, set[bytes]] = {}
     for event in arrived:
         keys = {event.keys[at : at + 8] for at in range(0, len(event.keys), 8)}
@@ -61,7 +61,7 @@ async def test_endpoints_without_a_count_are_salted_in_the_engine_too(fleet: tup
     }.items():
         sizes = []
         for tenant in (ALICE, ALICE, BOB, BOB):
-            async with opened.client.post(opened.url + path, json=body, headers=tenant) as answer:
+            async with opened.http.post(opened.url + path, json=body, headers=tenant) as answer:
                 assert answer.status == 200, await answer.text()
             sizes.append(len(cache.cached()))
         assert sizes[0] == sizes[1] < sizes[2] == sizes[3], path
@@ -71,9 +71,9 @@ async def test_both_engines_of_a_split_request_hold_it_under_one_salt() -> None:
     roles = {"p-1": "prefill", "d-1": "decode"}
     async with simulated_split_fleet(roles, keys=KEYS) as (opened, servers):
         path = "/v1/chat/completions"
-        await check_isolation(opened.client, opened.url, path, bodies(MODEL)[path], block_tokens=BLOCK)
+        await check_isolation(opened.http, opened.url, path, bodies(MODEL)[path], block_tokens=BLOCK)
 
-        handed = [e.event for e in await opened.entries() if isinstance(e.event, RequestHandedOver)]
+        handed = [e.event for e in await opened.pool.entries() if isinstance(e.event, RequestHandedOver)]
         assert {event.instance for event in handed} == {"d-1"}
         prefilled, decoded = (servers[name].model.cache.cached() for name in roles)
         assert prefilled & decoded, "one hash in both engines: one salt"

@@ -15,13 +15,11 @@ from pointsman.ports import Reply
 from pointsman.primitives import Epoch, InstanceId, PoolName, Term, WallSeconds
 from pointsman.simulation.replay import verify
 from pointsman.state.state import State
-from pointsman_lab.memory.log import MemoryBroker
 from pointsman_scheduler import resync
 from tests.support.events import joined, reported, route
 from tests.support.fake_engine import running_engine
 from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, TOKENS, TWO, World, world_with
-from tests.support.log_reading import whole_log
-from tests.support.scheduling import running_scheduler
+from tests.support.memory_pool import MemoryPool
 from tests.support.waiting import eventually
 
 POOL = PoolName("default")
@@ -37,31 +35,30 @@ async def test_an_instance_at_a_url_that_is_not_allowed_is_removed_and_gets_noth
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(resync, "PERIOD_WALL_SECONDS", WallSeconds(0.02))
-    broker, clock, asked = MemoryBroker(POOL), ScaledClock(), list[ResyncCache]()
-    link = broker.client(clock, name="w")
+    pool, asked = MemoryPool(), list[ResyncCache]()
 
     async def on_resync(command: Any, reply: Reply) -> None:
         asked.append(command)
         await reply(ResyncAnswered(instance=command.instance, accepted=True))
 
-    await link.log.append(joined("old-1", at=clock.now(), url=FOREIGN))  # joined while no scheduler led
-    async with running_scheduler(broker.client(clock, name="s"), clock, engine_urls=()) as service:
+    await pool.append(pool.joined("old-1", url=FOREIGN))  # joined while no scheduler led
+    async with pool.scheduler(engine_urls=()) as service:
         await eventually(lambda: not service.state.fleet.instances, what="the end of what was there before its term")
         for name, url in (("engine-1", OURS), ("engine-2", FOREIGN)):
-            async with link.commands.serve(resync_subject(POOL, InstanceId(name)), on_resync):
-                await link.log.append(joined(name, at=clock.now(), url=url))
+            async with pool.client.commands.serve(resync_subject(POOL, InstanceId(name)), on_resync):
+                await pool.append(pool.joined(name, url=url))
                 for _ in range(20):  # its worker goes on reporting
-                    await link.log.append(reported(name, 0, [], at=clock.now()))
+                    await pool.append(reported(name, 0, [], at=pool.clock.now()))
                     await asyncio.sleep(0.01)
         await eventually(lambda: [i.id for i in service.state.fleet.instances] == ["engine-1"])
-        answer = await link.commands.request(
-            command_subject(POOL, "route"), route("r-1", [], arrived_at=clock.now()), timeout=WallSeconds(5.0)
+        answer = await pool.client.commands.request(
+            command_subject(POOL, "route"), route("r-1", [], arrived_at=pool.clock.now()), timeout=WallSeconds(5.0)
         )
 
     assert isinstance(answer, RouteGranted)
     assert (answer.instance, answer.url) == ("engine-1", OURS)
     assert not [command for command in asked if command.instance == "engine-2"], "it is not asked to join again"
-    entries = await whole_log(link.log)
+    entries = await pool.entries()
     left = [entry.event for entry in entries if isinstance(entry.event, InstanceLeft)]
     assert [(event.instance, event.refused, event.stamp is not None) for event in left] == [
         ("old-1", True, True),
@@ -77,29 +74,28 @@ async def test_a_stranger_that_joins_under_a_known_name_keeps_its_worker_out_for
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(resync, "PERIOD_WALL_SECONDS", WallSeconds(0.02))
-    broker, clock, asked = MemoryBroker(POOL), ScaledClock(), list[Epoch]()
-    link = broker.client(clock, name="w")
+    pool, asked = MemoryPool(), list[Epoch]()
 
     async def on_resync(command: Any, reply: Reply) -> None:
         asked.append(command.epoch)
         if command.epoch == 1:
-            await link.log.append(joined("engine-1", at=clock.now(), url=OURS, epoch=command.above + 1))
+            await pool.append(pool.joined("engine-1", url=OURS, epoch=command.above + 1))
             await reply(ResyncAnswered(instance=command.instance, accepted=True))
 
     def serving(state: State) -> list[str]:
         return [instance.url for instance in state.fleet.instances]
 
     async with (
-        running_scheduler(broker.client(clock, name="s"), clock, engine_urls=(f"engine-1={OURS}",)) as service,
-        link.commands.serve(resync_subject(POOL, InstanceId("engine-1")), on_resync),
+        pool.scheduler(engine_urls=(f"engine-1={OURS}",)) as service,
+        pool.client.commands.serve(resync_subject(POOL, InstanceId("engine-1")), on_resync),
     ):
-        await link.log.append(joined("engine-1", at=clock.now(), url=OURS))
+        await pool.append(pool.joined("engine-1", url=OURS))
         await eventually(lambda: serving(service.state) == [OURS])
-        await link.log.append(joined("engine-1", at=clock.now(), url=FOREIGN, epoch=2))
+        await pool.append(pool.joined("engine-1", url=FOREIGN, epoch=2))
         await eventually(lambda: not serving(service.state))
         for _ in range(20):  # both go on reporting, the stranger last
-            await link.log.append(reported("engine-1", 0, [], at=clock.now(), epoch=1))
-            await link.log.append(reported("engine-1", 0, [], at=clock.now(), epoch=2))
+            await pool.append(reported("engine-1", 0, [], at=pool.clock.now(), epoch=1))
+            await pool.append(reported("engine-1", 0, [], at=pool.clock.now(), epoch=2))
             await asyncio.sleep(0.01)
         await eventually(lambda: serving(service.state) == [OURS])
 
@@ -107,12 +103,11 @@ async def test_a_stranger_that_joins_under_a_known_name_keeps_its_worker_out_for
 
 
 async def test_an_instance_that_is_named_may_not_pose_at_the_url_of_another() -> None:
-    broker, clock = MemoryBroker(POOL), ScaledClock()
-    link = broker.client(clock, name="w")
+    pool = MemoryPool()
     urls = ("engine-1=http://gpu-1:8000", "engine-2=http://gpu-2:8000")
-    async with running_scheduler(broker.client(clock, name="s"), clock, engine_urls=urls) as service:
-        await link.log.append(joined("engine-2", at=clock.now(), url="http://gpu-1:8000"))
-        await link.log.append(joined("engine-1", at=clock.now(), url="http://gpu-1:8000"))
+    async with pool.scheduler(engine_urls=urls) as service:
+        await pool.append(pool.joined("engine-2", url="http://gpu-1:8000"))
+        await pool.append(pool.joined("engine-1", url="http://gpu-1:8000"))
         await eventually(lambda: [i.id for i in service.state.fleet.instances] == ["engine-1"])
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 import pytest
@@ -24,9 +25,10 @@ from pointsman_ingress.lifecycle import EQUAL, compared
 from pointsman_ingress.settings import IngressSettings
 from pointsman_lab.memory.log import MemoryBroker
 from tests.support.engine_sim import running_engine
-from tests.support.log_reading import events_in
+from tests.support.memory_pool import MemoryPool
 from tests.support.quiet_run import AGREEING_MIN, MODEL, SPEED, send_conversations, until_held
-from tests.support.split_fleet import EnginePlace, start_ingress, start_scheduler, start_worker
+from tests.support.services import running_ingress
+from tests.support.split_fleet import EnginePlace, start_worker
 from tests.support.waiting import eventually
 
 ENGINE_TOKENS = 4096
@@ -39,9 +41,8 @@ REQUESTS = 50
 async def test_engines_with_other_blocks_than_the_keys_and_each_other_serve_one_pool(
     block_tokens: Tokens, sizes: tuple[Tokens, Tokens]
 ) -> None:
-    pool = PoolName("default")
-    clock, broker = ScaledClock(SPEED), MemoryBroker(pool)
     told = {"speed": SPEED, "block_tokens": block_tokens}
+    pool = MemoryPool(clock=ScaledClock(SPEED), usual={**told, "policy": "round_robin"})
     async with AsyncExitStack() as stack:
         engines = [
             await stack.enter_async_context(
@@ -52,18 +53,17 @@ async def test_engines_with_other_blocks_than_the_keys_and_each_other_serve_one_
             for size in sizes
         ]
         named = {InstanceId(f"engine-{n}"): pair for n, pair in enumerate(zip(engines, sizes, strict=True), 1)}
-        scheduler = await start_scheduler(stack, broker, clock, {**told, "policy": "round_robin"})
+        scheduler = await stack.enter_async_context(pool.scheduler())
         for name, (engine, _) in named.items():
-            await start_worker(stack, broker, clock, name, _place_of(engine), told)
+            await start_worker(stack, pool, name, _place_of(engine), told)
         await eventually(lambda: set(scheduler.state.fleet.ready) == set(named))
-        url = await start_ingress(stack, {pool: broker}, clock, speed=SPEED, tokenizer="builtin")
+        url = await stack.enter_async_context(pool.ingress(speed=SPEED, tokenizer="builtin"))
 
         await send_conversations(url, REQUESTS)
 
         chain = KeyChain(secret=IngressSettings().secret.encode(), model=MODEL, block_tokens=block_tokens)
-        link = broker.client(clock, name="reader")
-        state = await until_held(link, chain, named)
-        events = await events_in(link.log)
+        state = await until_held(pool.client, chain, named)
+        events = await pool.events()
 
     assert [state.fleet[name].engine_block_tokens for name in named] == list(sizes)
     ends = [event for event in events if isinstance(event, RequestFinished)]
@@ -95,27 +95,28 @@ KINDS = {
 async def test_pools_whose_keys_stand_for_different_blocks_share_an_ingress_that_was_told_of_neither() -> None:
     prompt = list(range(1000, 1300))
     clock = ScaledClock(SPEED)
-    brokers = {pool: MemoryBroker(pool) for pool in KINDS}
+    pools = {name: MemoryPool(MemoryBroker(name), clock) for name in KINDS}
     predicted: dict[PoolName, list[Tokens]] = {}
     async with AsyncExitStack() as stack:
-        for pool, broker in brokers.items():
-            await _start_pool(stack, pool, broker, clock)
-        url = await start_ingress(
-            stack, brokers, clock, pools=tuple(brokers), probe=True, speed=SPEED, tokenizer="builtin"
+        for pool in pools.values():
+            await _start_pool(stack, pool)
+        links = {name: pool.broker.client(clock, name="ingress-1") for name, pool in pools.items()}
+        url = await stack.enter_async_context(
+            running_ingress(links, clock, pools=tuple(pools), probe=True, speed=SPEED, tokenizer="builtin")
         )
         client = await stack.enter_async_context(aiohttp.ClientSession())
-        for pool, broker in brokers.items():
-            await _until(broker, clock, InstanceProbed)
-            body = {"model": KINDS[pool].model, "prompt": prompt, "max_tokens": 1, "stream": True}
-            predicted[pool] = [await _predicted_hit(client, f"{url}/v1/completions", body) for _ in range(2)]
-            await _until(broker, clock, BlocksStored, holding=_expected(pool, prompt)[-1])
-    logs = {pool: await events_in(broker.client(clock, name="r").log) for pool, broker in brokers.items()}
+        for name, pool in pools.items():
+            await _until(pool, InstanceProbed)
+            body = {"model": KINDS[name].model, "prompt": prompt, "max_tokens": 1, "stream": True}
+            predicted[name] = [await _predicted_hit(client, f"{url}/v1/completions", body) for _ in range(2)]
+            await _until(pool, BlocksStored, holding=_expected(name, prompt)[-1])
+    logs = {name: await pool.events() for name, pool in pools.items()}
 
-    for pool, kind in KINDS.items():
-        arrived = [event for event in logs[pool] if isinstance(event, RequestArrived)]
-        assert [unpack_keys(event.keys) for event in arrived] == [_expected(pool, prompt)] * 2
-        assert predicted[pool] == [0, len(prompt) // kind.block_tokens * kind.block_tokens]
-        assert [event.parity for event in logs[pool] if isinstance(event, InstanceProbed)] == [True]
+    for name, kind in KINDS.items():
+        arrived = [event for event in logs[name] if isinstance(event, RequestArrived)]
+        assert [unpack_keys(event.keys) for event in arrived] == [_expected(name, prompt)] * 2
+        assert predicted[name] == [0, len(prompt) // kind.block_tokens * kind.block_tokens]
+        assert [event.parity for event in logs[name] if isinstance(event, InstanceProbed)] == [True]
 
 
 async def _predicted_hit(client: aiohttp.ClientSession, url: str, body: Mapping[str, object]) -> Tokens:
@@ -131,26 +132,25 @@ def _expected(pool: PoolName, prompt: list[int]) -> list[BlockKey]:
     return chain.extend(chain.root(), prompt)
 
 
-async def _start_pool(stack: AsyncExitStack, pool: PoolName, broker: MemoryBroker, clock: ScaledClock) -> None:
-    kind = KINDS[pool]
-    told = {"pool": pool, "speed": SPEED, "block_tokens": kind.block_tokens}
-    await start_scheduler(stack, broker, clock, told)
+async def _start_pool(stack: AsyncExitStack, pool: MemoryPool) -> None:
+    name = pool.broker.pool
+    kind = KINDS[name]
+    told: dict[str, Any] = {"pool": name, "speed": SPEED, "block_tokens": kind.block_tokens}
+    await stack.enter_async_context(pool.scheduler(policy="min_ttft", **told))
     engine = await stack.enter_async_context(
         running_engine(speed=SPEED, model=kind.model, block_size=kind.engine_block_tokens)
     )
-    await start_worker(stack, broker, clock, f"{pool}-1", _place_of(engine), told)
+    await start_worker(stack, pool, f"{name}-1", _place_of(engine), told)
 
 
 def _place_of(engine: EngineServer) -> EnginePlace:
     return EnginePlace(engine.url, engine.events_endpoint or "", engine.replay_endpoint or "")
 
 
-async def _until(
-    broker: MemoryBroker, clock: ScaledClock, kind: type[LogEvent], *, holding: BlockKey | None = None
-) -> None:
+async def _until(pool: MemoryPool, kind: type[LogEvent], *, holding: BlockKey | None = None) -> None:
     """Wait for such an event, of a worker that derived this key from its engine's events where one is given."""
     async with asyncio.timeout(10):
-        async for entry in broker.client(clock, name="reader").log.read(1):
+        async for entry in pool.client.log.read(1):
             event = entry.event if isinstance(entry, LogEntry) else None
             runs = event.runs if isinstance(event, BlocksStored) else []
             if isinstance(event, kind) and (holding is None or any(holding in unpack_keys(run.keys) for run in runs)):

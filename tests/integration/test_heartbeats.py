@@ -10,20 +10,18 @@ from typing import Any
 
 import pytest
 
-from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.http_engine import EngineFacts, EngineLoad
-from pointsman.contracts.codec import AnyCommand, LogEvent, decode_event
+from pointsman.adapters.http_engine import EngineLoad
+from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import HeartbeatNoted, NoteHeartbeat
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.fleet import InstanceReported, InstanceSuspected
 from pointsman.contracts.subjects import heartbeat_subject
 from pointsman.policies.heard_reports import LOAD_WALL_SECONDS
 from pointsman.ports import CommandTimeoutError, EngineTarget, LogEntry, Reply
-from pointsman.primitives import InstanceId, PoolName, WallSeconds
+from pointsman.primitives import InstanceId, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.simulation.replay.verification import verify
 from pointsman_lab.background import background
-from pointsman_lab.memory.log import MemoryBroker
 from pointsman_scheduler.handlers import CommandHandlers
 from pointsman_scheduler.service import SchedulerService
 from pointsman_worker.heartbeats import NAME_PART
@@ -31,25 +29,14 @@ from pointsman_worker.service import WorkerService
 from pointsman_worker.session import FLUSH_SECONDS_MAX
 from pointsman_worker.settings import WorkerSettings
 from tests.support.events import joined, reported
-from tests.support.scheduling import running_scheduler, worker_over
+from tests.support.memory_pool import POOL, MemoryPool
+from tests.support.services import ToldEngine, worker_over
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import eventually
 
-POOL = PoolName("default")
 REPORT_SECONDS = 0.05
 SUSPECT_SECONDS = 0.8
 """In production a heartbeat a second is missed for three; here a busy machine may hold up several."""
-
-
-class Engine:
-    def __init__(self) -> None:
-        self.running = 0
-
-    async def describe(self) -> EngineFacts:
-        return EngineFacts(model="m", max_model_len=512, version="1", block_tokens=64, kv_capacity_tokens=4_096)
-
-    async def load(self) -> EngineLoad:
-        return EngineLoad(running=self.running)
 
 
 @dataclass
@@ -63,45 +50,35 @@ class Worker:
 
 
 @dataclass
-class World:
-    broker: MemoryBroker = field(default_factory=lambda: MemoryBroker(POOL))
-    clock: ScaledClock = field(default_factory=ScaledClock)
+class World(MemoryPool):
+    usual: dict[str, Any] = field(
+        default_factory=lambda: {"suspect_seconds": SUSPECT_SECONDS, "leave_seconds": 60.0, "lease_seconds": 0.6}
+    )
 
     @asynccontextmanager
     async def worker(
-        self, name: str, engine: Engine | None = None, *, host: str = "", **settings: Any
+        self, name: str, engine: ToldEngine | None = None, *, host: str = "", **settings: Any
     ) -> AsyncIterator["Worker"]:
         link = self.broker.client(self.clock, name=f"worker {name}")
         target = EngineTarget(instance=InstanceId(name), url=f"http://{host or name}:1")
         told = WorkerSettings(**{"report_seconds": REPORT_SECONDS, "flush_ms": 1.0} | settings)
         board = HealthBoard()
-        service = worker_over(link, self.clock, engine or Engine(), target, told, board=board)
+        service = worker_over(link, self.clock, engine or ToldEngine(block_tokens=64), target, told, board=board)
         async with background(service.run()) as (task,):
             yield Worker(service, task, board)
 
-    def scheduler(self, name: str = "s", **settings: Any) -> Any:
-        link = self.broker.client(self.clock, name=name)
-        timeouts = {"suspect_seconds": SUSPECT_SECONDS, "leave_seconds": 60.0, "lease_seconds": 0.6}
-        return running_scheduler(link, self.clock, name=name, **timeouts | settings)
-
-    @property
-    def events(self) -> list[LogEvent]:
-        extent = self.broker.extent
-        stored = [self.broker.at(number) for number in range(extent.first, extent.last + 1)]
-        return [decode_event(entry.payload) for entry in stored if entry is not None]
-
     def reports(self, name: str) -> list[InstanceReported]:
-        return [e for e in self.events if isinstance(e, InstanceReported) and e.instance == name]
+        return self.log.of(InstanceReported, name)
 
     def last_reported_running(self, running: int) -> bool:
         return self.reports("a")[-1].running == running
 
     @property
     def suspicions(self) -> list[InstanceSuspected]:
-        return [event for event in self.events if isinstance(event, InstanceSuspected)]
+        return self.log.of(InstanceSuspected)
 
     def check_replay(self) -> None:
-        verdict = verify([LogEntry(n, "", b"", event) for n, event in enumerate(self.events, start=1)])
+        verdict = verify([LogEntry(n, "", b"", event) for n, event in enumerate(self.log.events, start=1)])
         assert (verdict.different, verdict.problems) == (0, [])
         assert verdict.identical == verdict.decisions
 
@@ -117,13 +94,15 @@ async def test_heartbeats_stay_out_of_the_log_and_keep_instances_in_the_fleet() 
     world = World()
     async with world.scheduler() as service, world.worker("a"), world.worker("b"):
         await eventually(lambda: is_ready(service, "a", "b"))
-        before = len(world.events)
+        before = len(world.log.events)
 
         await asyncio.sleep(4 * SUSPECT_SECONDS)
 
         assert is_ready(service, "a", "b")
         heartbeats = 2 * 4 * SUSPECT_SECONDS / REPORT_SECONDS
-        assert len(world.events) - before < heartbeats / 10, [type(event).__name__ for event in world.events[before:]]
+        assert len(world.log.events) - before < heartbeats / 10, [
+            type(event).__name__ for event in world.log.events[before:]
+        ]
     world.check_replay()
 
 
@@ -181,7 +160,7 @@ async def test_while_nobody_leads_reports_are_logged_and_the_next_leader_suspect
             await asyncio.sleep(SUSPECT_SECONDS)
             assert len(world.reports("a")) - quiet < SUSPECT_SECONDS / REPORT_SECONDS / 2
 
-    assert [event.term for event in world.events if isinstance(event, LeaderElected)] == [1, 2]
+    assert [event.term for event in world.log.of(LeaderElected)] == [1, 2]
     assert not world.suspicions
     world.check_replay()
 
@@ -221,12 +200,12 @@ async def test_a_worker_that_sends_no_heartbeats_is_heard_through_the_log_beside
 
 @in_virtual_time
 async def test_a_load_that_changes_reaches_the_log_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    world, engine = World(), Engine()
+    world, engine = World(), ToldEngine(block_tokens=64)
     monkeypatch.setattr("pointsman.policies.heard_reports.LOAD_WALL_SECONDS", 4 * REPORT_SECONDS)
     async with world.scheduler() as service, world.worker("a", engine):
         await eventually(lambda: is_ready(service, "a"))
         for running in (1, 5, 2, 0):
-            engine.running = running
+            engine.load_now = EngineLoad(running=running)
             await eventually(partial(world.last_reported_running, running))
     assert float(LOAD_WALL_SECONDS) > 4 * REPORT_SECONDS
 
@@ -255,9 +234,9 @@ async def test_a_worker_whose_name_another_has_taken_says_so_and_serves_again_on
             assert "http://second:1" in first.board.lacks[NAME_PART]
             assert second.board.ready
             assert service.state.fleet[InstanceId("a")].url == "http://second:1"
-            before = len(world.events)
+            before = len(world.log.events)
             await asyncio.sleep(1.0)
-            assert len(world.events) - before < 0.5 / REPORT_SECONDS, "what does not count is not logged"
+            assert len(world.log.events) - before < 0.5 / REPORT_SECONDS, "what does not count is not logged"
             second.kill()
 
             await eventually(lambda: is_ready(service, "a", "b") and first.board.ready)

@@ -20,18 +20,13 @@ from pointsman.contracts.permissions import ACCESS_BUCKET
 from pointsman.ports import Link
 from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.embedded_nats import EmbeddedNats, start_nats
-from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.settings import FleetSettings
-from pointsman.runtime.supervision import Supervisor
 from pointsman.simulation.replay import verify
 from pointsman_cli import keys as keys_command
 from pointsman_cli.main import main as pointsman
-from pointsman_ingress.assembly import assembled
-from pointsman_ingress.servers import http_server
-from pointsman_ingress.settings import IngressSettings
 from tests.support.events import joined
 from tests.support.log_reading import events_in, whole_log
-from tests.support.scheduling import running_scheduler
+from tests.support.services import running_ingress, running_scheduler
 from tests.support.waiting import eventually
 
 POOL = PoolName("default")
@@ -88,27 +83,14 @@ async def running_fleet(directory: Path) -> AsyncIterator[Fleet]:
         await eventually(lambda: all(link.commands.connected for link in links))
         await stack.enter_async_context(running_scheduler(links[0], clock))
         await links[1].log.append(joined("engine-1", at=clock.now()))
-        urls = [await ingress(stack, link, clock) for link in links[2:]]
+        urls = [
+            await stack.enter_async_context(
+                running_ingress({POOL: link}, clock, require_keys=True, engine_urls=("http://*:*",))
+            )
+            for link in links[2:]
+        ]
         http = await stack.enter_async_context(aiohttp.ClientSession())
         yield Fleet(nats, urls, links[1], http, directory)
-
-
-async def ingress(stack: AsyncExitStack, link: Link, clock: ScaledClock) -> str:
-    settings = IngressSettings(require_keys=True, probe=False, port=0, lame_duck_seconds=0.0, drain_seconds_max=0.2)
-    supervisor, board = await stack.enter_async_context(Supervisor()), HealthBoard()
-    apps = await stack.enter_async_context(
-        assembled(settings, {POOL: link}, clock=clock, board=board, supervisor=supervisor)
-    )
-    server = http_server(apps.api, settings, board)
-    serving = asyncio.create_task(server.serve())
-
-    async def stop() -> None:
-        server.should_exit = True
-        await serving
-
-    stack.push_async_callback(stop)
-    await eventually(lambda: server.started and board.ready)
-    return f"http://127.0.0.1:{server.bound_port}"
 
 
 async def test_keys_are_made_listed_rotated_and_revoked_and_all_ingresses_follow(

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Iterable, MutableMapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,12 +12,11 @@ from structlog.testing import capture_logs
 from typing_extensions import override
 
 from pointsman.adapters.clocks import ForwardClock, ScaledClock
-from pointsman.contracts.codec import AnyCommand, LogEvent
+from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import RouteGranted, RouteRejected
 from pointsman.contracts.decisions import LeaderElected, RequestGranted
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.requests import RequestArrived
-from pointsman.contracts.subjects import command_subject
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import (
@@ -30,14 +29,14 @@ from pointsman.ports import (
     NoResponderError,
     Reply,
 )
-from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
+from pointsman.primitives import InstanceId, RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.leadership import Leadership
 from pointsman.runtime.recovery import Recovery
 from pointsman.runtime.supervision import Supervisor
 from pointsman.state.checkpoint import state_digest
 from pointsman.state.state import State
-from pointsman_lab.memory.log import MemoryBroker, MemoryLog
+from pointsman_lab.memory.log import MemoryLog
 from pointsman_scheduler import checkpointing, leader
 from pointsman_scheduler.checkpointer import checkpointer_over
 from pointsman_scheduler.checkpointing import Cadence
@@ -45,16 +44,13 @@ from pointsman_scheduler.leader import ELECTION_RETRY_WALL_SECONDS, Candidacy
 from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.policy_config import empty_state
 from pointsman_scheduler.replica import Replica
-from pointsman_scheduler.service import SchedulerService
 from pointsman_scheduler.settings import SchedulerSettings
 from tests.support.events import first_token, joined, route, stored
-from tests.support.log_reading import events_in, folded, whole_log
-from tests.support.scheduling import running_scheduler
+from tests.support.log_reading import folded
+from tests.support.memory_pool import POOL, WAIT_SECONDS, MemoryPool
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import eventually
 
-POOL = PoolName("default")
-WAIT_SECONDS = 5.0
 LEASE_SECONDS = 0.6
 
 
@@ -91,19 +87,8 @@ class SuspendableClock(ScaledClock):
 
 
 @dataclass
-class World:
-    broker: MemoryBroker = field(default_factory=lambda: MemoryBroker(POOL))
-
-    def __post_init__(self) -> None:
-        self.client = self.broker.client(name="test", clock=ScaledClock())
-        self.clock = ScaledClock()
-
-    def scheduler(
-        self, name: str, clock: ScaledClock | None = None, **settings: Any
-    ) -> AbstractAsyncContextManager[SchedulerService]:
-        told = {"lease_seconds": LEASE_SECONDS, "prefill_window_tokens": 10} | settings
-        clock = clock or self.clock
-        return running_scheduler(self.broker.client(name=name, clock=clock), clock, name=name, **told)
+class World(MemoryPool):
+    usual: dict[str, Any] = field(default_factory=lambda: {"lease_seconds": LEASE_SECONDS, "prefill_window_tokens": 10})
 
     def candidacy(self) -> Candidacy:
         settings, policies = SchedulerSettings(), policy_set()
@@ -119,28 +104,14 @@ class World:
             rivals=0,
         )
 
-    async def route(self, request: str, keys: list[int], **fields: Any) -> RouteGranted | RouteRejected:
+    @override
+    async def route(self, request: str, keys: list[int], *, timeout: float = WAIT_SECONDS, **fields: Any) -> Any:
         """As an ingress does: again and again until somebody answers."""
-        command = route(request, keys, **{"arrived_at": self.clock.now()} | fields)
-        async with asyncio.timeout(WAIT_SECONDS):
+        async with asyncio.timeout(timeout):
             while True:
                 with suppress(NoResponderError, CommandTimeoutError):
-                    answer = await self.client.commands.request(
-                        command_subject(POOL, "route"), command, timeout=WallSeconds(0.3)
-                    )
-                    assert isinstance(answer, RouteGranted | RouteRejected)
-                    return answer
+                    return await super().route(request, keys, timeout=0.3, **fields)
                 await asyncio.sleep(0.02)
-
-    async def append(self, *events: LogEvent) -> None:
-        for event in events:
-            await self.client.log.append(event)
-
-    async def entries(self) -> list[LogEntry]:
-        return await whole_log(self.client.log)
-
-    async def events(self) -> list[LogEvent]:
-        return await events_in(self.client.log)
 
     async def folded(self) -> State:
         """A cold fold, in the order of the log."""

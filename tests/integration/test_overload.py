@@ -2,20 +2,14 @@
 
 import pytest
 
-from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.commands import MigrateRequests, MigrationAnswered, RouteGranted, RouteRejected
 from pointsman.contracts.decisions import LeaderElected, RequestsRefused
 from pointsman.contracts.requests import RequestArrived
-from pointsman.contracts.subjects import command_subject
-from pointsman.primitives import PoolName, WallSeconds
 from pointsman.simulation.replay import verify
-from pointsman_lab.memory.log import MemoryBroker, MemoryLog
-from tests.support.events import finished, first_token, joined, route
-from tests.support.log_reading import events_in, whole_log
-from tests.support.scheduling import running_scheduler
+from pointsman_lab.memory.log import MemoryLog
+from tests.support.events import finished, first_token
+from tests.support.memory_pool import MemoryPool
 from tests.support.waiting import eventually
-
-POOL = PoolName("default")
 
 
 @pytest.fixture
@@ -29,35 +23,32 @@ def load(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 async def test_new_requests_are_refused_unwritten_known_ones_go_on_and_the_log_counts_the_refused(
     load: list[float],
 ) -> None:
-    broker, clock = MemoryBroker(POOL), ScaledClock()
-    client = broker.client(name="test", clock=clock)
-    await client.log.append(joined("engine-1", at=clock.now()))
+    pool = MemoryPool()
+    await pool.append(pool.joined("engine-1"))
 
     async def ask(request: str) -> object:
-        command = route(request, [1, 2], arrived_at=clock.now())
-        return await client.commands.request(command_subject(POOL, "route"), command, timeout=WallSeconds(5.0))
+        return await pool.route(request, [1, 2])
 
-    async with running_scheduler(broker.client(name="s", clock=clock), clock, name="s") as service:
-        await eventually(lambda: service.leading)
+    async with pool.leader() as service:
         assert isinstance(await ask("before"), RouteGranted)
         load[0] = 0.6
-        written = broker.extent.last
+        written = pool.broker.extent.last
         refused = [await ask(f"new-{number}") for number in range(3)]
         again = await ask("before")
-        after = broker.extent.last
+        after = pool.broker.extent.last
         plan = MigrateRequests(plan="p", term=service.leading.term, as_of=service.state.sequence, moves=[], policy="x")  # type: ignore[union-attr]
-        answered = await client.commands.request(command_subject(POOL, "migrate"), plan, timeout=WallSeconds(5.0))
-        await client.log.append(first_token("before", "engine-1", at=clock.now()))
-        await client.log.append(finished("before", "engine-1", at=clock.now()))
+        answered = await pool.ask(plan, kind="migrate")
+        await pool.append(first_token("before", "engine-1", at=pool.clock.now()))
+        await pool.append(finished("before", "engine-1", at=pool.clock.now()))
         load[0] = 0.0
         assert isinstance(await ask("later"), RouteGranted)
 
         async def told() -> bool:
-            return any(isinstance(event, RequestsRefused) for event in await events_in(client.log))
+            return any(isinstance(event, RequestsRefused) for event in await pool.events())
 
         await eventually(told)
-        events = await events_in(client.log)
-        entries = await whole_log(client.log)
+        events = await pool.events()
+        entries = await pool.entries()
 
     assert written == after
     assert isinstance(again, RouteGranted)

@@ -31,7 +31,7 @@ async def test_a_hot_prefix_is_there_before_the_first_request_that_needs_it(monk
         for number in range(HOT_AFTER + 1):  # counts fade
             await fleet.ask(COMPLETIONS, f"r{number}", body(10 + number))
         await eventually(lambda: min(state.index.blocks(A), state.index.blocks(B)) >= BLOCKS and not state.copies)
-        events = [entry.event for entry in await fleet.entries()]
+        events = [entry.event for entry in await fleet.pool.entries()]
         (copied,) = [event for event in events if isinstance(event, PrefixCopyEnded)]
         (granted,) = [event for event in events if isinstance(event, RequestGranted) and event.copy_to]
 
@@ -39,7 +39,7 @@ async def test_a_hot_prefix_is_there_before_the_first_request_that_needs_it(monk
         headers, _ = await fleet.ask(COMPLETIONS, "after", body(99, stream=False))
         after = next(event for event in await fleet.life_of("after") if isinstance(event, RequestFinished))
         await eventually(lambda: not state.workload.requests)
-        verdict = verify(await fleet.entries())
+        verdict = verify(await fleet.pool.entries())
 
         assert (copied.request, copied.source, copied.instance) == (granted.request, granted.instance, granted.copy_to)
         assert (copied.tokens, copied.failure) == (64 * BLOCKS, "")

@@ -40,7 +40,7 @@ async def fleet() -> AsyncIterator[Fleet]:
     """`a` holds the prefixes 1 to 6, and is drained: all go to `b`."""
     async with simulated_split_fleet({"a": "both", "b": "both"}, fetches=True, speed=SPEED) as (opened, engines):
         for number in range(1, 7):
-            async with opened.client.post(engines["a"].url + COMPLETIONS, json=body(number, 7)) as answer:
+            async with opened.http.post(engines["a"].url + COMPLETIONS, json=body(number, 7)) as answer:
                 await answer.read()
         await eventually(lambda: opened.scheduler.state.index.blocks(A) >= 6 * BLOCKS)
         await opened.drain("a")
@@ -54,7 +54,7 @@ async def fetch_of(fleet: SplitFleet, request: str) -> PrefixFetchEnded:
 async def test_the_prefix_comes_from_where_it_is_and_is_not_computed_again(fleet: Fleet) -> None:
     whole, engines = fleet
     headers, answer = await whole.ask(COMPLETIONS, "first", body(1, 8, stream=False))
-    async with whole.client.post(engines["a"].url + COMPLETIONS, json=body(1, 8, stream=False)) as direct:
+    async with whole.http.post(engines["a"].url + COMPLETIONS, json=body(1, 8, stream=False)) as direct:
         expected = await direct.json()
     life = await whole.life_of("first")
     placed = next(event for event in life if isinstance(event, RequestPlaced))
@@ -110,7 +110,7 @@ async def test_every_decision_on_fetches_is_made_again_from_the_log(fleet: Fleet
     whole, _ = fleet
     await eventually(lambda: not whole.scheduler.state.workload.requests)
 
-    verdict = verify(await whole.entries())
+    verdict = verify(await whole.pool.entries())
 
     assert (verdict.different, verdict.unchecked.total(), verdict.problems) == (0, 0, [])
     assert verdict.identical == verdict.decisions > 10
@@ -133,7 +133,7 @@ async def test_without_the_fetch_the_prompt_is_computed(fleet: Fleet, engine: st
     assert next(event for event in life if isinstance(event, PrefixFetchEnded)).failure == why
     assert (finished.instance, finished.cached_tokens) == (B, 0)
     assert sum(isinstance(event, PrefillFinished) for event in life) == 1
-    assert transfers.rests(A, B, whole.clock.now())
+    assert transfers.rests(A, B, whole.pool.clock.now())
 
 
 def once(first: Callable[..., Any], then: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -44,7 +44,7 @@ from pointsman_scheduler import migrating
 from pointsman_scheduler.service import SchedulerService
 from tests.support.events import first_token, joined, route
 from tests.support.log_worlds import LogWorld, MemoryWorld
-from tests.support.scheduling import running_scheduler
+from tests.support.services import running_scheduler
 from tests.support.settable_clock import SettableClock
 from tests.support.waiting import eventually
 
@@ -184,9 +184,7 @@ async def rebalancer(
     board = HealthBoard()
     async with world.client(name) as link:
         service = RebalancerService(
-            event_log=link.log,
-            checkpoints=link.checkpoints,
-            commands=commands or link.commands,
+            link=replace(link, commands=commands or link.commands),
             clock=clock or ScaledClock(),
             board=board,
             settings=RebalancerSettings(pool=world.pool),

@@ -5,7 +5,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import aiohttp
 import pytest
@@ -14,25 +14,21 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.decisions import RequestGranted, RequestMigrated
 from pointsman.contracts.requests import PrefillFinished, RequestEvent, RequestFinished
 from pointsman.policies.policy_set import rebalancing_policy
-from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, PoolName, Term
-from pointsman.runtime.health import HealthBoard, HttpServer
+from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.supervision import Supervisor
 from pointsman.simulation.replay import verify
 from pointsman.state.workload import Stage
-from pointsman_ingress.assembly import assembled
 from pointsman_ingress.placement import in_flight
 from pointsman_ingress.placement.in_flight import InFlightRequest
-from pointsman_ingress.settings import IngressSettings
-from pointsman_lab.memory.log import MemoryBroker
 from pointsman_rebalancer.service import RebalancerService
 from pointsman_rebalancer.settings import RebalancerSettings
 from pointsman_scheduler.service import SchedulerService
-from tests.support.events import grant, joined
+from tests.support.events import grant
 from tests.support.fake_engine import Behaviour, FakeEngine, running_engine
 from tests.support.ingress_world import COMPLETIONS, ONE, STREAM, TOKENS, TWO, World, world_with
-from tests.support.log_reading import life_of, whole_log
-from tests.support.scheduling import running_scheduler
+from tests.support.log_reading import life_of
+from tests.support.memory_pool import MemoryPool
 from tests.support.waiting import eventually
 
 POOL = PoolName("default")
@@ -159,11 +155,10 @@ async def _answer(world: World) -> tuple[int, str]:
 @dataclass
 class Fleet:
     url: str
-    broker: MemoryBroker
-    clock: ScaledClock
+    pool: MemoryPool
     scheduler: SchedulerService
     client: aiohttp.ClientSession
-    engines: dict[InstanceId, FakeEngine] = field(default_factory=dict)
+    engines: dict[InstanceId, FakeEngine]
 
     async def ask(self, request: str) -> tuple[int, str]:
         headers = {"x-request-id": request, "x-slo-ttft-ms": "600000"}
@@ -171,61 +166,33 @@ class Fleet:
             await answer.text()
             return answer.status, answer.headers.get("x-pointsman-instance", "")
 
-    async def entries(self) -> list[LogEntry]:
-        return await whole_log(self.broker.client(self.clock, name="reader").log)
-
     async def life_of(self, request: str) -> list[RequestEvent]:
-        return life_of(await self.entries(), request)
+        return life_of(await self.pool.entries(), request)
 
 
 @asynccontextmanager
 async def fleet(*, rebind: bool) -> AsyncIterator[Fleet]:
     """Two engines, of which the first in name is asked first; requests wait nowhere and nothing else moves them."""
-    clock, broker = ScaledClock(SPEED), MemoryBroker(POOL)
+    usual = {"speed": SPEED, "rebind": rebind, "policy": "min_ttft", "admission": "none", "suspect_seconds": 600.0}
+    pool = MemoryPool(clock=ScaledClock(SPEED), usual=usual)
     async with AsyncExitStack() as stack:
         supervisor = await stack.enter_async_context(Supervisor())
         engines = {name: await stack.enter_async_context(running_engine()) for name in (ONE, TWO)}
-        log = broker.client(clock, name="everybody-else").log
         for name, engine in engines.items():
-            await log.append(joined(name, at=clock.now(), url=engine.url, max_model_len=1000))
-        scheduling = running_scheduler(
-            broker.client(clock, name="s"),
-            clock,
-            speed=SPEED,
-            rebind=rebind,
-            policy="min_ttft",
-            admission="none",
-            suspect_seconds=600.0,
-        )
-        scheduler = await stack.enter_async_context(scheduling)
+            await pool.append(pool.joined(name, url=engine.url, max_model_len=1000))
+        scheduler = await stack.enter_async_context(pool.scheduler())
         await eventually(lambda: scheduler.leading)
-        _rebalancer(supervisor, broker, clock, RebalancerSettings(speed=SPEED, rebind=rebind, rebalance="off"))
-        link, board = broker.client(clock, name="ingress-1"), HealthBoard()
-        settings = IngressSettings(name="ingress-1", probe=False, speed=SPEED)
-        own = await stack.enter_async_context(Supervisor())
-        apps = await stack.enter_async_context(
-            assembled(settings, {POOL: link}, clock=clock, board=board, supervisor=own)
-        )
-        server = HttpServer(apps.api, host="127.0.0.1", port=0, shutdown_seconds=1)
-        serving = asyncio.create_task(server.serve())
-        stack.push_async_callback(_stop, server, serving)
-        await eventually(lambda: server.started and board.whole)
+        _rebalancer(supervisor, pool, RebalancerSettings(speed=SPEED, rebind=rebind, rebalance="off"))
+        url = await stack.enter_async_context(pool.ingress(speed=SPEED))
         client = await stack.enter_async_context(aiohttp.ClientSession())
-        yield Fleet(f"http://127.0.0.1:{server.bound_port}", broker, clock, scheduler, client, engines)
+        yield Fleet(url, pool, scheduler, client, engines)
 
 
-async def _stop(server: HttpServer, serving: "asyncio.Task[None]") -> None:
-    server.should_exit = True
-    await serving
-
-
-def _rebalancer(supervisor: Supervisor, broker: MemoryBroker, clock: ScaledClock, settings: RebalancerSettings) -> None:
-    link = broker.client(clock, name="r")
+def _rebalancer(supervisor: Supervisor, pool: MemoryPool, settings: RebalancerSettings) -> None:
+    link = pool.broker.client(pool.clock, name="r")
     service = RebalancerService(
-        event_log=link.log,
-        checkpoints=link.checkpoints,
-        commands=link.commands,
-        clock=clock,
+        link=link,
+        clock=pool.clock,
         board=HealthBoard(),
         settings=settings,
         policy=rebalancing_policy(settings.rebalance),
@@ -241,7 +208,7 @@ async def test_a_stalled_engine_loses_its_requests_to_another_and_the_log_explai
         one.script.extend([Behaviour.HANGS] * 3)
         answers = await asyncio.gather(*(running.ask(f"r{n}") for n in range(6)))
         await eventually(lambda: not running.scheduler.state.workload.requests)
-        verdict = verify(await running.entries())
+        verdict = verify(await running.pool.entries())
         lives = [await running.life_of(f"r{n}") for n in range(6)]
 
         assert {status for status, _ in answers} == {200}

@@ -14,11 +14,11 @@ from pointsman_cli.command_client import NoAnswerError, described
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_worker.settings import WorkerSettings
 from tests.integration.test_scaler import pool, running, scale, scaler_of
-from tests.integration.test_worker import INSTANCE, working
 from tests.support.fake_publisher import FakePublisher
 from tests.support.ingress_world import COMPLETIONS, TOKENS, world_with
-from tests.support.scheduling import running_scheduler
+from tests.support.memory_pool import MemoryPool
 from tests.support.waiting import eventually
+from tests.support.worker_bench import INSTANCE, working
 
 POOL = PoolName("default")
 FUTURE = b'{"type":"AskOfALaterRelease","request":"r"}'
@@ -41,9 +41,9 @@ async def refusal(commands: Commands, subject: str, payload: bytes) -> CommandRe
 
 
 async def test_a_leader_refuses_on_every_subject_what_it_does_not_know() -> None:
-    clock, broker = ScaledClock(), MemoryBroker(POOL)
-    asker = broker.client(clock, name="asker").commands
-    async with running_scheduler(broker.client(clock, name="s"), clock):
+    leading = MemoryPool()
+    asker = leading.client.commands
+    async with leading.scheduler():
         for subject in OF_THE_LEADER:
             assert (await refusal(asker, subject, FUTURE)).detail == "this release knows no command AskOfALaterRelease"
             assert (await refusal(asker, subject, LATER)).reason == "newer_wire"
@@ -53,9 +53,9 @@ async def test_a_leader_refuses_on_every_subject_what_it_does_not_know() -> None
 
 
 async def test_only_who_leads_refuses_so_that_a_newer_leader_is_heard() -> None:
-    clock, broker = ScaledClock(), MemoryBroker(POOL)
-    asker = broker.client(clock, name="asker").commands
-    async with running_scheduler(broker.client(clock, name="s"), clock) as service:
+    leading = MemoryPool()
+    asker = leading.client.commands
+    async with leading.scheduler() as service:
         service._leader.term = None  # as between two terms
         for subject in OF_THE_LEADER:
             with pytest.raises(CommandTimeoutError):

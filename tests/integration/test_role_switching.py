@@ -18,8 +18,9 @@ from pointsman.primitives import InstanceId
 from pointsman.runtime.settings import FleetSettings
 from pointsman.simulation.replay import verify
 from pointsman_cli import drain
+from tests.support.memory_pool import POOL
 from tests.support.role_switching import roles, scale, scaler
-from tests.support.split_fleet import POOL, SplitFleet, simulated_split_fleet
+from tests.support.split_fleet import SplitFleet, simulated_split_fleet
 from tests.support.waiting import eventually
 
 COMPLETIONS = "/v1/completions"
@@ -44,7 +45,7 @@ async def asked_in_a_row(fleet: SplitFleet, name: str, until: asyncio.Event, **s
 async def assert_nothing_is_lost(fleet: SplitFleet, answers: dict[str, int], output: set[int]) -> None:
     workload = fleet.scheduler.state.workload
     await eventually(lambda: not workload.requests)
-    entries = await fleet.entries()
+    entries = await fleet.pool.entries()
     ends = [entry.event for entry in entries if isinstance(entry.event, RequestEnd)]
     named = {e.event.request: e.event.client_request_id for e in entries if isinstance(e.event, RequestArrived)}
     verdict = verify(entries)
@@ -68,7 +69,7 @@ async def test_an_operator_changes_roles_under_load_and_another_scaler_finishes_
             await eventually(lambda: roles(fleet) == {"prefill": 3, "decode": 1}, seconds=10.0)
         done.set()
         answers = {name: tokens for client in clients for name, tokens in (await client).items()}
-        events = [entry.event for entry in await fleet.entries()]
+        events = [entry.event for entry in await fleet.pool.entries()]
 
         assert (began.refusal, began.prefill, began.decode) == ("", 2, 2)
         assert "from 4 to 4" in too_many.refusal
@@ -95,7 +96,7 @@ async def test_roles_follow_a_load_that_turns_from_long_prompts_to_long_answers(
                 done.set()
                 for client in clients:
                     answers |= await client
-        changes = [entry.event for entry in await fleet.entries() if isinstance(entry.event, InstanceRoleChanged)]
+        changes = [entry.event for entry in await fleet.pool.entries() if isinstance(entry.event, InstanceRoleChanged)]
 
         assert {event.role for event in changes} == {"prefill", "decode"}
         await assert_nothing_is_lost(fleet, answers, {2, 150})
@@ -109,7 +110,7 @@ async def test_a_drain_into_a_role_waits_for_the_role_and_says_which_it_is(
 
         @asynccontextmanager
         async def link(*_: Any, **__: Any) -> AsyncIterator[Link]:
-            yield fleet.broker.client(fleet.clock, name="alice")
+            yield fleet.pool.broker.client(fleet.pool.clock, name="alice")
 
         monkeypatch.setattr(drain, "connected_link", link)
         done = asyncio.Event()

@@ -21,7 +21,6 @@ from pointsman.contracts.commands import (
 )
 from pointsman.contracts.decisions import ScaleApplied, ScaleDecided
 from pointsman.contracts.fleet import InstanceDraining, InstanceLeft, InstanceUndrained
-from pointsman.contracts.subjects import admin_subject
 from pointsman.policies.policy_set import scaling_policy
 from pointsman.policies.setting_text import settings_of
 from pointsman.ports import (
@@ -40,8 +39,8 @@ from pointsman.runtime.supervision import Supervisor
 from pointsman_cli.scale import show
 from pointsman_scaler.service import ScalerService
 from pointsman_scaler.settings import ScalerSettings
-from tests.integration.test_scheduler import POOL, World
 from tests.support.events import finished, first_token, reported
+from tests.support.memory_pool import POOL, MemoryPool
 from tests.support.settable_clock import SettableClock
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import eventually
@@ -52,7 +51,7 @@ class EnginesInTheLog(InstanceProvider):
 
     name = "engines-in-the-log"
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: MemoryPool) -> None:
         self.world = world
         self.kept: dict[InstanceId, int] = {}
         self.answering = True
@@ -110,7 +109,7 @@ class EnginesInTheLog(InstanceProvider):
 
 
 def scaler_of(
-    world: World, provider: InstanceProvider, name: str, *, ahead: float = 0.0, **settings: Any
+    world: MemoryPool, provider: InstanceProvider, name: str, *, ahead: float = 0.0, **settings: Any
 ) -> ScalerService:
     """`ahead`: its clock."""
     chosen = ScalerSettings(**{"min_instances": 1, "max_instances": 6, "scaler_lease_seconds": 0.6} | settings)
@@ -118,10 +117,7 @@ def scaler_of(
     clock.set_by = ahead
     link = world.broker.client(name=name, clock=clock)
     return ScalerService(
-        event_log=link.log,
-        checkpoints=link.checkpoints,
-        commands=link.commands,
-        lease=link.scaler_lease,
+        link=link,
         provider=provider,
         policy=scaling_policy(chosen.scaling, settings_of(chosen.set, {"scaling": ""})),
         clock=clock,
@@ -142,21 +138,19 @@ async def running(*scalers: ScalerService) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def pool(**scheduler: Any) -> AsyncIterator[tuple[World, EnginesInTheLog]]:
-    world = World()
+async def pool(**scheduler: Any) -> AsyncIterator[tuple[MemoryPool, EnginesInTheLog]]:
+    world = MemoryPool()
     provider = EnginesInTheLog(world)
-    async with world.scheduler(suspect_seconds=60.0, leave_seconds=120.0, **scheduler), Supervisor() as supervisor:
+    async with world.leader(suspect_seconds=60.0, leave_seconds=120.0, **scheduler), Supervisor() as supervisor:
         supervisor.start(provider.report_for_ever(), name="reports")
         yield world, provider
 
 
-async def scale(world: World, wanted: int | None) -> ScaleAnswered:
+async def scale(world: MemoryPool, wanted: int | None) -> ScaleAnswered:
     async with asyncio.timeout(5.0):
         while True:
             try:
-                answer = await world.client.commands.request(
-                    admin_subject(POOL, "scale", "alice"), ScalePool(wanted=wanted), timeout=WallSeconds(1.0)
-                )
+                answer = await world.operate(ScalePool(wanted=wanted), action="scale", timeout=1.0)
             except (NoResponderError, CommandTimeoutError):
                 await asyncio.sleep(0.05)
                 continue
@@ -164,7 +158,7 @@ async def scale(world: World, wanted: int | None) -> ScaleAnswered:
             return answer
 
 
-async def settled(world: World, wanted: int) -> None:
+async def settled(world: MemoryPool, wanted: int) -> None:
     async with asyncio.timeout(15.0):
         while True:
             answer = await scale(world, None)
@@ -173,10 +167,8 @@ async def settled(world: World, wanted: int) -> None:
             await asyncio.sleep(0.05)
 
 
-async def drain(world: World, command: DrainInstance | UndrainInstance) -> DrainAnswered:
-    answer = await world.client.commands.request(
-        admin_subject(POOL, "drain", "alice"), command, timeout=WallSeconds(2.0)
-    )
+async def drain(world: MemoryPool, command: DrainInstance | UndrainInstance) -> DrainAnswered:
+    answer = await world.operate(command, action="drain", timeout=2.0)
     assert isinstance(answer, DrainAnswered)
     return answer
 
@@ -684,9 +676,9 @@ async def test_a_size_is_decided_again_before_the_log_loses_it_and_under_a_highe
 
 @in_virtual_time
 async def test_a_static_provider_refuses_a_size_that_is_not_there_and_says_what_to_do() -> None:
-    world = World()
+    world = MemoryPool()
     await world.append(*[event for name in "ab" for event in (world.joined(name), reported(name, 0, []))])
-    async with world.scheduler(suspect_seconds=60.0), running(scaler_of(world, StaticProvider(), "s1")):
+    async with world.leader(suspect_seconds=60.0), running(scaler_of(world, StaticProvider(), "s1")):
         await settled(world, 2)
         answers = [await scale(world, wanted) for wanted in (3, 1)]
         same = await scale(world, 2)
@@ -707,7 +699,7 @@ async def test_a_static_provider_refuses_a_size_that_is_not_there_and_says_what_
 @pytest.mark.parametrize("manages", [True, False])
 @in_virtual_time
 async def test_only_a_provider_that_starts_engines_is_asked_for_more(manages: bool) -> None:
-    world = World()
+    world = MemoryPool()
     await world.append(world.joined("a"), reported("a", 0, []))
     scaler = scaler_of(world, EnginesInTheLog(world) if manages else StaticProvider(), "s1")
     async with running(scaler):
@@ -719,9 +711,9 @@ async def test_only_a_provider_that_starts_engines_is_asked_for_more(manages: bo
 
 @in_virtual_time
 async def test_what_came_after_the_first_decision_of_a_static_provider_is_what_is_wanted() -> None:
-    world = World()
+    world = MemoryPool()
     await world.append(world.joined("a"), reported("a", 0, []))
-    async with world.scheduler(suspect_seconds=60.0), running(scaler_of(world, StaticProvider(), "s1")):
+    async with world.leader(suspect_seconds=60.0), running(scaler_of(world, StaticProvider(), "s1")):
         await settled(world, 1)
         await world.append(world.joined("b"), reported("b", 0, []))
         await settled(world, 2)
@@ -732,10 +724,10 @@ async def test_what_came_after_the_first_decision_of_a_static_provider_is_what_i
 
 @in_virtual_time
 async def test_a_static_provider_wants_nothing_back_that_left_unless_all_left() -> None:
-    world = World()
+    world = MemoryPool()
     await world.append(*[event for name in "ab" for event in (world.joined(name), reported(name, 0, []))])
     scaler, shown = scaler_of(world, StaticProvider(), "s1"), telemetry.SCALER_DESIRED_ENGINES.labels(POOL)._value
-    async with world.scheduler(suspect_seconds=60.0), running(scaler), Supervisor() as supervisor:
+    async with world.leader(suspect_seconds=60.0), running(scaler), Supervisor() as supervisor:
         supervisor.start(scaler.report(), name="report")
         await settled(world, 2)
         await eventually(lambda: shown.get() == 2)
@@ -751,9 +743,9 @@ async def test_a_static_provider_wants_nothing_back_that_left_unless_all_left() 
 async def test_a_pool_whose_engines_an_operator_has_all_drained_is_told_without_contradiction(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    world = World()
+    world = MemoryPool()
     await world.append(*[event for name in "ab" for event in (world.joined(name), reported(name, 0, []))])
-    async with world.scheduler(suspect_seconds=60.0), running(scaler_of(world, StaticProvider(), "s1")):
+    async with world.leader(suspect_seconds=60.0), running(scaler_of(world, StaticProvider(), "s1")):
         await settled(world, 2)
         before = await scale(world, None)
         for name in "ab":
@@ -773,10 +765,10 @@ async def test_a_pool_whose_engines_an_operator_has_all_drained_is_told_without_
 
 @in_virtual_time
 async def test_what_an_automatic_policy_wants_of_a_static_provider_is_left_to_people() -> None:
-    world = World()
+    world = MemoryPool()
     await world.append(world.joined("a"), reported("a", 0, []))
     scaler = scaler_of(world, StaticProvider(), "s1", scaling="slo_attainment")
-    async with world.scheduler(suspect_seconds=60.0), running(scaler):
+    async with world.leader(suspect_seconds=60.0), running(scaler):
         await settled(world, 1)
         await world.append(world.joined("b"), reported("b", 0, []))
 
@@ -797,7 +789,7 @@ async def test_what_an_automatic_policy_wants_of_a_static_provider_is_left_to_pe
 @in_virtual_time
 async def test_what_hangs_or_is_drained_under_a_static_provider_is_known_to_come_no_more() -> None:
     """Three are to serve."""
-    world = World()
+    world = MemoryPool()
     await world.append(*[event for name in "abc" for event in (world.joined(name), reported(name, 0, []))])
     settings: dict[str, Any] = {"scaling": "schedule", "set": ("scaling.times=* * * * * = 3",)}
     scaler = scaler_of(world, StaticProvider(), "s1", start_seconds_max=60.0, **settings)
@@ -808,7 +800,7 @@ async def test_what_hangs_or_is_drained_under_a_static_provider_is_known_to_come
             await asyncio.sleep(1.0)
 
     async with (
-        world.scheduler(suspect_seconds=60.0, leave_seconds=300.0), running(scaler), Supervisor() as supervisor
+        world.leader(suspect_seconds=60.0, leave_seconds=300.0), running(scaler), Supervisor() as supervisor
     ):  # fmt: skip
         await settled(world, 3)
         supervisor.start(down("a"), name="down")
@@ -827,14 +819,14 @@ async def test_what_hangs_or_is_drained_under_a_static_provider_is_known_to_come
 @in_virtual_time
 async def test_an_autoscaler_may_read_the_scaler_that_only_follows() -> None:
     """As behind one Service, which leads its connection to either."""
-    world = World()
+    world = MemoryPool()
     await world.append(world.joined("a"), reported("a", 0, []))
     acting, following = (scaler_of(world, StaticProvider(), name) for name in ("s1", "s2"))
 
     async def taken() -> bool:
         return not (await scale(world, 3)).refusal
 
-    async with world.scheduler(suspect_seconds=60.0), running(acting):
+    async with world.leader(suspect_seconds=60.0), running(acting):
         await settled(world, 1)
         async with running(following):
             unread = await scale(world, 3)
@@ -850,11 +842,11 @@ async def test_an_autoscaler_may_read_the_scaler_that_only_follows() -> None:
 
 @in_virtual_time
 async def test_an_autoscaler_reads_the_decided_size_and_nothing_before_there_is_one() -> None:
-    world = World()
+    world = MemoryPool()
     await world.append(world.joined("a"), reported("a", 0, []))
     acting, following = (scaler_of(world, StaticProvider(), name) for name in ("s1", "s2"))
     before = [acting.desired(), following.desired()]
-    async with world.scheduler(suspect_seconds=60.0), running(following):
+    async with world.leader(suspect_seconds=60.0), running(following):
         await eventually(lambda: following.acts)
         async with running(acting):
             await scale(world, 3)
@@ -867,13 +859,13 @@ async def test_an_autoscaler_reads_the_decided_size_and_nothing_before_there_is_
 
 @in_virtual_time
 async def test_a_pool_that_sleeps_is_told_to_have_no_roles() -> None:
-    world = World()
+    world = MemoryPool()
     asleep = ScaleDecided(
         at=0.0, policy="manual", settings={}, current=4, wanted=0, reason="r", number=1, prefill=3, decode=1
     )
     await world.append(asleep)
     scaler = scaler_of(world, StaticProvider(), "s1", min_instances=0)
-    async with world.scheduler(suspect_seconds=60.0), running(scaler):
+    async with world.leader(suspect_seconds=60.0), running(scaler):
         await eventually(lambda: scaler.desired() is not None)
         answer = await scale(world, None)
 
@@ -930,5 +922,5 @@ async def test_a_scaler_whose_clock_is_wrong_sizes_the_pool_like_any_other(ahead
             await eventually(lambda: scaler.state.scaling.wanted == 0, seconds=5.0)
 
 
-async def decisions(world: World) -> list[int]:
+async def decisions(world: MemoryPool) -> list[int]:
     return [event.wanted for event in await world.events() if isinstance(event, ScaleDecided)]

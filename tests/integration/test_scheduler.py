@@ -3,15 +3,12 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
 import msgspec
 import pytest
 
-from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import AnyCommand, LogEvent, encode
 from pointsman.contracts.commands import (
     CancelAnswered,
@@ -35,54 +32,27 @@ from pointsman.contracts.fleet import InstanceEjected, InstanceUnejected, Livene
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import PrefillFinished, RequestAttemptFailed, RequestCancelled
 from pointsman.contracts.subjects import (
-    admin_subject,
-    command_subject,
     resync_subject,
 )
 from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.ports import CommandTimeoutError, LogEntry, Reply, UnconfirmedWrites
-from pointsman.primitives import InstanceId, PoolName, RequestId, Tenant, Term, WallSeconds
+from pointsman.primitives import InstanceId, RequestId, Tenant, Term, WallSeconds
 from pointsman.simulation.replay import verify
-from pointsman_lab.memory.log import Fault, MemoryBroker, MemoryLog
+from pointsman_lab.memory.log import Fault, MemoryLog
 from pointsman_scheduler import housekeeping
 from pointsman_scheduler.checkpoint_watch import CHECKPOINTS_PART
 from pointsman_scheduler.leader import ActiveTerm
-from pointsman_scheduler.service import SchedulerService
-from tests.support.events import finished, first_token, joined, reported, route, stored
-from tests.support.log_reading import events_in, whole_log
-from tests.support.scheduling import running_scheduler
+from tests.support.events import finished, first_token, reported, stored
+from tests.support.log_reading import whole_log
+from tests.support.memory_pool import POOL, MemoryPool
 from tests.support.settable_clock import SettableClock
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import eventually
 
-POOL = PoolName("default")
-WAIT_SECONDS = 5.0
 
-
-@dataclass
-class World:
-    """A broker, and what tests do to it from outside."""
-
-    broker: MemoryBroker = field(default_factory=lambda: MemoryBroker(POOL))
-    clock: ScaledClock = field(default_factory=ScaledClock)
-
-    def __post_init__(self) -> None:
-        self.client = self.broker.client(name="test", clock=self.clock)
-
-    @asynccontextmanager
-    async def scheduler(self, name: str = "s", **settings: Any) -> AsyncIterator[SchedulerService]:
-        link = self.broker.client(name=name, clock=self.clock)
-        async with running_scheduler(link, self.clock, name=name, **settings) as service:
-            await eventually(lambda: service.leading)
-            yield service
-            await service.resign()
-
-    async def route(self, request: str, keys: list[int], *, timeout: float = WAIT_SECONDS, **fields: Any) -> AnyCommand:
-        fields = {"arrived_at": self.clock.now()} | fields
-        return await self.client.commands.request(
-            command_subject(POOL, "route"), route(request, keys, **fields), timeout=WallSeconds(timeout)
-        )
+class World(MemoryPool):
+    """A pool, and what tests do to its leader from outside."""
 
     async def waits(self, request: str, keys: list[int], **fields: Any) -> bool:
         """Whether the request gets no answer for now."""
@@ -96,33 +66,19 @@ class World:
         """Name what an ingress has."""
         sent = [SentRequest(request=RequestId(r), attempt=1, instance=InstanceId("a")) for r in requests]
         command = FollowRequests(requests=sent, waiting=[RequestId(r) for r in waiting])
-        await self.client.commands.request(command_subject(POOL, "follow"), command, timeout=WallSeconds(WAIT_SECONDS))
+        await self.ask(command, kind="follow")
 
     async def tell_first_token(self, request: str, attempt: int, instance: str) -> None:
         sent = SentRequest(request=RequestId(request), attempt=attempt, instance=InstanceId(instance))
         command = FollowRequests(requests=[], answered=[sent])
-        await self.client.commands.request(command_subject(POOL, "follow"), command, timeout=WallSeconds(WAIT_SECONDS))
-
-    async def append(self, *events: LogEvent) -> None:
-        for event in events:
-            await self.client.log.append(event)
-
-    async def events(self) -> list[LogEvent]:
-        """Everything in the log."""
-        return await events_in(self.client.log)
-
-    async def kinds(self) -> list[str]:
-        return [type(event).__name__ for event in await self.events()]
-
-    def joined(self, instance: str, **fields: Any) -> LogEvent:
-        return joined(instance, at=self.clock.now(), **fields)
+        await self.ask(command, kind="follow")
 
 
 @in_virtual_time
 async def test_a_request_is_granted_and_the_log_says_why() -> None:
     world = World()
     await world.append(world.joined("a"), stored("a", 1, [1, 2]))
-    async with world.scheduler():
+    async with world.leader():
         granted = await world.route("r", [1, 2, 3])
 
         assert isinstance(granted, RouteGranted)
@@ -143,7 +99,7 @@ async def test_a_request_is_granted_and_the_log_says_why() -> None:
 async def test_a_command_that_comes_twice_is_answered_twice_and_decided_once() -> None:
     world = World()
     await world.append(world.joined("a"))
-    async with world.scheduler():
+    async with world.leader():
         first, second = await world.route("r", [1]), await world.route("r", [1])
 
         assert first == second
@@ -154,7 +110,7 @@ async def test_a_command_that_comes_twice_is_answered_twice_and_decided_once() -
 async def test_what_does_not_fit_the_window_waits_for_the_first_token_before_it() -> None:
     world = World()
     await world.append(world.joined("a"))
-    async with world.scheduler(prefill_window_tokens=10):
+    async with world.leader(prefill_window_tokens=10):
         await world.route("first", [1])
         assert await world.waits("second", [2])
         await world.append(first_token("first", "a", at=world.clock.now()))
@@ -166,7 +122,7 @@ async def test_what_does_not_fit_the_window_waits_for_the_first_token_before_it(
 async def test_a_first_token_of_which_the_log_tells_nothing_is_told_by_its_ingress_and_makes_room_once() -> None:
     world = World()
     await world.append(world.joined("a"), world.joined("b", role="decode"))
-    async with world.scheduler(prefill_window_tokens=10) as scheduler:
+    async with world.leader(prefill_window_tokens=10) as scheduler:
         await world.route("first", [1])
         await world.tell_first_token("first", 1, "a")
         assert await world.waits("second", [2])
@@ -196,15 +152,11 @@ async def test_a_first_token_of_which_the_log_tells_nothing_is_told_by_its_ingre
 async def test_a_waiting_request_is_cancelled_by_the_leader_and_a_granted_one_is_not() -> None:
     world = World()
     await world.append(world.joined("a"))
-    async with world.scheduler(prefill_window_tokens=10):
+    async with world.leader(prefill_window_tokens=10):
         await world.route("granted", [1])
         assert await world.waits("waiting", [2])
         answers = [
-            await world.client.commands.request(
-                command_subject(POOL, "cancel"),
-                CancelRequest(request=RequestId(name), reason="gone"),
-                timeout=WallSeconds(WAIT_SECONDS),
-            )
+            await world.ask(CancelRequest(request=RequestId(name), reason="gone"), kind="cancel")
             for name in ("granted", "waiting", "waiting")
         ]
 
@@ -216,7 +168,7 @@ async def test_a_waiting_request_is_cancelled_by_the_leader_and_a_granted_one_is
 async def test_an_engine_that_failed_a_request_is_not_asked_again() -> None:
     world = World()
     await world.append(world.joined("a"), world.joined("b"))
-    async with world.scheduler():
+    async with world.leader():
         first = await world.route("r", [1])
         assert isinstance(first, RouteGranted)
         second = await world.route("r", [1], attempt=2, excluded=[first.instance])
@@ -232,10 +184,10 @@ async def test_an_engine_that_failed_a_request_is_not_asked_again() -> None:
 async def test_a_restarted_scheduler_knows_what_the_first_one_knew() -> None:
     world = World()
     await world.append(world.joined("a"), stored("a", 1, [1, 2]))
-    async with world.scheduler("one", prefill_window_tokens=10):
+    async with world.leader("one", prefill_window_tokens=10):
         await world.route("running", [1, 2])
         assert await world.waits("waiting", [7])
-    async with world.scheduler("two", prefill_window_tokens=10) as second:
+    async with world.leader("two", prefill_window_tokens=10) as second:
         assert await world.waits("waiting", [7])
         again = await world.route("running", [1, 2])
         await world.append(first_token("running", "a", at=world.clock.now()))
@@ -252,10 +204,10 @@ async def test_a_restarted_scheduler_knows_what_the_first_one_knew() -> None:
 async def test_a_rejection_whose_answer_was_lost_is_said_again_by_this_leader_and_by_the_next() -> None:
     world = World()
     asked_at = world.clock.now()
-    async with world.scheduler("one", hold_seconds=0.0):
+    async with world.leader("one", hold_seconds=0.0):
         first, repeated = [await world.route("r", [1], arrived_at=asked_at) for _ in range(2)]
     await world.append(world.joined("a"))
-    async with world.scheduler("two"):
+    async with world.leader("two"):
         after_takeover = await world.route("r", [1], arrived_at=asked_at)
         another = await world.route("r", [1], arrived_at=asked_at + 1.0)
 
@@ -275,7 +227,7 @@ async def test_a_leader_whose_decision_the_log_has_lost_leads_on_in_a_new_term_f
     await world.append(world.joined("a"))
     losses: list[Fault] = ["lose"]
     world.broker.fault = lambda event: losses.pop() if losses and isinstance(event, RequestPlaced) else "none"
-    async with world.scheduler() as service:
+    async with world.leader() as service:
         await world.route("r", [1])
         await eventually(lambda: service.leading is not None and service.leading.term == 2)
         for number in range(2, 6):
@@ -308,7 +260,7 @@ async def test_a_leader_that_fails_behind_a_decision_writes_it_and_leads_on(monk
     monkeypatch.setattr(Dispatcher, "route", route_and_fail)
     monkeypatch.setattr(Dispatcher, "check_liveness", always_fail)
     await world.append(world.joined("a"))
-    async with world.scheduler() as service:
+    async with world.leader() as service:
         assert await world.waits("bad", [1])
         assert isinstance(await world.route("good", [2]), RouteGranted)
         broken = msgspec.structs.replace(reported("a", 0, [], at=world.clock.now()), instance=InstanceId("b"))
@@ -336,7 +288,7 @@ async def _entries(world: World) -> AsyncIterator[LogEntry]:
 async def test_a_silent_worker_is_suspected_and_what_waits_for_it_moves() -> None:
     world = World()
     await world.append(world.joined("a"))
-    async with world.scheduler(prefill_window_tokens=10, suspect_seconds=0.4, leave_seconds=60.0):
+    async with world.leader(prefill_window_tokens=10, suspect_seconds=0.4, leave_seconds=60.0):
         await world.route("running", [1])
         assert await world.waits("waiting", [2])
         await eventually(lambda: _alive(world, "b"))
@@ -361,7 +313,7 @@ async def _alive(world: World, instance: str) -> bool:
 async def test_a_request_whose_ingress_died_while_it_waited_is_cancelled() -> None:
     world = World()
     await world.append(world.joined("a"))
-    async with world.scheduler(prefill_window_tokens=10, waiter_seconds=0.3):
+    async with world.leader(prefill_window_tokens=10, waiter_seconds=0.3):
         await world.route("running", [1])
         assert await world.waits("orphan", [2])
 
@@ -383,7 +335,7 @@ async def test_all_that_a_dead_ingress_had_is_ended_in_parts_between_which_the_l
     monkeypatch.setattr(housekeeping, "ENDED_MAX", 5)
     world = World()
     await world.append(world.joined("a"))
-    async with world.scheduler(prefill_window_tokens=10, waiter_seconds=0.3) as scheduler:
+    async with world.leader(prefill_window_tokens=10, waiter_seconds=0.3) as scheduler:
         await world.route("running", [0], followed=True)
         asking = [asyncio.create_task(world.waits(f"orphan-{n}", [n], followed=True)) for n in range(1, 12)]
         assert all(await asyncio.gather(*asking))
@@ -398,7 +350,7 @@ async def test_all_that_a_dead_ingress_had_is_ended_in_parts_between_which_the_l
 async def test_what_a_dead_ingress_had_at_engines_is_ended_and_what_a_living_one_has_is_not() -> None:
     world = World()
     await world.append(world.joined("a"))
-    async with world.scheduler(prefill_window_tokens=150, waiter_seconds=0.6) as scheduler:
+    async with world.leader(prefill_window_tokens=150, waiter_seconds=0.6) as scheduler:
         await world.route("lost", [1], followed=True)
         await world.route("kept", [2], followed=True)
         assert await world.waits("next", [3], followed=True)
@@ -426,7 +378,7 @@ async def test_what_a_dead_ingress_had_at_engines_is_ended_and_what_a_living_one
 async def test_an_ingress_that_never_names_what_it_has_is_borne_with() -> None:
     world = World()
     await world.append(world.joined("a"))
-    async with world.scheduler(waiter_seconds=0.1):
+    async with world.leader(waiter_seconds=0.1):
         await world.route("old", [1])
         await asyncio.sleep(0.6)  # two looks of the housekeeper
 
@@ -437,9 +389,9 @@ async def test_an_ingress_that_never_names_what_it_has_is_borne_with() -> None:
 async def test_a_new_leader_waits_for_ingresses_to_name_what_they_have_and_ends_the_rest() -> None:
     world = World()
     await world.append(world.joined("a"))
-    async with world.scheduler("first"):
+    async with world.leader("first"):
         await world.route("lost", [1], followed=True)
-    async with world.scheduler("second", waiter_seconds=0.5):
+    async with world.leader("second", waiter_seconds=0.5):
         assert "RequestCancelled" not in await world.kinds()
 
         await eventually(lambda: _contains(world, "RequestCancelled"))
@@ -449,7 +401,7 @@ async def test_a_new_leader_waits_for_ingresses_to_name_what_they_have_and_ends_
 async def test_a_request_that_waited_for_a_scheduler_is_not_refused_for_that() -> None:
     world = World()
     await world.append(world.joined("a"))
-    async with world.scheduler():
+    async with world.leader():
         late, long_ago = {"slo_ttft": 1.0}, world.clock.now() - 4.0
         refused = await world.route("late", [1], arrived_at=long_ago, **late)
         granted = await world.route("held-up", [2], arrived_at=long_ago, held_up=4.0, **late)
@@ -475,7 +427,7 @@ async def test_a_doubt_is_healed_by_asking_for_a_snapshot() -> None:
         await reply(ResyncAnswered(instance=command.instance, accepted=True))
 
     await world.append(world.joined("a"), stored("a", 1, [1]), stored("a", 3, [1]))
-    async with world.client.commands.serve(resync_subject(POOL, InstanceId("a")), answer), world.scheduler() as service:
+    async with world.client.commands.serve(resync_subject(POOL, InstanceId("a")), answer), world.leader() as service:
         await eventually(lambda: asked and not service.state.fleet[InstanceId("a")].doubt)
 
         assert asked[0].reason == "cache events 2 to 2 are missing"
@@ -493,7 +445,7 @@ async def test_an_instance_in_whose_name_somebody_else_writes_is_asked_to_join_a
         await reply(ResyncAnswered(instance=command.instance, accepted=True))
 
     await world.append(world.joined("a"), stored("a", 1, [1]), stored("a", 1000, [2]))
-    async with world.client.commands.serve(resync_subject(POOL, InstanceId("a")), answer), world.scheduler() as service:
+    async with world.client.commands.serve(resync_subject(POOL, InstanceId("a")), answer), world.leader() as service:
         await world.append(reported("a", 1, [1], at=world.clock.now()))
         await eventually(lambda: asked and not service.state.fleet[InstanceId("a")].doubt)
 
@@ -504,12 +456,10 @@ async def test_an_instance_in_whose_name_somebody_else_writes_is_asked_to_join_a
 @in_virtual_time
 async def test_an_instance_whose_keys_stand_for_other_blocks_than_the_pools_is_described_with_what_to_do() -> None:
     world = World()
-    async with world.scheduler(block_tokens=128) as service:
+    async with world.leader(block_tokens=128) as service:
         await world.append(world.joined("a", block_tokens=128), world.joined("b", block_tokens=32))
         await eventually(lambda: len(service.state.fleet.instances) == 2)
-        described = await world.client.commands.request(
-            command_subject(POOL, "fleet"), DescribeFleet(), timeout=WallSeconds(WAIT_SECONDS)
-        )
+        described = await world.ask(DescribeFleet(), kind="fleet")
 
         assert isinstance(described, FleetDescribed)
         assert [instance.doubt for instance in described.instances] == [
@@ -522,11 +472,9 @@ async def test_an_instance_whose_keys_stand_for_other_blocks_than_the_pools_is_d
 async def test_the_fleet_is_described_to_who_asks() -> None:
     world = World()
     await world.append(world.joined("a"), stored("a", 1, [1, 2]))
-    async with world.scheduler():
+    async with world.leader():
         await world.route("r", [1])
-        described = await world.client.commands.request(
-            command_subject(POOL, "fleet"), DescribeFleet(), timeout=WallSeconds(WAIT_SECONDS)
-        )
+        described = await world.ask(DescribeFleet(), kind="fleet")
 
         assert isinstance(described, FleetDescribed)
         (instance,) = described.instances
@@ -538,16 +486,14 @@ async def test_the_fleet_is_described_with_why_checkpoints_are_overdue() -> None
     world = World()
     await world.append(world.joined("a"))
     told = []
-    async with world.scheduler() as service:
+    async with world.leader() as service:
         await eventually(lambda: service.leading)
         for reason in ("none for long", ""):
             if reason:
                 service._board.degraded(CHECKPOINTS_PART, reason)
             else:
                 service._board.restored(CHECKPOINTS_PART)
-            described = await world.client.commands.request(
-                command_subject(POOL, "fleet"), DescribeFleet(), timeout=WallSeconds(WAIT_SECONDS)
-            )
+            described = await world.ask(DescribeFleet(), kind="fleet")
             assert isinstance(described, FleetDescribed)
             told.append(described.checkpoints_overdue)
 
@@ -558,12 +504,10 @@ async def test_the_fleet_is_described_with_why_checkpoints_are_overdue() -> None
 async def test_the_fleet_is_described_with_what_the_log_owes_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     await world.append(world.joined("a"))
-    async with world.scheduler() as service:
+    async with world.leader() as service:
         await eventually(lambda: service.leading)
         monkeypatch.setattr(MemoryLog, "unconfirmed", property(lambda _log: UnconfirmedWrites(7, WallSeconds(42.0))))
-        described = await world.client.commands.request(
-            command_subject(POOL, "fleet"), DescribeFleet(), timeout=WallSeconds(WAIT_SECONDS)
-        )
+        described = await world.ask(DescribeFleet(), kind="fleet")
 
     assert isinstance(described, FleetDescribed)
     assert (described.unconfirmed_writes, described.unconfirmed_seconds) == (7, 42.0)
@@ -576,19 +520,15 @@ async def test_who_drains_the_last_that_serves_something_is_warned_and_told_how_
 
     async def warning(instance: str, **how: Any) -> str:
         command = DrainInstance(instance=InstanceId(instance), reason="test", **how)
-        answer = await world.client.commands.request(
-            admin_subject(POOL, "drain", "alice"), command, timeout=WallSeconds(WAIT_SECONDS)
-        )
+        answer = await world.operate(command, action="drain")
         assert isinstance(answer, DrainAnswered)
         assert answer.draining
         return answer.warning
 
-    async with world.scheduler(hold_seconds=12.0) as service:
+    async with world.leader(hold_seconds=12.0) as service:
         await eventually(lambda: len(service.state.fleet.instances) == 2 and service.leading)
         harmless = await warning("b")
-        await world.client.commands.request(
-            admin_subject(POOL, "drain", "alice"), UndrainInstance(instance=InstanceId("b")), timeout=WallSeconds(5.0)
-        )
+        await world.operate(UndrainInstance(instance=InstanceId("b")), action="drain")
         adapter, last = await warning("a"), await warning("b")
 
     then = "requests wait up to 12 s (--hold-seconds) and then get 503; undo with: pointsman drain"
@@ -601,7 +541,7 @@ async def test_who_drains_the_last_that_serves_something_is_warned_and_told_how_
 async def test_a_log_that_was_recreated_is_read_anew() -> None:
     world = World()
     await world.append(world.joined("a"))
-    async with world.scheduler() as service:
+    async with world.leader() as service:
         await world.route("r", [1])
         world.broker.recreate()
         await world.append(world.joined("b", epoch=2))
@@ -616,7 +556,7 @@ async def test_a_log_that_was_recreated_is_read_anew() -> None:
 async def test_a_leader_that_stood_still_first_hears_what_was_said_meanwhile() -> None:
     world = World()
     await world.append(world.joined("a"))
-    async with world.scheduler(waiter_seconds=2.0) as scheduler:
+    async with world.leader(waiter_seconds=2.0) as scheduler:
         await world.route("kept", [1], followed=True)
         time.sleep(3.0)  # noqa: ASYNC251 - its process stands still, and so does everybody's here
         await asyncio.sleep(0.6)  # it looks after things before it has read what lies in its sockets
@@ -631,7 +571,7 @@ async def test_a_leader_whose_clock_is_set_forward_removes_nobody_who_goes_on_re
     clock = SettableClock(speed)
     world = World(clock=clock)
     await world.append(world.joined("a"))
-    async with world.scheduler(suspect_seconds=3.0, leave_seconds=30.0) as scheduler:
+    async with world.leader(suspect_seconds=3.0, leave_seconds=30.0) as scheduler:
         clock.set_by = 600.0
         await asyncio.sleep(0.6)  # it looks after things
 
@@ -652,12 +592,12 @@ async def test_a_leader_whose_clock_is_set_ends_only_what_has_run_too_long_since
         "suspect_seconds": 60.0,
         "leave_seconds": 60.0,
     }
-    async with world.scheduler(**settings) as first:
+    async with world.leader(**settings) as first:
         await world.route("r", [1])
         clock.set_by = set_by
         await asyncio.sleep(5.0)
         assert RequestId("r") in first.state.workload.requests, "it has run for 5 s"
-    async with world.scheduler("successor", **settings) as second:
+    async with world.leader("successor", **settings) as second:
         clock.set_by = 2 * set_by
         await asyncio.sleep(15.0)
         assert RequestId("r") in second.state.workload.requests
@@ -680,15 +620,13 @@ async def test_limits_refill_under_a_successor_whose_clock_is_behind(behind: flo
     async def asks(request: str) -> None:
         answers.append(await world.route(request, [1], tenant=Tenant("alice"), sent_at=clock.now()))
 
-    async with world.scheduler(**settings):
+    async with world.leader(**settings):
         command = SetTenantPolicies(policies=once_in_two_seconds)
-        await world.client.commands.request(
-            admin_subject(POOL, "tenants", "carol"), command, timeout=WallSeconds(WAIT_SECONDS)
-        )
+        await world.operate(command, action="tenants", operator="carol")
         await asks("first")
         await asks("second")
     clock.set_by = -behind
-    async with world.scheduler("successor", **settings):
+    async with world.leader("successor", **settings):
         await asks("again")
         for number in range(3):
             await asyncio.sleep(3.0)
@@ -706,7 +644,7 @@ async def test_a_leader_that_stands_still_now_and_then_ends_what_has_run_too_lon
     world = World(clock=clock)
     await world.append(world.joined("a"))
     settings: dict[str, Any] = {"request_seconds_max": 20.0, "waiter_seconds": 600.0, "leave_seconds": 600.0}
-    async with world.scheduler(**settings) as scheduler:
+    async with world.leader(**settings) as scheduler:
         await world.route("r", [1])
         for _ in range(10):
             clock.waited += WallSeconds(2.0)
@@ -719,7 +657,7 @@ async def test_a_leader_that_stands_still_now_and_then_ends_what_has_run_too_lon
 async def test_the_leader_keeps_no_reply_to_a_request_that_its_ingress_has_ended() -> None:
     world = World()
     await world.append(world.joined("a"))
-    async with world.scheduler(prefill_window_tokens=10) as scheduler:
+    async with world.leader(prefill_window_tokens=10) as scheduler:
         await world.route("running", [1])
         assert await world.waits("ended", [2])
         term = scheduler.leading
@@ -736,7 +674,7 @@ async def test_of_a_log_whose_entries_have_all_expired_a_leader_is_elected() -> 
     await world.append(world.joined("a"), world.joined("b"))
     world.broker.drop_before(3)
     assert (world.broker.extent.first, world.broker.extent.last) == (3, 2)
-    async with world.scheduler() as scheduler:
+    async with world.leader() as scheduler:
         await world.append(world.joined("c"))
 
         assert isinstance(await world.route("r", [1]), RouteGranted)
@@ -748,13 +686,11 @@ async def test_an_engine_that_fails_requests_is_ejected_described_and_tried_agai
     world = World()
     await world.append(world.joined("a"), world.joined("b"))
     settings = ("outlier.base_ejection_seconds=0.5",)
-    async with world.scheduler(policy="round_robin", set=settings) as service:
+    async with world.leader(policy="round_robin", set=settings) as service:
         for number in range(5):
             await world.append(failed_attempt(f"r{number}", "a", at=world.clock.now()))
         await eventually(lambda: service.state.fleet.ready == ("b",))
-        described = await world.client.commands.request(
-            command_subject(POOL, "fleet"), DescribeFleet(), timeout=WallSeconds(WAIT_SECONDS)
-        )
+        described = await world.ask(DescribeFleet(), kind="fleet")
 
         assert isinstance(described, FleetDescribed)
         assert described.instances[0].status == "ejected"

@@ -24,7 +24,7 @@ async def test_a_prompt_is_prefilled_at_one_engine_and_answered_by_another() -> 
         headers, answer = await fleet.ask(COMPLETIONS, "first", BODY)
         _, alone = await fleet.ask(COMPLETIONS, "alone", BODY | {"prompt": [*PROMPT[:-1], 7]})
         p1, d1 = engines["p1"].model, engines["d1"].model
-        async with fleet.client.post(f"{engines['p1'].url}/v1/completions", json=BODY) as direct:
+        async with fleet.http.post(f"{engines['p1'].url}/v1/completions", json=BODY) as direct:
             expected = await direct.json()
 
         assert answer["choices"][0]["text"] == expected["choices"][0]["text"]
@@ -45,7 +45,7 @@ async def test_blocks_are_known_at_both_engines_and_what_is_there_is_not_fetched
         await eventually(lambda: index.blocks(InstanceId("p1")) >= 10 and index.blocks(placed.decode) >= 10)
         await fleet.ask(COMPLETIONS, "second", STREAM)
         again = next(event for event in await fleet.life_of("second") if isinstance(event, RequestPlaced))
-        reports = [e.event for e in await fleet.entries() if isinstance(e.event, InstanceReported)]
+        reports = [e.event for e in await fleet.pool.entries() if isinstance(e.event, InstanceReported)]
 
         assert placed.decode_candidates[0].transfer_tokens == len(PROMPT)
         assert (again.hit_blocks, again.decode) == (10, placed.decode)
@@ -69,7 +69,7 @@ async def test_decisions_on_pairs_are_made_again_from_the_log() -> None:
         served = {(a["x-pointsman-prefill-instance"], a["x-pointsman-instance"]) for a, _ in answers}
         workload = fleet.scheduler.state.workload
         await eventually(lambda: not workload.requests)
-        verdict = verify(await fleet.entries())
+        verdict = verify(await fleet.pool.entries())
 
         assert {instance for pair in served for instance in pair} == {"p1", "p2", "d1", "d2"}
         assert (verdict.different, verdict.unchecked.total(), verdict.problems) == (0, 0, [])

@@ -149,9 +149,7 @@ class Started:
 async def rebalancer(link: Link, world: LogWorld, checkpoints: Checkpoints) -> Started:
     log = CountingLog(link.log)
     service = RebalancerService(
-        event_log=log,
-        checkpoints=checkpoints,
-        commands=link.commands,
+        link=replace(link, log=log, checkpoints=checkpoints),
         clock=At(),
         board=HealthBoard(),
         settings=RebalancerSettings(pool=world.pool),
@@ -165,10 +163,7 @@ async def rebalancer(link: Link, world: LogWorld, checkpoints: Checkpoints) -> S
 async def scaler(link: Link, world: LogWorld, checkpoints: Checkpoints) -> Started:
     log = CountingLog(link.log)
     service = ScalerService(
-        event_log=log,
-        checkpoints=checkpoints,
-        commands=link.commands,
-        lease=link.scaler_lease,
+        link=replace(link, log=log, checkpoints=checkpoints),
         provider=StaticProvider(),
         policy=SCALING,
         clock=At(),

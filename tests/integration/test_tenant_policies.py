@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from click import ClickException
 
-from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tenants_file import with_changes
 from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import (
@@ -23,41 +22,26 @@ from pointsman.contracts.commands import (
     TenantPoliciesAnswered,
     TenantsDescribed,
 )
-from pointsman.contracts.subjects import admin_subject, command_subject
 from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet, TenantPolicy
 from pointsman.ports import StoreUnavailableError, ValuesRead
-from pointsman.primitives import PoolName, Tenant, WallSeconds
+from pointsman.primitives import Tenant, WallSeconds
 from pointsman.runtime.settings import FleetSettings
 from pointsman.runtime.tenant_policies import TENANTS_KEY
 from pointsman_cli.tenants import replacing
-from pointsman_lab.memory.log import MemoryBroker
 from pointsman_scheduler import handlers
-from tests.support.events import joined, route
 from tests.support.log_reading import events_in
-from tests.support.scheduling import running_scheduler
+from tests.support.memory_pool import POOL, MemoryPool
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import eventually
 
-POOL = PoolName("default")
 ONE_AT_A_TIME = TenantPolicies(tenants={Tenant("alice"): TenantPolicy(concurrency=1)})
 TWO_AT_A_TIME = TenantPolicies(tenants={Tenant("alice"): TenantPolicy(concurrency=2)})
 
 
-class World:
-    def __init__(self) -> None:
-        self.clock = ScaledClock()
-        self.broker = MemoryBroker(POOL)
-        self.client = self.broker.client(name="test", clock=self.clock)
-
-    def scheduler(self, name: str = "s", **settings: Any) -> Any:
-        return running_scheduler(self.broker.client(name=name, clock=self.clock), self.clock, name=name, **settings)
-
-    async def ask(self, subject: str, command: Any) -> Any:
-        return await self.client.commands.request(subject, command, timeout=WallSeconds(3.0))
-
+class World(MemoryPool):
     async def set(self, policies: TenantPolicies, *, operator: str = "carol", revision: int | None = None) -> str:
         command = SetTenantPolicies(policies=policies, revision=revision)
-        answer = await self.ask(admin_subject(POOL, "tenants", operator), command)
+        answer = await self.operate(command, action="tenants", operator=operator)
         assert isinstance(answer, TenantPoliciesAnswered)
         return answer.refusal
 
@@ -76,14 +60,13 @@ class World:
             if isinstance(event, TenantPoliciesSet)
         ]
 
-    async def route(self, request: str, tenant: str = "alice") -> RouteGranted | RouteRejected:
-        command = route(request, [1], tenant=Tenant(tenant), arrived_at=self.clock.now())
-        answer = await self.ask(command_subject(POOL, "route"), command)
+    async def asks(self, request: str, tenant: str = "alice") -> RouteGranted | RouteRejected:
+        answer = await self.route(request, [1], tenant=Tenant(tenant))
         assert isinstance(answer, RouteGranted | RouteRejected)
         return answer
 
     async def described(self) -> TenantsDescribed:
-        answer = await self.ask(command_subject(POOL, "fleet"), DescribeTenants())
+        answer = await self.ask(DescribeTenants(), kind="fleet")
         assert isinstance(answer, TenantsDescribed)
         return answer
 
@@ -91,7 +74,7 @@ class World:
 @pytest.fixture
 async def world() -> World:
     opened = World()
-    await opened.client.log.append(joined("a", at=opened.clock.now()))
+    await opened.append(opened.joined("a"))
     return opened
 
 
@@ -99,7 +82,7 @@ async def world() -> World:
 async def test_an_operators_policies_are_stored_logged_under_his_name_and_hold_at_once(world: World) -> None:
     async with world.scheduler():
         assert await world.set(ONE_AT_A_TIME) == ""
-        answers = [await world.route("first"), await world.route("second"), await world.route("other", "bob")]
+        answers = [await world.asks("first"), await world.asks("second"), await world.asks("other", "bob")]
 
         assert [type(answer) for answer in answers] == [RouteGranted, RouteRejected, RouteGranted]
         assert isinstance(answers[1], RouteRejected)
@@ -223,8 +206,8 @@ async def test_a_store_that_was_deleted_keeps_them_too(world: World) -> None:
 @in_virtual_time
 async def test_without_a_store_nothing_is_written_and_nobody_is_limited(world: World) -> None:
     async with world.scheduler():
-        assert isinstance(await world.route("first"), RouteGranted)
-        assert isinstance(await world.route("second"), RouteGranted)
+        assert isinstance(await world.asks("first"), RouteGranted)
+        assert isinstance(await world.asks("second"), RouteGranted)
 
         assert await world.logged() == []
         assert await world.described() == TenantsDescribed(pool=POOL, revision=0)
@@ -310,8 +293,8 @@ async def test_pointsman_tenants_set_loses_no_change_of_another_operator_and_app
 async def test_the_leader_says_what_tenants_use(world: World) -> None:
     async with world.scheduler():
         await world.set(ONE_AT_A_TIME)
-        await world.route("first")
-        await world.route("other", "bob")
+        await world.asks("first")
+        await world.asks("other", "bob")
 
         described = await world.described()
         assert described.policies == ONE_AT_A_TIME
@@ -327,7 +310,7 @@ async def test_who_asks_for_descriptions_in_a_flood_gets_a_bounded_share_of_the_
     async with world.scheduler():
         asked = [world.described() for _ in range(100)]
         answered = [a for a in await asyncio.gather(*asked, return_exceptions=True) if isinstance(a, TenantsDescribed)]
-        fleet = await world.ask(command_subject(POOL, "fleet"), DescribeFleet())
+        fleet = await world.ask(DescribeFleet(), kind="fleet")
         await asyncio.sleep(30.0)
         again = await world.described()
 

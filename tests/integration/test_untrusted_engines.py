@@ -7,6 +7,7 @@ import random
 import tracemalloc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from io import StringIO
 from typing import Any
 
@@ -15,35 +16,28 @@ import pytest
 import structlog
 from rich.console import Console
 
-from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import METRICS_BYTES_MAX, NAMES_MAX, EngineUnreachableError, HttpEngine
-from pointsman.adapters.kv_events.reader import KvEventReader
-from pointsman.adapters.kv_events.sockets import KvEndpoint
 from pointsman.adapters.sse import events_in as events_of
 from pointsman.contracts.cache import BlocksStored
-from pointsman.contracts.codec import decode_event
 from pointsman.contracts.commands import DescribeFleet, FleetDescribed, RouteGranted
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
 from pointsman.contracts.requests import RequestAttemptFailed, RequestFailed, RequestFinished
-from pointsman.contracts.subjects import command_subject
 from pointsman.ports import EngineTarget
-from pointsman.primitives import Epoch, InstanceId, PoolName, WallSeconds
-from pointsman.runtime.health import HealthBoard, HttpServer
+from pointsman.primitives import Epoch, InstanceId, WallSeconds
 from pointsman.runtime.processes import PROCESSES_MAX
 from pointsman.runtime.supervision import Supervisor
 from pointsman_cli.fleet import fleet_table
 from pointsman_ingress import delivery
-from pointsman_ingress.assembly import assembled
 from pointsman_ingress.engine import client
-from pointsman_ingress.settings import IngressSettings
-from pointsman_lab.memory.log import MemoryBroker
 from pointsman_worker.settings import WorkerSettings
-from tests.support.events import joined, route
+from tests.support.events import joined
 from tests.support.fake_publisher import BLOCK, FakePublisher, ScriptedCache
 from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, world_with
+from tests.support.memory_pool import MemoryPool
 from tests.support.raw_engine import HEAD, STREAM_HEAD, RawEngine, running_raw_engine, whole
-from tests.support.scheduling import running_scheduler, worker_over
+from tests.support.services import worker_over
 from tests.support.waiting import eventually
+from tests.support.worker_bench import WorkerBench, working
 
 USAGE = b'"usage":{"prompt_tokens":%s,"completion_tokens":2}'
 CHUNK = b'data: {"choices":[{"text":"a"}]}'
@@ -478,29 +472,20 @@ async def eventually_asked(world: World, length: int) -> None:
 
 
 async def test_the_leader_says_which_instance_is_unschedulable_and_sends_it_nothing() -> None:
-    clock, pool = ScaledClock(), PoolName("default")
-    broker = MemoryBroker(pool)
-    link, other = broker.client(clock, name="s"), broker.client(clock, name="test")
+    pool = MemoryPool()
 
     async def b_is_ready() -> bool:
-        answer = await other.commands.request(command_subject(pool, "fleet"), DescribeFleet(), timeout=WallSeconds(5.0))
+        answer = await pool.ask(DescribeFleet(), kind="fleet")
         return isinstance(answer, FleetDescribed) and [i.status for i in answer.instances] == ["ready"]
 
     with structlog.testing.capture_logs() as logs:
-        async with running_scheduler(link, clock):
-            for told in (joined("a", at=clock.now()), joined("b", at=clock.now(), model="other")):
-                await other.log.append(told)
+        async with pool.scheduler():
+            await pool.append(pool.joined("a"), pool.joined("b", model="other"))
             await eventually(lambda: any(line["event"] == "instance_unschedulable" for line in logs))
-            fleet = await other.commands.request(
-                command_subject(pool, "fleet"), DescribeFleet(), timeout=WallSeconds(5.0)
-            )
-            asked = [route(f"r{number}", [number], arrived_at=clock.now()) for number in range(6)]
-            granted = [
-                await other.commands.request(command_subject(pool, "route"), command, timeout=WallSeconds(5.0))
-                for command in asked
-            ]
-            await other.log.append(
-                InstanceLeft(at=clock.now(), instance=InstanceId("a"), epoch=Epoch(1), reason="test")
+            fleet = await pool.ask(DescribeFleet(), kind="fleet")
+            granted = [await pool.route(f"r{number}", [number]) for number in range(6)]
+            await pool.append(
+                InstanceLeft(at=pool.clock.now(), instance=InstanceId("a"), epoch=Epoch(1), reason="test")
             )
             await eventually(b_is_ready)
 
@@ -533,44 +518,28 @@ PAGES: dict[str, Sequence[bytes]] = {
 }
 
 
-class Worker:
-    """A worker at work, the reports that it has written, and its engine."""
+@dataclass
+class LiarsWorker(WorkerBench):
+    """A worker at work, beside an engine that says what a test wants."""
 
-    def __init__(self, broker: MemoryBroker, engine: RawEngine, board: HealthBoard, task: "asyncio.Task[None]") -> None:
-        self.broker = broker
-        self.engine = engine
-        self.board = board
-        self.task = task
-
-    def of(self, kind: type[Any]) -> list[Any]:
-        stored = (self.broker.at(number) for number in range(1, self.broker.extent.last + 1))
-        return [e for entry in stored if entry is not None and isinstance(e := decode_event(entry.payload), kind)]
+    liar: RawEngine
 
     async def next_report(self) -> InstanceReported:
         """The second that is written from now on: all of it is newer."""
-        wanted = len(self.of(InstanceReported)) + 2
-        await eventually(lambda: len(self.of(InstanceReported)) >= wanted or self.task.done())
+        wanted = len(self.log.of(InstanceReported)) + 2
+        await eventually(lambda: len(self.log.of(InstanceReported)) >= wanted or self.task.done())
         assert not self.task.done()
-        found: InstanceReported = self.of(InstanceReported)[-1]
+        found: InstanceReported = self.log.of(InstanceReported)[-1]
         return found
 
 
 @asynccontextmanager
-async def working(publisher: FakePublisher | None = None) -> AsyncIterator[Worker]:
-    clock, board, broker = ScaledClock(), HealthBoard(), MemoryBroker(PoolName("default"))
-    link = broker.client(clock, name="worker")
-    source = KvEventReader(KvEndpoint(publisher.endpoint, publisher.replay_endpoint)) if publisher else None
-    async with running_raw_engine() as engine, HttpEngine(engine.url) as asked:
-        engine.answers = dict(PAGES)
-        settings = WorkerSettings(block_tokens=2 * BLOCK, report_seconds=WallSeconds(0.05))
-        target = EngineTarget(instance=ONE, url=engine.url)
-        service = worker_over(link, clock, asked, target, settings, source, board=board)
-        task = asyncio.create_task(service.run())
-        try:
-            yield Worker(broker, engine, board, task)
-        finally:
-            await service.leave("test over")
-            await asyncio.gather(task, return_exceptions=True)
+async def lied_to(publisher: FakePublisher | None = None) -> AsyncIterator[LiarsWorker]:
+    async with running_raw_engine() as liar, HttpEngine(liar.url) as asked:
+        liar.answers = dict(PAGES)
+        target = EngineTarget(instance=ONE, url=liar.url)
+        async with working(publisher, engine=asked, target=target, report_seconds=0.05) as bench:
+            yield LiarsWorker(**vars(bench), liar=liar)
 
 
 LIES: dict[str, tuple[str, Sequence[bytes]]] = {
@@ -596,9 +565,9 @@ LIES: dict[str, tuple[str, Sequence[bytes]]] = {
 @pytest.mark.parametrize("name", LIES)
 async def test_no_worker_dies_for_what_its_engine_says_and_its_reports_can_be_read(name: str) -> None:
     path, lie = LIES[name]
-    async with working() as worker:
+    async with lied_to() as worker:
         await worker.next_report()
-        worker.engine.answers[path] = lie
+        worker.liar.answers[path] = lie
         report = await worker.next_report()
         honest = await _eventually_honest(worker)
 
@@ -606,18 +575,18 @@ async def test_no_worker_dies_for_what_its_engine_says_and_its_reports_can_be_re
         assert 0.0 <= report.kv_usage <= 1.0
         assert len(report.adapters) <= NAMES_MAX
         assert (honest.waiting, honest.running, honest.kv_usage, honest.serving) == (4, 7, 0.25, True)
-        assert len(worker.of(InstanceJoined)) == 1
+        assert len(worker.log.of(InstanceJoined)) == 1
 
 
-async def _eventually_honest(worker: Worker) -> InstanceReported:
-    worker.engine.answers = dict(PAGES)
+async def _eventually_honest(worker: LiarsWorker) -> InstanceReported:
+    worker.liar.answers = dict(PAGES)
 
     def honest(report: InstanceReported) -> bool:
         return (report.waiting, report.running, report.kv_usage, report.adapters) == (4, 7, 0.25, [])
 
     await worker.next_report()
-    await eventually(lambda: honest(worker.of(InstanceReported)[-1]))
-    found: InstanceReported = worker.of(InstanceReported)[-1]
+    await eventually(lambda: honest(worker.log.of(InstanceReported)[-1]))
+    found: InstanceReported = worker.log.of(InstanceReported)[-1]
     return found
 
 
@@ -644,18 +613,18 @@ async def test_an_engine_that_answers_no_http_is_away_and_followed_no_further(na
 
 @pytest.mark.parametrize("path", ["/metrics", "/v1/models"])
 async def test_an_engine_with_a_page_that_hangs_serves_with_what_it_said_before(path: str) -> None:
-    async with working() as worker:
-        await eventually(lambda: any(report.waiting == 4 for report in worker.of(InstanceReported)))
-        worker.engine.pause_seconds = 10.0
-        worker.engine.answers[path] = [b""]
+    async with lied_to() as worker:
+        await eventually(lambda: any(report.waiting == 4 for report in worker.log.of(InstanceReported)))
+        worker.liar.pause_seconds = 10.0
+        worker.liar.answers[path] = [b""]
         await eventually(lambda: path in worker.board.degraded_parts.get("engine", ""))
         report = await worker.next_report()
-        worker.engine.answers = dict(PAGES)
+        worker.liar.answers = dict(PAGES)
         await eventually(lambda: worker.board.whole)
 
         assert (report.serving, report.waiting, report.running, report.kv_usage) == (True, 4, 7, 0.25)
-        assert all(report.serving for report in worker.of(InstanceReported))
-        assert len(worker.of(InstanceJoined)) == 1
+        assert all(report.serving for report in worker.log.of(InstanceReported))
+        assert len(worker.log.of(InstanceJoined)) == 1
 
 
 async def test_a_page_of_metrics_without_an_end_costs_no_more_memory_than_its_bound() -> None:
@@ -672,17 +641,17 @@ async def test_a_page_of_metrics_without_an_end_costs_no_more_memory_than_its_bo
 
 
 async def test_an_engine_that_comes_back_as_nonsense_is_not_served_and_says_so_until_it_makes_sense() -> None:
-    async with FakePublisher() as publisher, working(publisher) as worker:
+    async with FakePublisher() as publisher, lied_to(publisher) as worker:
         await publisher.publish(ScriptedCache().store([1] * 2 * BLOCK))
-        await eventually(lambda: worker.board.whole and worker.of(InstanceJoined))
-        worker.engine.answers["/metrics"] = [whole(METRICS.replace(b'block_size="%d"' % BLOCK, b'block_size="7"'))]
+        await eventually(lambda: worker.board.whole and worker.log.of(InstanceJoined))
+        worker.liar.answers["/metrics"] = [whole(METRICS.replace(b'block_size="%d"' % BLOCK, b'block_size="7"'))]
         await publisher.restart()
         await publisher.publish(ScriptedCache(life=2).store([2] * 2 * BLOCK))
         await eventually(lambda: not worker.board.whole)
         reason, report = worker.board.lacks["engine"], await worker.next_report()
-        worker.engine.answers = dict(PAGES)
-        await eventually(lambda: len(worker.of(InstanceJoined)) == 2)
-        await eventually(lambda: worker.of(InstanceReported)[-1].serving)
+        worker.liar.answers = dict(PAGES)
+        await eventually(lambda: len(worker.log.of(InstanceJoined)) == 2)
+        await eventually(lambda: worker.log.of(InstanceReported)[-1].serving)
 
         assert "--block-tokens does not fit this engine" in reason
         assert not report.serving
@@ -700,20 +669,20 @@ UNDESCRIBED: dict[str, tuple[str, Sequence[bytes]]] = {
 async def test_an_engine_that_took_anothers_place_serves_only_once_it_describes_itself(name: str) -> None:
     """Although its load can be read: what is known of its cache is the other's."""
     path, answer = UNDESCRIBED[name]
-    async with FakePublisher() as publisher, working(publisher) as worker:
+    async with FakePublisher() as publisher, lied_to(publisher) as worker:
         await publisher.publish(ScriptedCache().store([1] * 2 * BLOCK))
-        await eventually(lambda: worker.board.whole and worker.of(BlocksStored))
-        worker.engine.pause_seconds = 5.0
-        worker.engine.answers[path] = answer
+        await eventually(lambda: worker.board.whole and worker.log.of(BlocksStored))
+        worker.liar.pause_seconds = 5.0
+        worker.liar.answers[path] = answer
         await publisher.restart()
         await publisher.publish(ScriptedCache(life=2).store([2] * 2 * BLOCK))
-        await eventually(lambda: not worker.of(InstanceReported)[-1].serving)
-        asked = worker.engine.asked.count("/metrics")
-        await eventually(lambda: worker.engine.asked.count("/metrics") > asked + 3)
-        report, lacks, joins = await worker.next_report(), dict(worker.board.lacks), len(worker.of(InstanceJoined))
-        worker.engine.answers = dict(PAGES)
-        await eventually(lambda: len(worker.of(InstanceJoined)) == 2)
-        await eventually(lambda: worker.of(InstanceReported)[-1].serving)
+        await eventually(lambda: not worker.log.of(InstanceReported)[-1].serving)
+        asked = worker.liar.asked.count("/metrics")
+        await eventually(lambda: worker.liar.asked.count("/metrics") > asked + 3)
+        report, lacks, joins = await worker.next_report(), dict(worker.board.lacks), len(worker.log.of(InstanceJoined))
+        worker.liar.answers = dict(PAGES)
+        await eventually(lambda: len(worker.log.of(InstanceJoined)) == 2)
+        await eventually(lambda: worker.log.of(InstanceReported)[-1].serving)
 
         assert (report.serving, joins) == (False, 1)
         assert path in lacks["engine"]
@@ -725,16 +694,16 @@ async def test_an_engine_that_took_anothers_place_serves_only_once_it_describes_
 async def test_an_engine_that_serves_something_else_than_before_joins_anew_with_that(
     followed: bool, now: tuple[str, int]
 ) -> None:
-    async with FakePublisher() as publisher, working(publisher if followed else None) as worker:
+    async with FakePublisher() as publisher, lied_to(publisher if followed else None) as worker:
         await publisher.publish(ScriptedCache().store([1] * 2 * BLOCK))
-        await eventually(lambda: worker.board.whole and worker.of(InstanceJoined))
-        worker.engine.answers["/v1/models"] = [
+        await eventually(lambda: worker.board.whole and worker.log.of(InstanceJoined))
+        worker.liar.answers["/v1/models"] = [
             whole(b'{"data":[{"id":"%s","max_model_len":%d}]}' % (now[0].encode(), now[1]))
         ]
-        await eventually(lambda: len(worker.of(InstanceJoined)) == 2)
+        await eventually(lambda: len(worker.log.of(InstanceJoined)) == 2)
         await worker.next_report()
 
-        assert [(event.model, event.max_model_len) for event in worker.of(InstanceJoined)] == [("m", 4096), now]
+        assert [(event.model, event.max_model_len) for event in worker.log.of(InstanceJoined)] == [("m", 4096), now]
         assert (await worker.next_report()).serving
 
 
@@ -759,33 +728,21 @@ NEIGHBOURS: dict[str, dict[str, Sequence[bytes]]] = {
 
 
 @asynccontextmanager
-async def whole_pool(*engines: RawEngine) -> AsyncIterator[tuple[str, MemoryBroker]]:
+async def whole_pool(*engines: RawEngine) -> AsyncIterator[str]:
     """An ingress, a scheduler and a worker for each engine, as in production, over a log in memory. The URL of the ingress.
     The first engine joins first."""
-    pool, clock = PoolName("default"), ScaledClock()
-    broker = MemoryBroker(pool)
+    pool = MemoryPool()
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(running_scheduler(broker.client(clock, name="s"), clock))
+        await stack.enter_async_context(pool.scheduler())
         for number, engine in enumerate(engines):
-            link = broker.client(clock, name=f"worker-{number}")
+            link = pool.broker.client(pool.clock, name=f"worker-{number}")
             asked = await stack.enter_async_context(HttpEngine(engine.url))
             target = EngineTarget(instance=InstanceId(f"engine-{number}"), url=engine.url)
-            service = worker_over(link, clock, asked, target, WorkerSettings(report_seconds=WallSeconds(0.1)))
+            service = worker_over(link, pool.clock, asked, target, WorkerSettings(report_seconds=WallSeconds(0.1)))
             supervisor = await stack.enter_async_context(Supervisor())
             supervisor.start(service.run(), name="worker")
             await eventually(lambda: len(engines[number].asked) > 8)  # noqa: B023 - awaited within the round
-        supervisor, board = await stack.enter_async_context(Supervisor()), HealthBoard()
-        settings = IngressSettings(probe=False, name="ingress-1")
-        link = broker.client(clock, name="ingress-1")
-        apps = await stack.enter_async_context(
-            assembled(settings, {pool: link}, clock=clock, board=board, supervisor=supervisor)
-        )
-        server = HttpServer(apps.api, host="127.0.0.1", port=0, shutdown_seconds=1)
-        serving = asyncio.create_task(server.serve())
-        await eventually(lambda: server.started and board.whole)
-        yield f"http://127.0.0.1:{server.bound_port}", broker
-        server.should_exit = True
-        await serving
+        yield await stack.enter_async_context(pool.ingress())
 
 
 @pytest.mark.parametrize("name", NEIGHBOURS)
@@ -793,7 +750,7 @@ async def test_beside_a_lying_engine_every_request_is_served(name: str) -> None:
     async with AsyncExitStack() as stack:
         honest, liar = [await stack.enter_async_context(running_raw_engine()) for _ in range(2)]
         honest.answers, liar.answers = pages(HONEST), NEIGHBOURS[name]
-        url, _ = await stack.enter_async_context(whole_pool(honest, liar))
+        url = await stack.enter_async_context(whole_pool(honest, liar))
         client = await stack.enter_async_context(aiohttp.ClientSession())
         statuses = []
         for number in range(12):

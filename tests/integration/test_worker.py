@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partialmethod, reduce
 from itertools import pairwise
@@ -23,9 +23,7 @@ import msgspec
 import pytest
 from aiohttp import web
 from prometheus_client import REGISTRY
-from typing_extensions import override
 
-from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import EngineFacts, EngineLoad, EngineUnreachableError, FurtherNames, HttpEngine
 from pointsman.adapters.kv_events import sockets
 from pointsman.adapters.kv_events.codec import decode_batch
@@ -40,7 +38,6 @@ from pointsman.adapters.kv_events.events import (
     EngineRestarted,
 )
 from pointsman.adapters.kv_events.reader import KvEventReader
-from pointsman.adapters.kv_events.sockets import KvEndpoint
 from pointsman.contracts.block_keys import KeyChain, pack_keys, unpack_keys
 from pointsman.contracts.cache import (
     BlocksRemoved,
@@ -51,139 +48,28 @@ from pointsman.contracts.cache import (
     CacheSnapshot,
     Run,
 )
-from pointsman.contracts.codec import LogEvent, decode_event, encode
+from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.commands import ResyncAnswered, ResyncCache
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceProbed, InstanceReported
-from pointsman.ports import Commands, CommandTimeoutError, EngineTarget
+from pointsman.ports import CommandTimeoutError
 from pointsman.primitives import WHOLE_MAX, BlockKey, Epoch, InstanceId, PoolName, Seconds, WallSeconds
-from pointsman.runtime.health import HealthBoard
 from pointsman.state.fleet import Knowledge
 from pointsman.state.state import PoolSettings, State
 from pointsman_lab.memory.log import Fault, MemoryBroker
 from pointsman_worker import saved_session, session, writer
 from pointsman_worker.event_sequencer import RUN_OVERHEAD_BYTES, CacheEventSequencer, portions
-from pointsman_worker.service import LEAVE_SECONDS_MAX, WorkerService
+from pointsman_worker.service import LEAVE_SECONDS_MAX
 from pointsman_worker.settings import WorkerSettings
 from pointsman_worker.targets import listed_targets
 from pointsman_worker.translator import BlockTranslator
 from tests.support.events import joined
 from tests.support.fake_publisher import BLOCK, Event, FakePublisher, ScriptedCache
-from tests.support.scheduling import worker_over
+from tests.support.memory_pool import POOL
+from tests.support.services import ToldEngine
+from tests.support.worker_bench import INSTANCE, TARGET, CacheView, WorkerBench, source_of, working
 
-INSTANCE = InstanceId("engine-1")
-TARGET = EngineTarget(instance=INSTANCE, url="http://e:1")
 CHAIN = KeyChain(secret=b"pointsman-development", model="m", block_tokens=2 * BLOCK)
 WAIT_SECONDS_MAX = 10.0
-
-
-class LogView:
-    """What a broker's log says, looked at from outside."""
-
-    def __init__(self, broker: MemoryBroker) -> None:
-        self.broker = broker
-        self._next = broker.extent.first
-        self._events: list[LogEvent] = []
-
-    @property
-    def events(self) -> list[LogEvent]:
-        while (stored := self.broker.at(self._next)) is not None:
-            self._events.append(decode_event(stored.payload))
-            self._next += 1
-        return self._events
-
-    def of(self, kind: type[Any]) -> list[Any]:
-        return [event for event in self.events if isinstance(event, kind)]
-
-    def held(self) -> set[BlockKey]:
-        """The instance's keys, by folding its events into a plain set; sequences must be dense in each epoch."""
-        keys: set[BlockKey] = set()
-        epoch, sequence = 0, 0
-        for event in self.events:
-            if isinstance(event, InstanceJoined) and event.epoch > epoch:
-                keys, epoch, sequence = set(), event.epoch, 0
-            if not isinstance(event, CacheEvent) or event.epoch != epoch or event.sequence <= sequence:
-                continue
-            assert event.sequence == sequence + 1
-            sequence += 1
-            match event:
-                case BlocksStored():
-                    keys.update(key for run in event.runs for key in unpack_keys(run.keys))
-                case BlocksRemoved():
-                    keys.difference_update(unpack_keys(event.keys))
-                case CacheSnapshot():
-                    keys = {key for run in event.runs for key in unpack_keys(run.keys)}
-                case CacheCleared():
-                    keys = set()
-                case _:
-                    assert isinstance(event, CacheGap)
-        return keys
-
-
-@dataclass
-class FakeHttpEngine:
-    away: bool = False
-    completes: bool = True
-    load_now: EngineLoad = field(default_factory=EngineLoad)
-    asked: int = 0
-
-    async def describe(self) -> EngineFacts:
-        await self.load()
-        return EngineFacts(
-            model="m",
-            max_model_len=512,
-            version="1",
-            block_tokens=BLOCK,
-            kv_capacity_tokens=4_096,
-            further_names=self.load_now.further_names or FurtherNames(),
-            completes=self.completes,
-        )
-
-    async def load(self) -> EngineLoad:
-        self.asked += 1
-        if self.away:
-            raise EngineUnreachableError("refused", refused=True)
-        return self.load_now
-
-
-@dataclass
-class Bench:
-    """A worker at work, and everything around it."""
-
-    log: LogView
-    commands: Commands
-    engine: FakeHttpEngine
-    board: HealthBoard
-    service: WorkerService
-
-
-@asynccontextmanager
-async def working(
-    publisher: FakePublisher | None,
-    *,
-    engine: FakeHttpEngine | None = None,
-    fault: Fault = "none",
-    broker: MemoryBroker | None = None,
-    target: EngineTarget = TARGET,
-    **settings: Any,
-) -> AsyncIterator[Bench]:
-    """With a `state_directory` the worker pauses at the end, else it leaves."""
-    clock, board = ScaledClock(), HealthBoard()
-    broker = broker or MemoryBroker(PoolName("default"), fault=lambda _event: fault)
-    usual = {"block_tokens": 2 * BLOCK, "flush_ms": 2.0, "report_seconds": 0.1}
-    link = broker.client(clock, name="worker")
-    bench_engine = engine or FakeHttpEngine()
-    events = source_of(publisher) if publisher else None
-    service = worker_over(link, clock, bench_engine, target, WorkerSettings(**usual | settings), events, board=board)
-    task = asyncio.create_task(service.run())
-    try:
-        yield Bench(LogView(broker), broker.client(clock, name="test").commands, bench_engine, board, service)
-    finally:
-        await (service.pause() if "state_directory" in settings else service.leave("test over"))
-        await asyncio.gather(task, return_exceptions=True)
-
-
-def source_of(publisher: FakePublisher) -> KvEventReader:
-    return KvEventReader(KvEndpoint(publisher.endpoint, publisher.replay_endpoint), idle_check_seconds=0.2)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -419,7 +305,7 @@ async def test_the_log_folded_by_a_plain_set_is_what_the_engine_holds(by_positio
     cache = ScriptedCache()
     async with FakePublisher(by_position=by_position) as publisher:
         await publisher.publish(cache.store(tokens(1, 2, 3)))
-        async with working(publisher, fault=fault) as bench:
+        async with working(publisher, broker=MemoryBroker(POOL, fault=lambda _event: fault)) as bench:
             await publisher.publish(cache.store(tokens(1, 2, 4, 5)), cache.store(tokens(6, 7), salt="s"))
             await publisher.publish(cache.store(tokens(1, 2, 3, 8)), dropped=True)
             await publisher.publish(cache.evict(tokens(1, 2, 4, 5)))
@@ -435,8 +321,9 @@ async def test_the_log_folded_by_a_plain_set_is_what_the_engine_holds(by_positio
 
 async def test_reports_carry_the_digest_of_what_the_log_holds_by_then() -> None:
     cache = ScriptedCache()
-    async with FakePublisher() as publisher, working(publisher) as bench:
-        bench.engine.load_now = EngineLoad(waiting=2, running=3, kv_usage=0.5)
+    engine = ToldEngine()
+    async with FakePublisher() as publisher, working(publisher, engine=engine) as bench:
+        engine.load_now = EngineLoad(waiting=2, running=3, kv_usage=0.5)
         for n in range(30):
             await publisher.publish(cache.store(tokens(n, n, n, n)))
             await asyncio.sleep(0.01)
@@ -455,18 +342,18 @@ async def test_reports_carry_the_digest_of_what_the_log_holds_by_then() -> None:
 
 
 async def test_a_restarted_engine_begins_a_new_epoch_with_what_it_holds_now() -> None:
-    old, new = ScriptedCache(), ScriptedCache(life=2)
-    async with FakePublisher() as publisher, working(publisher) as bench:
+    engine, old, new = ToldEngine(), ScriptedCache(), ScriptedCache(life=2)
+    async with FakePublisher() as publisher, working(publisher, engine=engine) as bench:
         await publisher.publish(old.store(tokens(1, 2)))
         await until(lambda: bench.log.held() == old.keys(CHAIN))
-        bench.engine.away = True
+        engine.away = True
         await publisher.restart()
         await publisher.publish(new.store(tokens(3, 4)))
         await until(lambda: not bench.log.of(InstanceReported)[-1].serving)
         assert not bench.log.of(InstanceReported)[-1].serving
         assert not bench.board.whole
 
-        bench.engine.away = False
+        engine.away = False
         await until(lambda: bench.log.held() == new.keys(CHAIN))
 
         assert bench.log.held() == new.keys(CHAIN)
@@ -476,7 +363,7 @@ async def test_a_restarted_engine_begins_a_new_epoch_with_what_it_holds_now() ->
 
 
 async def test_a_new_epoch_joins_with_the_adapters_that_the_engine_has_by_then() -> None:
-    engine = FakeHttpEngine(load_now=EngineLoad(further_names=FurtherNames(("m-latest",), ("poet",))))
+    engine = ToldEngine(load=EngineLoad(further_names=FurtherNames(("m-latest",), ("poet",))))
     async with FakePublisher() as publisher, working(publisher, engine=engine) as bench:
         await publisher.publish(ScriptedCache().store(tokens(1, 2)))
         await until(bench.log.held)
@@ -562,7 +449,7 @@ async def test_events_arrive_over_ipv6() -> None:
         assert bench.log.held() == cache.keys(CHAIN)
 
 
-def in_store(log: LogView) -> int:
+def in_store(log: CacheView) -> int:
     """Blocks of the shared store, in a pool where another engine uses it as well."""
     state = State(PoolSettings(block_tokens=2 * BLOCK))
     state.apply(joined("other", shared_store=True))
@@ -729,7 +616,7 @@ async def test_a_log_that_lost_this_instance_is_told_again(loss: str, monkeypatc
         else:
             broker.drop_before(broker.extent.last)
 
-        told = LogView(broker)
+        told = CacheView(broker)
         await until(lambda: told.held() == cache.keys(CHAIN))
 
         assert told.held() == cache.keys(CHAIN)
@@ -752,7 +639,7 @@ async def test_leaving_writes_what_is_pending_and_then_that_it_left() -> None:
         assert bench.log.held() == cache.keys(CHAIN)
 
 
-async def filled(publisher: FakePublisher, cache: ScriptedCache, worker: Bench) -> None:
+async def filled(publisher: FakePublisher, cache: ScriptedCache, worker: WorkerBench) -> None:
     """16 pool blocks in 8 prompts, each read by the worker before the next is published."""
     for n in range(8):
         await publisher.publish(cache.store(tokens(n, blocks=4)))
@@ -873,7 +760,7 @@ async def test_an_engine_without_events_joins_as_such_and_cannot_be_resynced() -
 async def test_the_cache_of_an_engine_that_makes_vectors_only_is_not_followed_until_one_that_completes_takes_its_place() -> (
     None
 ):
-    engine, cache = FakeHttpEngine(completes=False), ScriptedCache()
+    engine, cache = ToldEngine(completes=False), ScriptedCache()
     async with FakePublisher() as publisher, working(publisher, engine=engine) as bench:
         await publisher.publish(cache.store(tokens(1, 2)))
         await until(lambda: bench.log.of(InstanceReported))
@@ -883,7 +770,8 @@ async def test_the_cache_of_an_engine_that_makes_vectors_only_is_not_followed_un
         engine.away = True
         await until(lambda: not bench.log.of(InstanceReported)[-1].serving)
         before = bench.log.held()
-        engine.away, engine.completes = False, True
+        engine.away = False
+        engine.becomes(completes=True)
         await until(lambda: bench.log.held() == cache.keys(CHAIN))
 
         assert isinstance(refused, ResyncAnswered)
@@ -895,12 +783,13 @@ async def test_the_cache_of_an_engine_that_makes_vectors_only_is_not_followed_un
 
 
 async def test_nothing_is_said_before_the_engine_answers() -> None:
-    async with FakePublisher() as publisher, working(publisher, engine=FakeHttpEngine(away=True)) as bench:
+    engine = ToldEngine(away=True)
+    async with FakePublisher() as publisher, working(publisher, engine=engine) as bench:
         await asyncio.sleep(0.3)
         assert not bench.log.events
         assert not bench.board.whole
 
-        bench.engine.away = False
+        engine.away = False
         await until(lambda: bench.log.of(InstanceJoined))
         assert bench.log.of(InstanceJoined)
         assert bench.board.whole
@@ -1127,90 +1016,50 @@ class ScriptedSource:
             yield await self.said.get()
 
 
-def soon_expiring(
-    source: ScriptedSource,
-    broker: MemoryBroker,
-    *,
-    engine: FakeHttpEngine | None = None,
-    report_seconds: WallSeconds = WallSeconds(0.05),
-) -> WorkerService:
+def soon_expiring(source: ScriptedSource, **how: Any) -> AbstractAsyncContextManager[WorkerBench]:
     """A worker that gives blocks up after a tenth of a second."""
-    clock = ScaledClock()
-    link = broker.client(clock, name="worker")
-    settings, soon = (
-        WorkerSettings(block_tokens=2 * BLOCK, flush_ms=2.0, report_seconds=report_seconds),
-        WallSeconds(0.1),
-    )
-    asked = engine or FakeHttpEngine()
-    return worker_over(link, clock, asked, TARGET, settings, source, unconfirmed_wall_seconds=soon)
+    return working(source, unconfirmed_wall_seconds=WallSeconds(0.1), **{"report_seconds": 0.05} | how)
 
 
 async def test_what_is_in_doubt_is_given_up_although_the_log_is_away() -> None:
-    broker, source, cache = MemoryBroker(PoolName("default")), ScriptedSource(), ScriptedCache()
-    view, service = LogView(broker), soon_expiring(source, broker)
-    before = expired()
-    working = asyncio.create_task(service.run())
-    source.said.put_nowait(EngineAttached(exact=False))
-    await until(lambda: view.of(InstanceJoined))
-    broker.disconnect()
-    for sequence in range(200):
-        payload = msgspec.msgpack.encode([0.0, [cache.store(tokens(sequence, blocks=2))], 0])
-        source.said.put_nowait(decode_batch(sequence, payload))
-        await asyncio.sleep(0.01)
-        if expired() > before:
-            break
-    given_up = expired() - before
-    broker.reconnect()
-    await service.leave("test over")
-    await asyncio.gather(working, return_exceptions=True)
+    source, cache, before = ScriptedSource(), ScriptedCache(), expired()
+    async with soon_expiring(source) as bench:
+        source.said.put_nowait(EngineAttached(exact=False))
+        await until(lambda: bench.log.of(InstanceJoined))
+        bench.log.broker.disconnect()
+        for sequence in range(200):
+            source.said.put_nowait(batch_of(sequence, cache.store(tokens(sequence, blocks=2))))
+            await asyncio.sleep(0.01)
+            if expired() > before:
+                break
+        given_up = expired() - before
+        bench.log.broker.reconnect()
 
     assert given_up > 0
 
 
 async def test_an_engine_that_does_not_answer_is_not_offered_again_by_a_new_epoch() -> None:
     """As it would be by blocks that nothing confirms meanwhile. They are given up once it answers."""
-    broker, engine, cache = MemoryBroker(PoolName("default")), FakeHttpEngine(), ScriptedCache()
-    source = ScriptedSource(replays=True, certain=True)
-    view, service = LogView(broker), soon_expiring(source, broker, engine=engine)
-    working = asyncio.create_task(service.run())
-    source.said.put_nowait(EngineAttached(exact=True))
-    payload = msgspec.msgpack.encode([0.0, [cache.store(tokens(1, blocks=2))], 0])
-    source.said.put_nowait(decode_batch(0, payload))
-    await until(view.held)
-    held, before, source.certain, engine.away, asked = view.held(), expired(), False, True, engine.asked
-    await until(lambda: engine.asked >= asked + 10)
-    away = len(view.of(InstanceJoined)), expired() - before
-    engine.away = False
-    await until(lambda: len(view.of(InstanceJoined)) == 2)
-    await service.leave("test over")
-    await asyncio.gather(working, return_exceptions=True)
+    engine, source = ToldEngine(), ScriptedSource(replays=True, certain=True)
+    async with soon_expiring(source, engine=engine) as bench:
+        source.said.put_nowait(EngineAttached(exact=True))
+        source.said.put_nowait(batch_of(0, ScriptedCache().store(tokens(1, blocks=2))))
+        await until(bench.log.held)
+        held, before, source.certain, engine.away, asked = bench.log.held(), expired(), False, True, engine.asked
+        await until(lambda: engine.asked >= asked + 10)
+        away = len(bench.log.of(InstanceJoined)), expired() - before
+        engine.away = False
+        await until(lambda: len(bench.log.of(InstanceJoined)) == 2)
 
     assert held
     assert away == (1, 0.0)
-    assert [joined.cache for joined in view.of(InstanceJoined)] == ["empty", "unknown"]
+    assert [joined.cache for joined in bench.log.of(InstanceJoined)] == ["empty", "unknown"]
 
 
 def expired() -> float:
     """Engine blocks that any worker of this process has given up."""
     expired = next(family for family in REGISTRY.collect() if family.name == "pointsman_kv_blocks_expired")
     return sum(sample.value for sample in expired.samples if sample.name.endswith("_total"))
-
-
-@asynccontextmanager
-async def scripted_worker(
-    source: ScriptedSource, *, engine: FakeHttpEngine | None = None, flush_ms: float = 2.0
-) -> AsyncIterator[Bench]:
-    clock, broker, board = ScaledClock(), MemoryBroker(PoolName("default")), HealthBoard()
-    link = broker.client(clock, name="worker")
-    bench_engine = engine or FakeHttpEngine()
-    settings = WorkerSettings(block_tokens=2 * BLOCK, flush_ms=flush_ms, report_seconds=WallSeconds(0.06))
-    service = worker_over(link, clock, bench_engine, TARGET, settings, source, board=board)
-    task = asyncio.create_task(service.run())
-    try:
-        yield Bench(LogView(broker), link.commands, bench_engine, board, service)
-    finally:
-        await service.leave("test over")
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def batch_of(sequence: int, *events: Any) -> EngineBatch:
@@ -1229,7 +1078,7 @@ def state_after(events: list[LogEvent]) -> State:
 
 async def test_more_missed_batches_than_a_number_of_the_log_can_say_are_as_many_as_it_can() -> None:
     source, cache = ScriptedSource(), ScriptedCache()
-    async with scripted_worker(source) as bench:
+    async with working(source, report_seconds=0.06) as bench:
         source.said.put_nowait(EngineAttached(exact=True))
         await until(lambda: bench.log.of(InstanceJoined))
         for _ in range(2):
@@ -1245,7 +1094,7 @@ async def test_more_missed_batches_than_a_number_of_the_log_can_say_are_as_many_
 @pytest.mark.parametrize("lost_first", [True, False])
 async def test_a_loss_after_a_clear_leaves_the_cache_unknown_and_one_before_it_does_not(lost_first: bool) -> None:
     source, cache = ScriptedSource(certain=True, replays=True), ScriptedCache()
-    async with scripted_worker(source, flush_ms=200.0) as bench:
+    async with working(source, report_seconds=0.06, flush_ms=200.0) as bench:
         source.said.put_nowait(EngineAttached(exact=True))
         await until(lambda: bench.log.of(InstanceJoined))
         source.said.put_nowait(EngineGap(1, "first"))
@@ -1269,7 +1118,7 @@ async def test_a_loss_after_a_clear_leaves_the_cache_unknown_and_one_before_it_d
 
 async def test_a_clear_that_is_written_with_a_snapshot_makes_the_cache_exact() -> None:
     source, cache = ScriptedSource(certain=True, replays=True), ScriptedCache()
-    async with scripted_worker(source) as bench:
+    async with working(source, report_seconds=0.06) as bench:
         source.said.put_nowait(EngineAttached(exact=True))
         await until(lambda: bench.log.of(InstanceJoined))
         source.said.put_nowait(EngineGap(1, "not replayed"))
@@ -1293,7 +1142,7 @@ async def test_a_clear_that_is_written_with_a_snapshot_makes_the_cache_exact() -
 
 async def test_an_engine_that_ends_an_epoch_with_each_batch_gets_a_new_one_a_second_and_nothing_is_lost() -> None:
     source, cache, batches = ScriptedSource(certain=True, replays=True), ScriptedCache(), 40
-    async with scripted_worker(source) as bench:
+    async with working(source, report_seconds=0.06) as bench:
         source.said.put_nowait(EngineAttached(exact=True))
         await until(lambda: bench.log.of(InstanceJoined))
         for number in range(batches):
@@ -1312,7 +1161,7 @@ async def test_an_engine_that_ends_an_epoch_with_each_batch_gets_a_new_one_a_sec
 
 async def test_an_engine_that_clears_and_then_boasts_of_more_than_fits_is_not_known_by_that_clear() -> None:
     source, cache = ScriptedSource(certain=True, replays=True), ScriptedCache()
-    async with scripted_worker(source) as bench:
+    async with working(source, report_seconds=0.06) as bench:
         source.said.put_nowait(EngineAttached(exact=False))
         await until(lambda: bench.log.of(InstanceJoined))
         source.said.put_nowait(batch_of(0, cache.clear(), *(cache.store(tokens(n, n)) for n in range(600))))
@@ -1328,7 +1177,7 @@ async def test_an_event_that_can_never_be_written_is_not_retried_and_a_new_epoch
     monkeypatch.setattr(writer, "APPEND_RETRY_SECONDS_MAX", WallSeconds(0.05))
     monkeypatch.setattr(session, "WHOLE_MAX", 2**60)
     source, cache = ScriptedSource(), ScriptedCache()
-    async with scripted_worker(source) as bench:
+    async with working(source, report_seconds=0.06) as bench:
         source.said.put_nowait(EngineAttached(exact=True))
         await until(lambda: bench.log.of(InstanceJoined))
         source.said.put_nowait(batch_of(0, cache.store(tokens(1, 2))))
@@ -1346,12 +1195,7 @@ async def test_an_engine_whose_facts_cannot_be_written_is_reported_with_the_reas
 ) -> None:
     monkeypatch.setattr(writer, "APPEND_RETRY_SECONDS_MAX", WallSeconds(0.05))
 
-    class Boasting(FakeHttpEngine):
-        @override
-        async def describe(self) -> EngineFacts:
-            return replace(await super().describe(), block_tokens=100_000)
-
-    async with working(None, engine=Boasting()) as bench:
+    async with working(None, engine=ToldEngine(block_tokens=100_000)) as bench:
         await until(lambda: "cache events" in bench.board.lacks)
         lacks = dict(bench.board.lacks)
 
@@ -1390,87 +1234,73 @@ async def test_a_worker_that_shares_its_name_leaves_the_others_question_to_the_o
 
 @pytest.mark.parametrize("ends", ["catches up", "pauses"])
 async def test_the_past_of_an_engine_is_not_told_and_nothing_of_it_expires(ends: str) -> None:
-    source = ScriptedSource(certain=True, replays=True, catching_up=True)
-    cache, broker = ScriptedCache(), MemoryBroker(PoolName("default"))
-    view, service = LogView(broker), soon_expiring(source, broker)
-    worker = asyncio.create_task(service.run())
-    source.said.put_nowait(EngineAttached(exact=True))
-    for sequence, event in enumerate((cache.store(tokens(1, 2)), cache.evict(tokens(1, 2)), cache.store(tokens(1, 3)))):
-        payload = msgspec.msgpack.encode([0.0, [event], 0])
-        source.said.put_nowait(decode_batch(sequence, payload))
-    await until(lambda: len(view.of(InstanceReported)) > 6)  # for longer than what nobody confirms is believed
-    assert not view.of(BlocksStored) + view.of(BlocksRemoved) + view.of(CacheSnapshot)
-    assert not any(event.certain for event in (*view.of(InstanceJoined), *view.of(InstanceReported)))
+    source, cache = ScriptedSource(certain=True, replays=True, catching_up=True), ScriptedCache()
+    async with soon_expiring(source, pauses=True) as bench:
+        log = bench.log
+        source.said.put_nowait(EngineAttached(exact=True))
+        past = (cache.store(tokens(1, 2)), cache.evict(tokens(1, 2)), cache.store(tokens(1, 3)))
+        for sequence, event in enumerate(past):
+            source.said.put_nowait(batch_of(sequence, event))
+        await until(lambda: len(log.of(InstanceReported)) > 6)  # for longer than what nobody confirms is believed
+        assert not log.of(BlocksStored) + log.of(BlocksRemoved) + log.of(CacheSnapshot)
+        assert not any(event.certain for event in (*log.of(InstanceJoined), *log.of(InstanceReported)))
 
-    if ends == "catches up":
-        source.catching_up = False
-        await until(lambda: view.of(InstanceReported)[-1].certain)
-        assert not view.of(BlocksRemoved)
-        assert len(view.of(BlocksStored)) == 1
-        assert view.held() == cache.keys(CHAIN)
-        assert view.of(InstanceReported)[-1].blocks == len(view.held())
-        assert [(event.cache, event.cache_detail) for event in view.of(InstanceJoined)] == [("empty", "")]
-    await service.pause()
-    await worker
+        if ends == "catches up":
+            source.catching_up = False
+            await until(lambda: log.of(InstanceReported)[-1].certain)
+            assert not log.of(BlocksRemoved)
+            assert len(log.of(BlocksStored)) == 1
+            assert log.held() == cache.keys(CHAIN)
+            assert log.of(InstanceReported)[-1].blocks == len(log.held())
+            assert [(event.cache, event.cache_detail) for event in log.of(InstanceJoined)] == [("empty", "")]
 
 
 async def test_the_lag_of_events_is_that_of_the_newest_live_batch_and_never_negative() -> None:
-    source, cache, broker = (
-        ScriptedSource(certain=True, replays=True),
-        ScriptedCache(),
-        MemoryBroker(PoolName("default")),
-    )
-    service = soon_expiring(source, broker)
-    worker = asyncio.create_task(service.run())
-    source.said.put_nowait(EngineAttached(exact=True))
-    sequences = itertools.count()
+    source, cache, sequences = ScriptedSource(certain=True, replays=True), ScriptedCache(), itertools.count()
+    async with soon_expiring(source, pauses=True) as bench:
+        source.said.put_nowait(EngineAttached(exact=True))
+        state = bench.service.state
 
-    async def lag_after(date: float) -> float | None:
-        sequence = next(sequences)
-        payload = msgspec.msgpack.encode([date, [cache.store(tokens(sequence, 2))], 0])
-        source.said.put_nowait(decode_batch(sequence, payload))
-        held = 2 * (sequence + 1)
-        await until(lambda: service.state.session and service.state.followed_session()[1].device.held_blocks == held)
-        return REGISTRY.get_sample_value("pointsman_kv_events_lag_seconds", {"pool": "default", "engine": INSTANCE})
+        async def lag_after(date: float) -> float | None:
+            sequence = next(sequences)
+            payload = msgspec.msgpack.encode([date, [cache.store(tokens(sequence, 2))], 0])
+            source.said.put_nowait(decode_batch(sequence, payload))
+            held = 2 * (sequence + 1)
+            await until(lambda: state.session and state.followed_session()[1].device.held_blocks == held)
+            return REGISTRY.get_sample_value("pointsman_kv_events_lag_seconds", {"pool": "default", "engine": INSTANCE})
 
-    began = time.time()
-    late = await lag_after(began - 100.0)
-    assert late is not None
-    assert 100.0 <= late <= 100.0 + time.time() - began
-    for impossible in (math.nan, -math.inf, 0.0, -5.0):
-        assert await lag_after(impossible) == late
-    source.catching_up = True
-    assert await lag_after(time.time() - 5_000.0) == late, "the age of what is replayed is no lag"
-    source.catching_up = False
-    assert await lag_after(time.time() + 3_600.0) == 0.0
-    assert await lag_after(math.inf) == 0.0
-    await service.pause()
-    await worker
+        began = time.time()
+        late = await lag_after(began - 100.0)
+        assert late is not None
+        assert 100.0 <= late <= 100.0 + time.time() - began
+        for impossible in (math.nan, -math.inf, 0.0, -5.0):
+            assert await lag_after(impossible) == late
+        source.catching_up = True
+        assert await lag_after(time.time() - 5_000.0) == late, "the age of what is replayed is no lag"
+        source.catching_up = False
+        assert await lag_after(time.time() + 3_600.0) == 0.0
+        assert await lag_after(math.inf) == 0.0
 
 
 async def test_missed_batches_are_told_at_once_when_the_last_was_read_and_as_one_change() -> None:
-    source = ScriptedSource(certain=True, replays=True)
-    cache, broker = ScriptedCache(), MemoryBroker(PoolName("default"))
-    view, service = LogView(broker), soon_expiring(source, broker, report_seconds=WallSeconds(3600.0))
-    worker = asyncio.create_task(service.run())
-    source.said.put_nowait(EngineAttached(exact=True))
+    source, cache = ScriptedSource(certain=True, replays=True), ScriptedCache()
+    async with soon_expiring(source, pauses=True, report_seconds=3600.0) as bench:
+        source.said.put_nowait(EngineAttached(exact=True))
 
-    def say(sequence: int, event: Event | None) -> None:
-        source.said.put_nowait(decode_batch(sequence, msgspec.msgpack.encode([0.0, [event], 0])))
+        def say(sequence: int, event: Event | None) -> None:
+            source.said.put_nowait(batch_of(sequence, event))
 
-    say(0, cache.store(tokens(1, 2)))
-    await until(lambda: view.held() == cache.keys(CHAIN))
-    source.catching_up = True
-    for number in range(3, 8):
-        say(number, cache.store(tokens(number, number)))
-        say(number, cache.evict(tokens(number, number)))
-    say(8, cache.store(tokens(1, 3)))
-    await until(source.said.empty)
-    source.catching_up = False
-    source.said.put_nowait(EngineReplayed(11))
-    await until(lambda: view.held() == cache.keys(CHAIN))
+        say(0, cache.store(tokens(1, 2)))
+        await until(lambda: bench.log.held() == cache.keys(CHAIN))
+        source.catching_up = True
+        for number in range(3, 8):
+            say(number, cache.store(tokens(number, number)))
+            say(number, cache.evict(tokens(number, number)))
+        say(8, cache.store(tokens(1, 3)))
+        await until(source.said.empty)
+        source.catching_up = False
+        source.said.put_nowait(EngineReplayed(11))
+        await until(lambda: bench.log.held() == cache.keys(CHAIN))
 
-    assert view.held() == cache.keys(CHAIN)
-    assert len(view.of(BlocksStored)) == 2
-    await service.pause()
-    await worker
+        assert bench.log.held() == cache.keys(CHAIN)
+        assert len(bench.log.of(BlocksStored)) == 2

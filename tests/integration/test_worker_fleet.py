@@ -17,7 +17,9 @@ from pointsman.runtime import telemetry
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_worker.settings import SettingsError
 from tests.support.fake_publisher import BLOCK, FakePublisher, ScriptedCache
-from tests.support.told_engines import POOL, Failures, FollowingWorker, ToldEngine, ToldEngines, following, target
+from tests.support.memory_pool import POOL
+from tests.support.services import ToldEngine
+from tests.support.told_engines import Failures, FollowingWorker, ToldEngines, following, target
 from tests.support.waiting import eventually
 
 A, B = "a", "b"
@@ -59,7 +61,7 @@ async def test_an_engine_that_is_not_ready_keeps_its_session_and_its_cache_and_g
             assert withheld.fleet.ready == ()
             assert len(withheld.index.keys(InstanceId(A))) == 1
             assert still_withheld
-            assert len(worker.of(InstanceJoined, A)) == 1
+            assert len(worker.log.of(InstanceJoined, A)) == 1
             assert worker.state().fleet.ready == (A,)
             assert blocks_held(worker, A) == 2
             assert worker.lacks(A) == {}
@@ -71,7 +73,7 @@ async def test_an_engine_that_was_never_ready_does_not_join() -> None:
         async with following(source) as worker:
             await publisher.publish(ScriptedCache().store(prompt(1)))
             await eventually(lambda: A in worker.engines and worker.engines[A].asked > 3)
-            before = worker.of(InstanceJoined, A)
+            before = worker.log.of(InstanceJoined, A)
             source.tell(target(A, publisher))
             await until_serving(worker, A, blocks=1)
 
@@ -92,9 +94,9 @@ async def test_a_short_absence_from_the_list_costs_nothing_and_a_longer_one_is_a
             await asyncio.sleep(0.3)
             source.tell(target(A, publisher))
             await until_serving(worker, A, blocks=1)
-            flapped = worker.of(InstanceLeft, A), len(worker.of(InstanceJoined, A))
+            flapped = worker.log.of(InstanceLeft, A), len(worker.log.of(InstanceJoined, A))
             source.tell()
-            await eventually(lambda: worker.of(InstanceLeft, A))
+            await eventually(lambda: worker.log.of(InstanceLeft, A))
 
             assert flapped == ([], 1)
             assert InstanceId(A) not in worker.state().fleet
@@ -132,9 +134,9 @@ async def test_an_engine_that_is_back_while_it_leaves_joins_afterwards() -> None
         source.tell()
         await asyncio.wait_for(logs[0].leaving.wait(), 5)
         source.tell(target(A))
-        await eventually(lambda: len(worker.of(InstanceJoined, A)) == 2 and worker.serves(A))
+        await eventually(lambda: len(worker.log.of(InstanceJoined, A)) == 2 and worker.serves(A))
 
-        fleet = [event for event in worker.events if isinstance(event, InstanceJoined | InstanceLeft)]
+        fleet = [event for event in worker.log.events if isinstance(event, InstanceJoined | InstanceLeft)]
         assert [type(event) for event in fleet] == [InstanceJoined, InstanceLeft, InstanceJoined]
         assert worker.lacks(A) == {}
 
@@ -149,10 +151,10 @@ async def test_another_engine_in_its_place_inherits_nothing_although_the_events_
             await publisher.publish(cache.store(prompt(1)))
             await eventually(lambda: blocks_held(worker, A) == 1)
             source.tell(target(A, publisher, identity="uid-2"))
-            await eventually(lambda: len(worker.of(InstanceJoined, A)) > 1 and worker.serves(A))
+            await eventually(lambda: len(worker.log.of(InstanceJoined, A)) > 1 and worker.serves(A))
 
-            first, *_, last = worker.of(InstanceJoined, A)
-            (left,) = worker.of(InstanceLeft, A)
+            first, *_, last = worker.log.of(InstanceJoined, A)
+            (left,) = worker.log.of(InstanceLeft, A)
             assert left.epoch < last.epoch
             assert left.epoch >= first.epoch
             assert blocks_held(worker, A) == 0
@@ -166,10 +168,10 @@ async def test_a_handover_is_not_for_the_engine_that_took_the_place_meanwhile(tm
         for identity in ("uid-1", "uid-1", "uid-2"):
             source = ToldEngines(target(A, publisher, identity=identity))
             async with following(source, broker=broker, **state) as worker:  # type: ignore[arg-type]
-                reports = len(worker.of(InstanceReported, A))
-                await eventually(lambda: len(worker.of(InstanceReported, A)) > reports)  # noqa: B023
+                reports = len(worker.log.of(InstanceReported, A))
+                await eventually(lambda: len(worker.log.of(InstanceReported, A)) > reports)  # noqa: B023
                 await eventually(lambda: worker.last_report(A).blocks == 1)  # type: ignore[union-attr]
-                joins = len(worker.of(InstanceJoined, A))
+                joins = len(worker.log.of(InstanceJoined, A))
             assert joins == (2 if identity == "uid-2" else 1)
 
 
@@ -187,15 +189,15 @@ async def test_engines_that_hang_contradict_or_cannot_be_opened_leave_the_others
             await eventually(lambda: "following of odd" in worker.board.lacks)
             ready, lacks = worker.board.ready, worker.board.lacks
             failures.instances.clear()
-            engines["odd"].block_tokens = BLOCK
+            engines["odd"].becomes(block_tokens=BLOCK)
             await until_serving(worker, "broken", "odd")
             await eventually(lambda: not worker.lacks("broken"))
 
             assert ready
             assert "--block-tokens does not fit" in lacks["following of odd"]
             assert "no such socket" in lacks["following of broken"]
-            assert not worker.of(InstanceLeft, A)
-            assert len(worker.of(InstanceJoined, A)) == 1
+            assert not worker.log.of(InstanceLeft, A)
+            assert len(worker.log.of(InstanceJoined, A)) == 1
 
 
 async def test_a_worker_of_one_engine_ends_with_its_contradiction_as_its_operator_should_see() -> None:
@@ -216,13 +218,13 @@ async def test_a_source_that_fails_changes_nothing_and_is_read_again(monkeypatch
         await asyncio.sleep(0.3)
         failing.failure = None
         failing.tell()
-        await eventually(lambda: worker.of(InstanceLeft, A))
+        await eventually(lambda: worker.log.of(InstanceLeft, A))
         failing.problem = "the server does not answer"
         await eventually(lambda: worker.board.lacks.get("told") == "the server does not answer")
 
         assert worker.board.ready
         assert worker.serves(B)
-        assert not worker.of(InstanceLeft, B)
+        assert not worker.log.of(InstanceLeft, B)
 
 
 async def test_an_engine_listed_twice_is_one_instance() -> None:
@@ -231,7 +233,7 @@ async def test_an_engine_listed_twice_is_one_instance() -> None:
         await until_serving(worker, A)
         await eventually(lambda: "targets" in worker.board.lacks)
 
-        assert worker.of(InstanceJoined, B) == []
+        assert worker.log.of(InstanceJoined, B) == []
         assert worker.board.lacks["targets"] == "b at http://a:1 is listed besides a at http://a:1"
 
 
@@ -240,9 +242,9 @@ async def test_when_the_worker_stops_for_good_all_leave_and_paused_none_does() -
     for pausing in (True, False):
         async with following(ToldEngines(target(A), target(B)), broker=broker, pausing=pausing) as worker:
             joins = 1 if pausing else 2
-            await eventually(lambda: all(len(worker.of(InstanceJoined, name)) == joins for name in (A, B)))  # noqa: B023
+            await eventually(lambda: all(len(worker.log.of(InstanceJoined, name)) == joins for name in (A, B)))  # noqa: B023
             await until_serving(worker, A, B)
-        assert [len(worker.of(InstanceLeft, name)) for name in (A, B)] == ([0, 0] if pausing else [1, 1])
+        assert [len(worker.log.of(InstanceLeft, name)) for name in (A, B)] == ([0, 0] if pausing else [1, 1])
         if pausing:
             assert worker.last_report(A).back_within == 12.0  # type: ignore[union-attr]
 

@@ -29,6 +29,7 @@ from tests.support.events import BLOCK, joined, reported
 from tests.support.fake_engine import FakeEngine, running_engine
 from tests.support.fake_scheduler import FakeScheduler
 from tests.support.log_reading import events_in
+from tests.support.services import ingress_settings
 from tests.support.waiting import eventually
 
 POOL = PoolName("default")
@@ -150,15 +151,7 @@ async def world_with(
 ) -> AsyncIterator[World]:
     """`keys`: tenants by API key, which is then required."""
     async with AsyncExitStack() as stack:
-        usual = {
-            "probe": False,
-            "name": "ingress-1",
-            "port": 0,
-            "admin_port": 0,
-            "lame_duck_seconds": 0.0,
-            "drain_seconds_max": 1.0,
-        }
-        told = IngressSettings(**{**usual, "require_keys": keys is not None, **settings})
+        told = ingress_settings(**{"require_keys": keys is not None, **settings})
         yield await open_world(
             stack,
             told,

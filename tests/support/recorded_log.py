@@ -13,12 +13,16 @@ from typing import Any
 
 from msgspec import structs
 
+from pointsman.contracts.block_keys import pack_keys
+from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheGap, CacheSnapshot, Run
 from pointsman.contracts.codec import LogEvent, decode_event, encode
 from pointsman.contracts.commands import HandOverRequest
-from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestHandedOver
+from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestHandedOver, Settings
 from pointsman.contracts.fleet import (
     FleetEvent,
     InstanceDraining,
+    InstanceLeft,
+    InstanceProbed,
     InstanceReported,
     InstanceUndrained,
     LivenessTimeouts,
@@ -31,24 +35,30 @@ from pointsman.contracts.requests import (
     PrefixCopyEnded,
     PrefixFetchEnded,
     RequestAttemptFailed,
+    RequestCancelled,
     RequestEvent,
     RequestFailed,
     RequestFinished,
 )
 from pointsman.contracts.subjects import subject_of
 from pointsman.contracts.tenants import Priority, TenantPolicies, TenantPolicy
+from pointsman.policies.admission import ADMISSION_POLICIES, AdmissionPolicy
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.dispatch.recording import Recording
-from pointsman.policies.policy_set import PolicySet
+from pointsman.policies.ordering import ORDERING_POLICIES, OrderingPolicy
+from pointsman.policies.policy_set import PolicySet, policy_set
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
+from pointsman.policies.routing import ROUTING_POLICIES, RoutingPolicy
 from pointsman.ports import LogEntry
-from pointsman.primitives import Epoch, InstanceId, PoolName, Tenant, Term
+from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName, Tenant, Term
 from pointsman.state.state import PoolSettings, State
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request, Stage
 from tests.support.events import BLOCK, joined, route, stored
 
 POOL = PoolName("default")
 SETTINGS = PoolSettings(block_tokens=BLOCK)
+OUTLIERS: Settings = {"outlier.consecutive_failures": 1, "outlier.base_ejection_seconds": 1.0}
 PRIORITIES: list[Priority] = ["batch", "standard", "interactive"]
 
 
@@ -66,18 +76,21 @@ class RecordedFleet:
         limited: bool = False,
         fetching: bool = False,
         resending: bool = False,
+        odd: bool = False,
         recording: Callable[[], Recording] = Recording,
     ) -> None:
         """`roles` of the engines, in their order, where they do not all do everything. `failing`: whether engines fail
         requests, and are ejected. `limited`: whether tenants have limits, and requests priorities.
         `fetching`: whether engines fetch prefixes from each other. `resending`: whether decisions come behind later
-        ones, and clocks differ. `recording`: of each leader."""
+        ones, and clocks differ. `odd`: whether engines come and go, and say what no engine says in order, and ingresses end
+        what is anywhere. `recording`: of each leader."""
         self._recording = recording
         self._engines = [InstanceId(f"engine-{number}") for number in range(1, engines + 1)]
         self._failing = failing
         self._limited = limited
         self._fetching = fetching
         self._resending = resending
+        self._odd = odd
         self._ahead = 7.5 if resending else 0.0
         self.entries: list[LogEntry] = []
         self._roles = dict(zip(self._engines, roles, strict=False))
@@ -111,6 +124,9 @@ class RecordedFleet:
             happenings.append((1, self._set_tenant_policies))
         if self._resending:
             happenings += [(3, self._drain), (3, self._restart_engine)]
+        if self._odd:
+            happenings += [(20, self._store), (16, self._oddity), (8, self._other_end), (4, self._come_or_go)]
+            happenings.append((2, self.take_over))
         if self._fetching:
             happenings = [
                 (weight, happens) for weight, happens in happenings if happens != self._report
@@ -383,6 +399,42 @@ class RecordedFleet:
                 )
             )
 
+    def _oddity(self) -> None:
+        """Of the cache: of any part of any prompt, whether the engine has it or not."""
+        engine = self._random.choice(list(self._epochs))
+        self._cache[engine] += self._random.choice((1, 1, 1, 2))
+        known: dict[str, Any] = {
+            "at": self._now, "instance": engine, "epoch": Epoch(self._epochs[engine]), "sequence": self._cache[engine],
+        }  # fmt: skip
+        family = self._random.randint(1, 12) * 1000  # half of them nobody asks for
+        keys = [BlockKey(family + level) for level in range(12)]
+        removed = BlocksRemoved(**known, keys=pack_keys(self._random.sample(keys, 3)))
+        kept = BlocksStored(**known, runs=[Run(pack_keys(keys[5:]), keys[4])])
+        whole = CacheSnapshot(**known, runs=[Run(pack_keys(keys))])
+        gap = CacheGap(**known, missed=1, reason="x")
+        self._append(self._random.choice((removed, removed, kept, kept, whole, gap, CacheCleared(**known))))
+
+    def _come_or_go(self) -> None:
+        engine = self._random.choice(self._engines)
+        epoch = Epoch(self._epochs.get(engine, 1))
+        if engine not in self._state.fleet:
+            self._join(engine)
+        elif self._random.random() < 0.5:
+            self._append(InstanceProbed(at=self._now, instance=engine, epoch=epoch, parity=True))
+        else:
+            self._append(InstanceLeft(at=self._now, instance=engine, epoch=epoch, reason="x"))
+
+    def _other_end(self) -> None:
+        request = self._one(self._random.choice(list(Stage)))
+        if request is not None:
+            instance = self._random.choice(self._engines)
+            events: list[LogEvent] = [
+                RequestFailed(at=self._now, request=request.id, reason="x", status=502, instance=instance),
+                RequestCancelled(at=self._now, request=request.id, reason="x"),
+                RequestGranted(at=self._now, request=request.id, instance=instance, attempt=2),
+            ]
+            self._append(self._random.choice(events))
+
     def _report(self) -> None:
         engine = self._random.choice(list(self._epochs))
         self._append(
@@ -422,6 +474,27 @@ def random_policies(chance: Random, tenants: Sequence[str]) -> TenantPolicies:
     named = {Tenant(tenant): policy() for tenant in tenants if chance.random() < 0.5}
     weight = chance.choice((0.0, 0.1))
     return TenantPolicies(default=policy(), tenants=named, cached_token_weight=weight)
+
+
+def every_tracker() -> tuple[Tracker, ...]:
+    """What all policies together would have State remember."""
+    policies: tuple[RoutingPolicy | AdmissionPolicy | OrderingPolicy, ...] = (
+        *(policy_set(routing=name).routing for name in ROUTING_POLICIES),
+        *(policy_set(admission=name).admission for name in ADMISSION_POLICIES),
+        *(policy_set(ordering=name).ordering for name in ORDERING_POLICIES),
+    )
+    return tuple(memory for policy in policies for memory in policy.trackers())
+
+
+def fresh_state() -> State:
+    return State(PoolSettings(), every_tracker())
+
+
+def random_log(seed: int, steps: int) -> list[LogEvent]:
+    """The log of a pool in which everything happens that can."""
+    policies = policy_set(prefill_window_tokens=400, settings=OUTLIERS)
+    fleet = RecordedFleet(policies, seed, engines=3, failing=True, limited=True, odd=True)
+    return [entry.event for entry in fleet.live(steps).entries if entry.event is not None]
 
 
 def rewritten(entries: list[LogEntry], sequence: int, event: LogEvent) -> list[LogEntry]:

@@ -6,14 +6,13 @@ from contextlib import asynccontextmanager
 
 from pointsman.adapters.providers.static import StaticProvider
 from pointsman.contracts.commands import ScaleAnswered, ScalePool
-from pointsman.contracts.subjects import admin_subject
 from pointsman.policies.policy_set import scaling_policy
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.supervision import Supervisor
 from pointsman_scaler.service import ScalerService
 from pointsman_scaler.settings import ScalerSettings
-from tests.support.split_fleet import POOL, SplitFleet
+from tests.support.split_fleet import SplitFleet
 from tests.support.waiting import eventually
 
 
@@ -28,13 +27,13 @@ async def scaler(
         max_instances=count,
         pause_up_seconds=5.0,
         scaler_lease_seconds=WallSeconds(0.6),
-        speed=fleet.clock.speed,
+        speed=fleet.pool.clock.speed,
     )
-    link = fleet.broker.client(fleet.clock, name=name)
+    link = fleet.pool.broker.client(fleet.pool.clock, name=name)
     service = ScalerService(
-        event_log=link.log, checkpoints=link.checkpoints, commands=link.commands, lease=link.scaler_lease,
+        link=link,
         provider=StaticProvider(),
-        policy=scaling_policy(policy, dict(values or {})), clock=fleet.clock, board=HealthBoard(), settings=settings,
+        policy=scaling_policy(policy, dict(values or {})), clock=fleet.pool.clock, board=HealthBoard(), settings=settings,
         name=name,
     )  # fmt: skip
     async with Supervisor() as supervisor:
@@ -45,9 +44,7 @@ async def scaler(
 
 
 async def scale(fleet: SplitFleet, prefill: int, decode: int) -> ScaleAnswered:
-    answer = await fleet.broker.client(fleet.clock, name="alice").commands.request(
-        admin_subject(POOL, "scale", "alice"), ScalePool(prefill=prefill, decode=decode), timeout=WallSeconds(3.0)
-    )
+    answer = await fleet.pool.operate(ScalePool(prefill=prefill, decode=decode), action="scale")
     assert isinstance(answer, ScaleAnswered)
     return answer
 

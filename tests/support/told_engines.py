@@ -9,13 +9,11 @@ from typing import Any
 from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.http_engine import EngineFacts, EngineLoad, EngineUnreachableError
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint
-from pointsman.contracts.codec import decode_event
 from pointsman.contracts.fleet import InstanceJoined, InstanceReported
 from pointsman.ports import EngineDiscovery, EngineTarget
-from pointsman.primitives import InstanceId, PoolName, WallSeconds
+from pointsman.primitives import InstanceId, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.state import PoolSettings, State
 from pointsman_lab.memory.log import MemoryBroker
@@ -24,8 +22,8 @@ from pointsman_worker.followed_engine import WorkerContext
 from pointsman_worker.session import EventSource
 from pointsman_worker.settings import WorkerSettings
 from tests.support.fake_publisher import BLOCK, FakePublisher
-
-POOL = PoolName("default")
+from tests.support.memory_pool import POOL, LogView
+from tests.support.services import ToldEngine
 
 
 class ToldEngines(EngineDiscovery):
@@ -53,60 +51,25 @@ class ToldEngines(EngineDiscovery):
 
 
 @dataclass
-class ToldEngine:
-    """HTTP side of an engine."""
-
-    block_tokens: int = BLOCK
-    away: bool = False
-    hangs: bool = False
-    asked: int = 0
-
-    async def describe(self) -> EngineFacts:
-        await self.load()
-        return EngineFacts(
-            model="m", max_model_len=512, version="1", block_tokens=self.block_tokens, kv_capacity_tokens=4_096
-        )
-
-    async def load(self) -> EngineLoad:
-        self.asked += 1
-        if self.hangs:
-            await asyncio.Event().wait()
-        if self.away:
-            raise EngineUnreachableError("refused", refused=True)
-        return EngineLoad()
-
-
-@dataclass
 class FollowingWorker:
-    broker: MemoryBroker
+    log: LogView
     board: HealthBoard
     fleet: EngineFleet
     engines: dict[str, ToldEngine]
     task: asyncio.Task[None]
 
-    @property
-    def events(self) -> list[Any]:
-        found, sequence = [], self.broker.extent.first
-        while (stored := self.broker.at(sequence)) is not None:
-            found.append(decode_event(stored.payload))
-            sequence += 1
-        return found
-
-    def of(self, kind: type[Any], instance: str) -> list[Any]:
-        return [event for event in self.events if isinstance(event, kind) and event.instance == instance]
-
     def last_report(self, instance: str) -> InstanceReported | None:
-        return next(iter(self.of(InstanceReported, instance)[::-1]), None)
+        return next(iter(self.log.of(InstanceReported, instance)[::-1]), None)
 
     def serves(self, instance: str) -> bool:
         """As the newest report says, which must be of the newest epoch."""
-        report, joined = self.last_report(instance), self.of(InstanceJoined, instance)
+        report, joined = self.last_report(instance), self.log.of(InstanceJoined, instance)
         return report is not None and report.serving and report.epoch == joined[-1].epoch
 
     def state(self) -> State:
         """What a scheduler makes of the log."""
         state = State(PoolSettings(block_tokens=2 * BLOCK))
-        for sequence, event in enumerate(self.events, 1):
+        for sequence, event in enumerate(self.log.events, 1):
             state.apply(event, sequence)
         return state
 
@@ -154,8 +117,7 @@ async def following(
         return KvEventReader(KvEndpoint(followed.kv_endpoint, followed.kv_replay_endpoint), idle_check_seconds=0.2)
 
     context = WorkerContext(
-        event_log=link.log,
-        commands=link.commands,
+        link=link,
         clock=clock,
         board=board,
         settings=WorkerSettings(
@@ -169,7 +131,7 @@ async def following(
     fleet = EngineFleet(context, sources, vanished_seconds=WallSeconds(vanished_seconds))
     task = asyncio.create_task(fleet.run())
     try:
-        yield FollowingWorker(broker, board, fleet, known, task)
+        yield FollowingWorker(LogView(broker), board, fleet, known, task)
     finally:
         await fleet.stop("test over", pausing=pausing)
         task.cancel()

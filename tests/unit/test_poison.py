@@ -71,8 +71,7 @@ from tests.support.commands import written
 from tests.support.engine_urls import ANY_URL
 from tests.support.events import joined, reported, route, stored
 from tests.support.poison import bad_fields, bad_utf8, deep, mutated
-from tests.support.random_logs import fresh_state, random_log
-from tests.support.recorded_log import RecordedFleet
+from tests.support.recorded_log import RecordedFleet, fresh_state, random_log
 from tests.support.waiting import eventually
 
 POOL = PoolName("default")

@@ -41,9 +41,9 @@ async def test_two_tenants_share_nothing_and_each_has_all_of_its_own(
     assert known.instances[0].parity, "a salted prompt has the same keys in the engine's events"
 
     for path, body in bodies(SERVED_MODEL).items():
-        await check_isolation(fleet.client, fleet.url, path, body, block_tokens=BLOCK_TOKENS)
+        await check_isolation(fleet.http, fleet.url, path, body, block_tokens=BLOCK_TOKENS)
 
-    events = [entry.event for entry in await fleet.entries()]
+    events = [entry.event for entry in await fleet.pool.entries()]
     groups = {event.request: event.cache_group for event in events if isinstance(event, RequestArrived)}
     ends = [event for event in events if isinstance(event, RequestFinished)]
     cached = {group: sum(e.cached_tokens for e in ends if groups[e.request] == group) for group in groups.values()}
@@ -63,7 +63,7 @@ async def test_vectors_are_made_from_prefixes_of_the_tenant_alone(
             hits = []
             for tenant in (ALICE, BOB, ALICE, BOB):
                 before = engine.metric("vllm:prefix_cache_hits_total")
-                await _embedded(fleet.client, fleet.url, tenant)
+                await _embedded(fleet.http, fleet.url, tenant)
                 hits.append(engine.metric("vllm:prefix_cache_hits_total") - before)
 
     assert hits[:2] == [0.0, 0.0]

@@ -65,7 +65,7 @@ async def test_the_second_engine_hits_what_the_first_has_computed(
     placed = next(event for event in life if isinstance(event, RequestPlaced))
     ended = next((event for event in life if isinstance(event, PrefixFetchEnded)), None)
     finished = next(event for event in life if isinstance(event, RequestFinished))
-    verdict = verify(await whole.entries())
+    verdict = verify(await whole.pool.entries())
 
     assert headers["x-pointsman-instance"] == "second"
     assert answer["choices"][0] == alone["choices"][0]
@@ -94,7 +94,7 @@ async def test_a_hot_prefix_is_copied_before_the_second_engine_is_asked_for_it(
     copies: list[PrefixCopyEnded] = []
 
     async def copied() -> bool:
-        copies[:] = [entry.event for entry in await whole.entries() if isinstance(entry.event, PrefixCopyEnded)]
+        copies[:] = [entry.event for entry in await whole.pool.entries() if isinstance(entry.event, PrefixCopyEnded)]
         return bool(copies)
 
     await eventually(copied, seconds=20.0)
@@ -102,7 +102,7 @@ async def test_a_hot_prefix_is_copied_before_the_second_engine_is_asked_for_it(
     await whole.drain("first")
     headers, answer = await whole.ask(COMPLETIONS, "after", last)
     finished = next(event for event in await whole.life_of("after") if isinstance(event, RequestFinished))
-    verdict = verify(await whole.entries())
+    verdict = verify(await whole.pool.entries())
 
     assert (copy.source, copy.instance, copy.failure) == ("first", "second", "")
     assert copy.tokens == 512  # whole levels of what is counted

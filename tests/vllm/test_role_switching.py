@@ -59,7 +59,9 @@ async def test_the_scaler_makes_a_decode_instance_of_one_that_prefilled_and_an_o
     async with scaler(fleet, "s1", "target_utilisation", WANTED):
         clients = [asyncio.create_task(_asked_in_a_row(fleet, f"{unlike_any_other} {n}", done)) for n in range(CLIENTS)]
         await eventually(lambda: roles(fleet) == {"prefill": 1, "decode": 2}, seconds=SWITCH_SECONDS_MAX)
-        (changed,) = [entry.event for entry in await fleet.entries() if isinstance(entry.event, InstanceRoleChanged)]
+        (changed,) = [
+            entry.event for entry in await fleet.pool.entries() if isinstance(entry.event, InstanceRoleChanged)
+        ]
         switched = engines[changed.instance]
         held, fetched = fleet.scheduler.state.index.blocks(changed.instance), switched.metric(FETCHED)
         await eventually(lambda: switched.metric(FETCHED) > fetched, seconds=SWITCH_SECONDS_MAX)
@@ -72,7 +74,7 @@ async def test_the_scaler_makes_a_decode_instance_of_one_that_prefilled_and_an_o
     body = _body(f"{unlike_any_other} last")
     headers, answer = await fleet.ask(COMPLETIONS, "last", body)
     alone = await asyncio.to_thread(switched.ask, COMPLETIONS, body)
-    entries = await fleet.entries()
+    entries = await fleet.pool.entries()
     events = [entry.event for entry in entries]
     ends = [event for event in events if isinstance(event, RequestEnd)]
     verdict = verify(entries)

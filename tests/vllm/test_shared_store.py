@@ -65,7 +65,7 @@ async def test_the_second_engine_loads_what_the_first_has_stored(
     life = await fleet.life_of("r")
     placed = next(event for event in life if isinstance(event, RequestPlaced))
     finished = next(event for event in life if isinstance(event, RequestFinished))
-    verdict = verify(await fleet.entries())
+    verdict = verify(await fleet.pool.entries())
     tell_what_was_measured(f"shared store: {finished.cached_tokens} tokens loaded, TTFT {finished.ttft:.2f} s")
 
     assert headers["x-pointsman-instance"] == "second"

@@ -142,7 +142,7 @@ async def test_what_was_handed_over_is_known_at_both_and_the_log_tells_it_all(
     await eventually(
         lambda: min(index.blocks(InstanceId(name)) for name in ("prefill", "decode")) >= blocks, seconds=20.0
     )
-    entries = await whole.entries()
+    entries = await whole.pool.entries()
     stored = {
         event.instance: len(unpack_keys(run.keys))
         for event in (entry.event for entry in entries)

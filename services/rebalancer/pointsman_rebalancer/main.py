@@ -37,9 +37,7 @@ async def _serve(settings: RebalancerSettings, policy: RebalancingPolicy, superv
     name = name_of_run("rebalancer")
     async with open_link(settings, clock, board, name=name, user=BusUser(BusRole.REBALANCER)) as link:
         service = RebalancerService(
-            event_log=link.log,
-            checkpoints=link.checkpoints,
-            commands=link.commands,
+            link=link,
             clock=clock,
             board=board,
             settings=settings,

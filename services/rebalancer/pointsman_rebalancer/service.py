@@ -18,7 +18,7 @@ from pointsman.policies.rebalancing import MigrationPlan, RebalancingPolicy
 from pointsman.policies.rebalancing.base import Migration
 from pointsman.policies.rebalancing.off import Off
 from pointsman.policies.rebalancing.redispatch import Redispatching, Window
-from pointsman.ports import Checkpoints, Clock, Commands, CommandTimeoutError, EventLog, NoResponderError
+from pointsman.ports import Clock, CommandTimeoutError, Link, NoResponderError
 from pointsman.primitives import EngineSeconds, PoolName, RequestId, Sequence, Term, WallSeconds, engine_seconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.containment import contained
@@ -49,9 +49,7 @@ class RebalancerService:
     def __init__(
         self,
         *,
-        event_log: EventLog,
-        checkpoints: Checkpoints,
-        commands: Commands,
+        link: Link,
         clock: Clock,
         board: HealthBoard,
         settings: RebalancerSettings,
@@ -61,8 +59,8 @@ class RebalancerService:
         """`name`: of this process in the ids of its plans; never reused."""
         pool = PoolSettings(block_tokens=settings.block_tokens, speed=settings.speed)
         self._follower = LogFollower(
-            event_log,
-            checkpoints,
+            link.log,
+            link.checkpoints,
             clock=clock,
             board=board,
             settings=pool,
@@ -70,7 +68,7 @@ class RebalancerService:
             history=engine_seconds(HITS_WALL_SECONDS, settings.speed),
         )
         self._pool = PoolName(settings.pool)
-        self._commands = commands
+        self._commands = link.commands
         telemetry.REBALANCING_REACTION_SECONDS.labels(self._pool)
         for metric in (telemetry.MIGRATION_PLANS, telemetry.MIGRATIONS_PLANNED):
             metric.show_zeros(pool=self._pool, policy=policy.name)

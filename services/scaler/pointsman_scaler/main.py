@@ -42,10 +42,7 @@ async def _serve(
     user = BusUser(BusRole.SCALER)
     async with open_link(settings, clock, board, name=name, user=user, reads_every=READS_EVERY_WALL_SECONDS) as link:
         service = ScalerService(
-            event_log=link.log,
-            checkpoints=link.checkpoints,
-            commands=link.commands,
-            lease=link.scaler_lease,
+            link=link,
             provider=provider,
             policy=policy,
             clock=clock,

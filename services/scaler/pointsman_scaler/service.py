@@ -12,7 +12,7 @@ from pointsman.contracts.decisions import ScaleApplied
 from pointsman.contracts.subjects import ANY_ACTOR, admin_subject
 from pointsman.policies.scaling import ScalingPolicy
 from pointsman.policies.scaling.decider import Decider
-from pointsman.ports import Checkpoints, Clock, Commands, EventLog, InstanceProvider, Lease, ProviderError
+from pointsman.ports import Clock, InstanceProvider, Link, ProviderError
 from pointsman.primitives import PoolName, Term, WallSeconds
 from pointsman.runtime.containment import contained
 from pointsman.runtime.health import HealthBoard
@@ -43,10 +43,7 @@ class ScalerService:
     def __init__(
         self,
         *,
-        event_log: EventLog,
-        checkpoints: Checkpoints,
-        commands: Commands,
-        lease: Lease,
+        link: Link,
         provider: InstanceProvider,
         policy: ScalingPolicy,
         clock: Clock,
@@ -54,15 +51,15 @@ class ScalerService:
         settings: ScalerSettings,
         name: str,
     ) -> None:
-        self._commands = commands
+        self._commands = link.commands
         self._clock = clock
         self._board = board
         self._pool = PoolName(settings.pool)
-        self._runner = StepRunner(provider, commands, clock, settings)
-        self._leadership = Leadership(lease, clock, name=name, lease_seconds=settings.scaler_lease_seconds)
+        self._runner = StepRunner(provider, link.commands, clock, settings)
+        self._leadership = Leadership(link.scaler_lease, clock, name=name, lease_seconds=settings.scaler_lease_seconds)
         self._follower = LogFollower(
-            event_log,
-            checkpoints,
+            link.log,
+            link.checkpoints,
             clock=clock,
             board=board,
             settings=PoolSettings(block_tokens=settings.block_tokens, speed=settings.speed),
@@ -72,7 +69,7 @@ class ScalerService:
         self._leader_clock = LeaderClock(clock, lambda: self._follower.state)
         self._now = clock.now if policy.by_date else self._leader_clock.now
         self._deciding = Trouble(settings.pool)
-        self._decisions = DecisionLog(event_log, self._follower, self._leadership, clock, self._deciding)
+        self._decisions = DecisionLog(link.log, self._follower, self._leadership, clock, self._deciding)
         self._decider = Decider(
             policy=policy,
             limits=settings.limits,
@@ -80,7 +77,7 @@ class ScalerService:
             dropped=lambda: self._follower.first_sequence - 1,
             first_roles=settings.roles,
         )
-        self._page = DesiredPage(self._follower, self._leadership, commands, clock, self._pool)
+        self._page = DesiredPage(self._follower, self._leadership, link.commands, clock, self._pool)
         self._size = WantedSize(self._follower, self._decider, self._runner, self._page, self._deciding)
         self._advice = ""
         if provider.manages:

@@ -81,11 +81,7 @@ def start_scheduler(
 ) -> SchedulerService:
     """`name` must be unique."""
     service = SchedulerService(
-        event_log=link.log,
-        commands=link.commands,
-        lease=link.lease,
-        checkpoints=link.checkpoints,
-        access=link.access,
+        link=link,
         clock=clock,
         board=board,
         settings=settings,

@@ -17,7 +17,7 @@ from pointsman.contracts.fleet import FleetEvent, InstanceJoined, InstanceLeft, 
 from pointsman.contracts.requests import RequestEvent
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import PolicySet
-from pointsman.ports import Checkpoints, Clock, Commands, EventLog, KeyValueStore, Lease, LogEntry
+from pointsman.ports import Clock, Link, LogEntry
 from pointsman.primitives import InstanceId, PoolName
 from pointsman.runtime.containment import contained
 from pointsman.runtime.engine_urls import EngineUrls
@@ -48,11 +48,7 @@ class SchedulerService:
     def __init__(
         self,
         *,
-        event_log: EventLog,
-        commands: Commands,
-        lease: Lease,
-        checkpoints: Checkpoints,
-        access: KeyValueStore,
+        link: Link,
         clock: Clock,
         board: HealthBoard,
         settings: SchedulerSettings,
@@ -61,15 +57,15 @@ class SchedulerService:
         tracer: Tracer | None = None,
     ) -> None:
         """`name`: of this process in log and lease; never reused."""
-        self._log = event_log
+        self._log = link.log
         self._pool = pool = PoolName(settings.pool)
-        self._commands = commands
+        self._commands = link.commands
         clock = self._clock = ForwardClock(clock)
         self._board = board
         self._name = name
         self._recovery = Recovery(
-            event_log=event_log,
-            checkpoints=checkpoints,
+            event_log=link.log,
+            checkpoints=link.checkpoints,
             clock=clock,
             board=board,
             part=LEADERSHIP,
@@ -78,10 +74,10 @@ class SchedulerService:
         self._replica = replica = Replica(empty_state(settings, policies), pool)
         self._log_liveness = log_liveness = LogLiveness(clock, suspect_seconds=settings.suspect_seconds)
         self._leader = leader = Candidacy(
-            event_log=event_log,
+            event_log=link.log,
             clock=clock,
             board=board,
-            leadership=Leadership(lease, clock, name=name, lease_seconds=settings.lease_seconds),
+            leadership=Leadership(link.lease, clock, name=name, lease_seconds=settings.lease_seconds),
             policies=policies,
             name=name,
             replica=replica,
@@ -89,12 +85,12 @@ class SchedulerService:
             rivals=settings.rivals,
             tracer=tracer,
         )
-        overload = Overload(event_log, clock, board, name)
-        self._tenants = tenants = TenantPoliciesKeeper(leader=leader, replica=replica, store=access, clock=clock)
+        overload = Overload(link.log, clock, board, name)
+        self._tenants = tenants = TenantPoliciesKeeper(leader=leader, replica=replica, store=link.access, clock=clock)
         self._handlers = CommandHandlers(
             leader=leader,
             replica=replica,
-            access=access,
+            access=link.access,
             tenants=tenants,
             clock=clock,
             policies=policies,
@@ -109,7 +105,7 @@ class SchedulerService:
             overload=overload,
             leader=leader,
             replica=replica,
-            commands=commands,
+            commands=link.commands,
             clock=clock,
             settings=settings,
             log_liveness=log_liveness,
@@ -119,7 +115,7 @@ class SchedulerService:
         self._resync = Resync(
             leader=leader,
             replica=replica,
-            commands=commands,
+            commands=link.commands,
             clock=clock,
             pool=pool,
             is_refused=self._url_guard.is_refused,
@@ -127,7 +123,7 @@ class SchedulerService:
         self._overlap = OverlapService(
             replica=replica,
             leader=leader,
-            event_log=event_log,
+            event_log=link.log,
             clock=clock,
             pool=pool,
             name=name,

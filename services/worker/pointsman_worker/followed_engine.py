@@ -14,7 +14,7 @@ from pointsman.adapters.calibration_file import Calibration
 from pointsman.adapters.waiting import wait_at_most
 from pointsman.contracts.codec import UnwritableError
 from pointsman.contracts.fleet import InstanceLeft
-from pointsman.ports import Clock, Commands, EngineTarget, EventLog, LogUnavailableError
+from pointsman.ports import Clock, EngineTarget, Link, LogUnavailableError
 from pointsman.primitives import Epoch, InstanceId, WallSeconds
 from pointsman.runtime.containment import note_failure
 from pointsman.runtime.health import HealthBoard
@@ -43,8 +43,7 @@ class WorkerContext:
     """What all engines of a worker share. `alone`: the only engine that will ever be followed; its failure is the
     worker's."""
 
-    event_log: EventLog
-    commands: Commands
+    link: Link
     clock: Clock
     board: HealthBoard
     settings: WorkerSettings
@@ -135,8 +134,7 @@ class FollowedEngine:
         async with contextlib.AsyncExitStack() as stack:
             engine = await stack.enter_async_context(context.open_engine(target))
             service = WorkerService(
-                event_log=context.event_log,
-                commands=context.commands,
+                link=context.link,
                 clock=context.clock,
                 board=self._board,
                 settings=context.settings,
@@ -178,7 +176,7 @@ class FollowedEngine:
         )
         with contextlib.suppress(LogUnavailableError, UnwritableError, TimeoutError):
             async with asyncio.timeout(LEAVE_SECONDS_MAX):
-                await self._context.event_log.append(left)
+                await self._context.link.log.append(left)
 
     def _withhold(self, reason: str) -> None:
         if reason:

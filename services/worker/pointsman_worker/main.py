@@ -80,8 +80,7 @@ async def _serve(
         sockets = stack.enter_context(shared_sockets())
         link = await stack.enter_async_context(open_link(settings, clock, board, name=name, user=user))
         context = WorkerContext(
-            event_log=link.log,
-            commands=link.commands,
+            link=link,
             clock=clock,
             board=board,
             settings=settings,

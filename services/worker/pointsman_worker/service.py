@@ -5,7 +5,7 @@ import asyncio
 import structlog
 
 from pointsman.adapters.calibration_file import Calibration
-from pointsman.ports import Clock, Commands, EngineTarget, EventLog
+from pointsman.ports import Clock, EngineTarget, Link
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_worker.engine_monitor import Engine, EngineMonitor
@@ -31,8 +31,7 @@ class WorkerService:
     def __init__(
         self,
         *,
-        event_log: EventLog,
-        commands: Commands,
+        link: Link,
         clock: Clock,
         board: HealthBoard,
         settings: WorkerSettings,
@@ -52,9 +51,9 @@ class WorkerService:
         fleet_events = FleetEvents(state, self._probe, calibration)
         successor = SessionStore(fleet_events, turns)
         self._follower = Follower(state, self._probe, successor)
-        self._heartbeats = Heartbeats(commands, state, board)
-        self._writer = LogWriter(event_log, state, fleet_events, successor, board, self._heartbeats)
-        self._resync = ResyncHandler(commands, state, self._writer)
+        self._heartbeats = Heartbeats(link.commands, state, board)
+        self._writer = LogWriter(link.log, state, fleet_events, successor, board, self._heartbeats)
+        self._resync = ResyncHandler(link.commands, state, self._writer)
         self._running: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
 

@@ -16,6 +16,7 @@ _SENTENCES = {
     Cause.FAILED_ATTEMPTS: ("an engine failed them first", "See the findings on engines."),
     Cause.TRANSPORT: ("time went by between the processes: ingress, scheduler or network were busy or hung", "Engines did their part. Look at the CPU of ingresses and schedulers, at the network, and at the findings on leader changes and requests that were given up."),
     Cause.NO_SCHEDULER: ("no scheduler answered for a while", "Look at when the leader changed, and at the CPU of the schedulers; a second one (--schedulers 2) takes over within seconds."),
+    Cause.SLOW_DECODE: ("their tokens would have come more slowly than they ask for", "Give them a longer objective (x-slo-tpot-ms), or the pool more engines."),
     Cause.NO_INSTANCE: ("no instance could take them", "See the findings on the fleet."),
 }  # fmt: skip
 

@@ -2,19 +2,18 @@
 them when they were placed and from what their engines then did. Of long logs a sample."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from statistics import median
 
 from typing_extensions import override
 
 from pointsman.analysis.client_faults import tells_of_fleet
-from pointsman.analysis.lateness_rules import HALF, LESS_BUSY_SHARE_MAX, SLOW_FACTOR_MIN, USUAL_MAX
+from pointsman.analysis.lateness_rules import HALF, SLOW_FACTOR_MIN, USUAL_MAX, is_hot, is_less_busy
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import Candidate, RequestPlaced, RequestRejected
-from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished
-from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tokens
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import EMPTY_QUEUE, Request
 from pointsman_cli.doctor.examination import Examiner
@@ -23,7 +22,8 @@ from pointsman_cli.doctor.late_causes import advice_for, because
 from pointsman_cli.doctor.missed_hits import MissedHits
 from pointsman_cli.doctor.request_ends import Ended
 from pointsman_cli.doctor.samples import Sample, keep
-from pointsman_cli.explain.causes import Cause
+from pointsman_cli.explain.causes import REFUSALS, Cause, cause_ahead
+from pointsman_cli.explain.wait import Wait
 
 LATE_MIN = 5
 """Fewer late requests are left to `explain`."""
@@ -41,28 +41,38 @@ SHOWN_MAX = 5
 class _Queued:
     """What was ahead of a request when it was placed."""
 
-    ahead: tuple[RequestId, ...]
-    seconds: EngineSeconds
-    longest: EngineSeconds
-    longest_tokens: Tokens
-    alike: int
-    less_busy: bool
-    hot: bool
+    ahead: tuple[RequestId, ...] = ()
+    seconds: EngineSeconds = 0.0
+    longest: EngineSeconds = 0.0
+    alike: int = 0
+    less_busy: bool = False
+    hot: bool = False
+
+    def cause(self, objective: EngineSeconds, wait: Wait) -> Cause:
+        return cause_ahead(
+            longest=wait.usual * self.longest,
+            ahead=wait.ahead,
+            objective=objective,
+            less_busy=self.less_busy,
+            hot=self.hot,
+            alike=self.alike / max(1, len(self.ahead)),
+        )
+
+
+NOTHING_AHEAD = _Queued()
 
 
 @dataclass(frozen=True, slots=True)
 class _Late:
+    """`cause`: if known already; else all that follows. `wait`: what passed before the last visit."""
+
     request: RequestId
-    cause: Cause | None
-    """If known already."""
+    cause: Cause | None = None
+    wait: Wait = field(default_factory=Wait)
     spent: EngineSeconds = 0.0
     own: EngineSeconds = 0.0
-    usual: float = 1.0
-    queued: _Queued | None = None
+    queued: _Queued = NOTHING_AHEAD
     objective: EngineSeconds = 0.0
-    elsewhere: EngineSeconds = 0.0
-    cause_elsewhere: Cause = Cause.NO_INSTANCE
-    """What most of the time before its placement was lost by, and how much of it."""
     streamed: bool = True
     pace: float = 1.0
     """Of its engine's prefills, as learned by then."""
@@ -128,12 +138,11 @@ class Lateness(Examiner):
             ahead=tuple(other.id for other in ahead),
             seconds=seconds,
             longest=longest.prefill_seconds if longest is not None else 0.0,
-            longest_tokens=longest.uncached_tokens if longest is not None else 0,
             alike=sum(len(other.keys) > place and other.keys[place] == key for other in ahead)
             if key is not None
             else 0,
             less_busy=_less_busy_elsewhere(state, instance, candidates, now, request),
-            hot=key is not None and ready > 1 and state.hotness.arrivals_of(key) * ready > state.hotness.arrivals,
+            hot=key is not None and is_hot(state.hotness.arrivals_of(key), state.hotness.arrivals, ready),
         )
 
     def _finish(self, event: RequestFinished, request: Request, slo_ttft: EngineSeconds, state: State) -> None:
@@ -143,31 +152,27 @@ class Lateness(Examiner):
             return
         before = request.placed_at - request.arrived_at
         way, held_up = self._on_the_way.get(request.id, (0.0, 0.0))
-        lost = {
-            Cause.NO_SCHEDULER: held_up,
-            Cause.TRANSPORT: way - held_up,
-            Cause.FAILED_ATTEMPTS if request.attempt > 1 else Cause.NO_INSTANCE: before - way,
-        }
-        elsewhere = max(lost, key=lost.__getitem__)
-        if before > HALF * event.ttft:
-            self._late.add(_Late(request.id, elsewhere))
-            return
-        self._best_effort += request.best_effort
-        if request.best_effort:  # until its grant it yields: nothing was ahead of it
-            before = request.granted_at - request.arrived_at
         peers = [i.id for i in state.fleet.instances if i.id != request.instance and i.role != "decode"]
         others = [state.latency.correction(name) for name in peers]
+        wait = Wait(
+            held_up=held_up,
+            transport=way - held_up,
+            failed=before - way if request.attempt > 1 else 0.0,
+            unplaced=0.0 if request.attempt > 1 else before - way,
+            usual=min(USUAL_MAX, max(1.0, median(others))) if others else 1.0,
+        )
+        queued = self._queued.get(request.id, NOTHING_AHEAD)
+        if request.best_effort:  # until its grant it yields: nothing was ahead of it
+            self._best_effort += 1
+            wait.yielded, queued = max(0.0, request.granted_at - request.placed_at), NOTHING_AHEAD
         self._late.add(
             _Late(
                 request=request.id,
-                cause=None,
-                spent=event.ttft - before,
+                wait=wait,
+                spent=event.ttft - before - wait.yielded,
                 own=request.prefill_seconds,
-                usual=min(USUAL_MAX, max(1.0, median(others))) if others else 1.0,
-                queued=None if request.best_effort else self._queued.get(request.id),
+                queued=queued,
                 objective=slo_ttft,
-                elsewhere=lost[elsewhere],
-                cause_elsewhere=elsewhere,
                 streamed=request.streaming,
                 pace=state.latency.correction(request.instance),
                 log_slow=self.delays.seconds_within(request.arrived_at, request.arrived_at + event.ttft),
@@ -176,18 +181,15 @@ class Lateness(Examiner):
 
     def _reject(self, event: RequestRejected, request: Request | None, slo_ttft: EngineSeconds, state: State) -> None:
         self._rejected += 1
-        if event.reason == RejectReason.SLO_UNREACHABLE:
-            self._late.add(_Late(event.request, Cause.LONG_PROMPT))
-        elif event.reason == RejectReason.NO_INSTANCE:
-            self._late.add(_Late(event.request, Cause.NO_INSTANCE))
-        elif event.reason == RejectReason.BEST_EFFORT_FULL:
-            self._late.add(_Late(event.request, Cause.OVERLOAD))
+        if event.reason in REFUSALS:
+            self._late.add(_Late(event.request, REFUSALS[event.reason]))
         elif request is not None and event.candidates:
             best = min(event.candidates, key=lambda candidate: candidate.predicted_ttft)
             queued = self._ahead(state, best.instance, request, event.candidates, event.at)
             slow = state.latency.correction(best.instance) > SLOW_FACTOR_MIN * USUAL_MAX
-            cause = Cause.SLOW_ENGINE if slow else _cause_ahead(queued, slo_ttft)
-            self._late.add(_Late(event.request, cause))
+            self._late.add(
+                _Late(event.request, Cause.SLOW_ENGINE if slow else queued.cause(slo_ttft, Wait(ahead=queued.seconds)))
+            )
 
     @override
     def findings(self, state: State) -> Iterator[Finding]:
@@ -222,41 +224,30 @@ class Lateness(Examiner):
         return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
     def _cause_of(self, late: _Late) -> Cause:
-        queued = late.queued
-        if late.usual * late.own > late.objective or queued is None:
-            return Cause.LONG_PROMPT if late.usual * late.own > HALF * late.spent else _cause_beyond(late, late.own)
-        missed = self._missed.seconds(late.request) + sum(map(self._missed.seconds, queued.ahead))
-        work = late.own + missed + queued.seconds
-        slow = late.spent - late.usual * work if late.spent > SLOW_FACTOR_MIN * late.usual * work else 0.0
-        ahead, missed = late.usual * queued.seconds, late.usual * missed
-        if late.elsewhere > max(slow, ahead, missed):
-            return late.cause_elsewhere
-        if slow > max(ahead, missed):
-            return _cause_beyond(late, work)
-        return Cause.STALE_INDEX if missed > ahead else _cause_ahead(queued, late.objective)
-
-
-def _cause_beyond(late: _Late, work: EngineSeconds) -> Cause:
-    """Of what exceeds the work: a leader that does not learn what ended holds requests back; an answer that is not streamed
-    comes with its last token. As in `explain`, its engine is to blame for no more than its prefills show."""
-    if late.log_slow > HALF * (late.spent - late.usual * work):
-        return Cause.LOG_SLOW
-    is_slow = late.pace - late.usual > HALF * (late.spent / work - late.usual) if work else False
-    return Cause.SLOW_ENGINE if late.streamed or is_slow else Cause.WHOLE_ANSWER
+        """Of what most of its wait was."""
+        queued, wait = late.queued, replace(late.wait)
+        missed = sum(map(self._missed.seconds, (late.request, *queued.ahead)))
+        excess = wait.share_out(late.spent, own=late.own, missed=missed, ahead=queued.seconds)
+        wait.blame_for(excess, log_slow=late.log_slow, is_whole_answer=not late.streamed, learned=late.pace)
+        parts = {
+            queued.cause(late.objective, wait): wait.ahead,
+            Cause.LONG_PROMPT: max(wait.yielded, wait.own if wait.own > late.objective else 0.0),
+            Cause.STALE_INDEX: wait.missed,
+            Cause.SLOW_ENGINE: wait.slow,
+            Cause.LOG_SLOW: wait.log_slow,
+            Cause.WHOLE_ANSWER: wait.whole_answer,
+            Cause.NO_SCHEDULER: wait.held_up,
+            Cause.TRANSPORT: wait.transport,
+            Cause.FAILED_ATTEMPTS: wait.failed,
+            Cause.NO_INSTANCE: wait.unplaced,
+        }
+        return max(parts, key=parts.__getitem__)
 
 
 def _is_judged(end: Ended) -> bool:
     """Failed ones have findings of their own."""
     known = end.request is not None or isinstance(end.event, RequestRejected)
     return known and not isinstance(end.event, RequestFailed) and tells_of_fleet(end.event)
-
-
-def _cause_ahead(queued: _Queued, objective: EngineSeconds) -> Cause:
-    if queued.longest > max(HALF * objective, HALF * queued.seconds):
-        return Cause.LONG_PROMPT_AHEAD
-    if not queued.less_busy:
-        return Cause.OVERLOAD
-    return Cause.HOT_PREFIX if queued.hot and queued.alike >= HALF * len(queued.ahead) else Cause.BUSY_INSTANCE
 
 
 def _less_busy_elsewhere(
@@ -266,9 +257,11 @@ def _less_busy_elsewhere(
     here = state.queue_seconds(instance, now)
     if here <= NOTICED_SHARE * request.slo_ttft:
         return False
-    budget, short = request.deadline - now, LESS_BUSY_SHARE_MAX * here
-    if any(c.queue_seconds <= short and c.predicted_ttft <= budget for c in candidates if c.instance != instance):
+    budget = request.deadline - now
+    weighed_elsewhere = [c for c in candidates if c.instance != instance]
+    if any(is_less_busy(c.queue_seconds, here, in_time=c.predicted_ttft <= budget) for c in weighed_elsewhere):
         return True
     weighed = {candidate.instance for candidate in candidates}
     others = [name for name in state.fleet.ready_for(request, ()) if name not in weighed and name != instance]
-    return any(state.queue_seconds(name, now) <= min(short, budget) for name in others[:LOOKED_AT_MAX])
+    queues = (state.queue_seconds(name, now) for name in others[:LOOKED_AT_MAX])
+    return any(is_less_busy(queue, here, in_time=queue <= budget) for queue in queues)

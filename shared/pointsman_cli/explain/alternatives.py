@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from pointsman.analysis.lateness_rules import LESS_BUSY_SHARE_MAX, NOTICED_SECONDS
+from pointsman.analysis.lateness_rules import NOTICED_SECONDS, is_less_busy
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman_cli.explain.causes import Cause, Reason
 from pointsman_cli.explain.text import named
@@ -33,8 +33,7 @@ def less_busy(decision: DecisionRecord) -> list[WeighedCandidate]:
     found = [
         c
         for c in others_ready(decision)
-        if c.queue_seconds <= LESS_BUSY_SHARE_MAX * here
-        and (c.predicted_ttft <= decision.budget_seconds or c.queue_seconds < NOTICED_SECONDS)
+        if is_less_busy(c.queue_seconds, here, in_time=c.predicted_ttft <= decision.budget_seconds)
     ]
     return sorted(found, key=lambda c: c.queue_seconds)
 

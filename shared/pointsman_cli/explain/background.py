@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.requests import RequestFinished, tpot_of_each
 from pointsman_cli.explain.causes import Cause, Reason
-from pointsman_cli.explain.findings import is_hot
+from pointsman_cli.explain.findings import has_hot_prefix
 from pointsman_cli.explain.text import FAILURES, named
 from pointsman_cli.explain.values import RequestTimeline, soonest
 from pointsman_cli.explain.wait import Wait
@@ -87,7 +87,7 @@ def _refused_moves(timeline: RequestTimeline) -> Iterator[str]:
 def _hot_prefix(timeline: RequestTimeline) -> Iterator[str]:
     decision = timeline.placement or (timeline.decisions[-1] if timeline.decisions else None)
     prefix = decision.prefix if decision is not None else None
-    if decision is None or prefix is None or not is_hot(decision):
+    if decision is None or prefix is None or not has_hot_prefix(decision):
         return
     held = named(prefix.holders) or "none"
     yield (

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pointsman.analysis.lateness_rules import HALF
+from pointsman.contracts.reasons import RejectReason
 from pointsman.primitives import EngineSeconds
 
 
@@ -53,6 +55,15 @@ class Cause(StrEnum):
     """The log does not say."""
 
 
+REFUSALS: dict[str, Cause] = {
+    RejectReason.SLO_UNREACHABLE: Cause.LONG_PROMPT,
+    RejectReason.BEST_EFFORT_FULL: Cause.OVERLOAD,
+    RejectReason.NO_INSTANCE: Cause.NO_INSTANCE,
+    RejectReason.SLO_TPOT: Cause.SLOW_DECODE,
+}
+"""Where the reason says it all."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     cause: Cause
@@ -67,3 +78,15 @@ class Reason:
     seconds: EngineSeconds
     sentence: str
     because: str = ""
+
+
+def cause_ahead(
+    *, longest: EngineSeconds, ahead: EngineSeconds, objective: EngineSeconds, less_busy: bool, hot: bool, alike: float
+) -> Cause:
+    """Of a wait for requests ahead, the longest of which took `longest` of its `ahead` seconds. `less_busy`: whether another
+    engine was. `alike`: share of them that began with the same prefix, which was `hot` or not."""
+    if longest > HALF * max(objective, ahead):
+        return Cause.LONG_PROMPT_AHEAD
+    if not less_busy:
+        return Cause.OVERLOAD
+    return Cause.HOT_PREFIX if hot and alike >= HALF else Cause.BUSY_INSTANCE

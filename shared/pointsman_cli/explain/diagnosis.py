@@ -6,7 +6,7 @@ from pointsman.contracts.requests import RequestCancelled, RequestFailed, Reques
 from pointsman.primitives import EngineSeconds
 from pointsman_cli.explain.alternatives import why_not_elsewhere
 from pointsman_cli.explain.background import background
-from pointsman_cli.explain.causes import Cause, Reason, Verdict
+from pointsman_cli.explain.causes import REFUSALS, Cause, Reason, Verdict
 from pointsman_cli.explain.findings import found, why_ahead
 from pointsman_cli.explain.text import FAILURES
 from pointsman_cli.explain.values import RequestTimeline, soonest
@@ -100,12 +100,6 @@ def _top(timeline: RequestTimeline, wait: Wait) -> Reason | None:
     return top if top is not None and top.seconds >= CAUSE_SHARE_MIN * wait.whole else None
 
 
-REFUSALS = {
-    RejectReason.SLO_UNREACHABLE: Cause.LONG_PROMPT,
-    RejectReason.BEST_EFFORT_FULL: Cause.OVERLOAD,
-    RejectReason.NO_INSTANCE: Cause.NO_INSTANCE,
-    RejectReason.SLO_TPOT: Cause.SLOW_DECODE,
-}
 LOADED = (RejectReason.SLO_TTFT, RejectReason.HELD_BACK)
 
 
@@ -119,13 +113,11 @@ def _of_rejected(timeline: RequestTimeline) -> Verdict:
         return Verdict(Cause.OVERLOAD, f"rejected because the queue was full: {end.detail}")
     best = soonest(decision.candidates) if decision is not None else None
     if end.reason in LOADED and decision is not None and decision.ahead and best is not None:
-        cause, because = why_ahead(timeline, Wait(), decision)
+        cause, because = why_ahead(timeline, Wait(ahead=decision.ahead_seconds), decision)
         left = f"{seconds(best.predicted_ttft)} predicted at least, {seconds(max(0.0, decision.budget_seconds))} left"
         kept = "; room is kept for those who got less than their share" if end.reason == RejectReason.HELD_BACK else ""
         return Verdict(cause, f"rejected because {because} ({left}{kept})")
-    cause = (
-        REFUSALS.get(RejectReason(end.reason), Cause.REJECTED) if end.reason in set(RejectReason) else Cause.REJECTED
-    )
+    cause = REFUSALS.get(end.reason, Cause.REJECTED)
     return Verdict(cause, f"rejected because {end.detail or end.reason}")
 
 

@@ -2,20 +2,17 @@
 
 from collections.abc import Iterator
 
-from pointsman.analysis.lateness_rules import HALF, NOTICED_SECONDS, SLOW_FACTOR_MIN
+from pointsman.analysis.lateness_rules import HALF, NOTICED_SECONDS, SLOW_FACTOR_MIN, is_hot
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.correction import CORRECTION_MAX
 from pointsman_cli.explain.alternatives import less_busy, others_ready, while_less_busy
-from pointsman_cli.explain.causes import Cause, Reason
+from pointsman_cli.explain.causes import Cause, Reason, cause_ahead
 from pointsman_cli.explain.text import FAILURES, of_the_wait
 from pointsman_cli.explain.values import NOT_KNOWN, DecisionRecord, GrantRecord, RequestTimeline
 from pointsman_cli.explain.wait import Wait, delivered_tokens, usual_elsewhere
 from pointsman_cli.formatting import milliseconds, plural, seconds, were
 
-HOT_ARRIVALS_MIN = 24
-HOT_IN_FAIR_SHARES = 1.0
-"""A hot prefix has more than one instance's even share of the arrivals (as in `state.hotness`)."""
 STUCK_FACTOR_MIN = 3.0
 PEERS_MIN = 3
 
@@ -163,26 +160,29 @@ def _ahead(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> I
 def why_ahead(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> tuple[Cause, str]:
     ahead, where, tokens = decision.ahead, decision.ahead_at, decision.ahead_tokens
     longest = max(ahead, key=lambda other: other.uncached_tokens)
-    long = HALF * (timeline.arrival.slo_ttft if timeline.arrival is not None else wait.own)
-    if wait.usual * longest.prefill_seconds > max(long, HALF * wait.ahead):
+    elsewhere, alike = less_busy(decision), sum(other.same_prefix for other in ahead)
+    cause = cause_ahead(
+        longest=wait.usual * longest.prefill_seconds,
+        ahead=wait.ahead,
+        objective=timeline.arrival.slo_ttft if timeline.arrival is not None else wait.own,
+        less_busy=bool(elsewhere),
+        hot=has_hot_prefix(decision),
+        alike=alike / len(ahead),
+    )
+    crowd = f"{plural(len(ahead), 'request')} with {tokens:,} tokens {were(len(ahead))} ahead of it on {where}"
+    if cause is Cause.LONG_PROMPT_AHEAD:
         others = tokens - longest.uncached_tokens
         of_one = f", {longest.uncached_tokens:,} of them one prompt" if others > 0 else ", of one long prompt"
-        return Cause.LONG_PROMPT_AHEAD, f"{tokens:,} tokens were ahead of it on {where}{of_one}"
-    crowd = f"{plural(len(ahead), 'request')} with {tokens:,} tokens {were(len(ahead))} ahead of it on {where}"
-    elsewhere = less_busy(decision)
-    if not elsewhere:
-        return Cause.OVERLOAD, f"{_no_idle_engine(decision)}: {crowd}"
-    meanwhile = while_less_busy(elsewhere)
-    alike = sum(other.same_prefix for other in ahead)
-    if is_hot(decision) and alike >= HALF * len(ahead):
-        prefix = decision.prefix
-        assert prefix is not None
-        return (
-            Cause.HOT_PREFIX,
-            f"its prefix is hot ({prefix.arrivals / prefix.window:.0%} of arrivals): {alike} of the {plural(len(ahead), 'request')} "
-            f"ahead of it on {where} began with the same {prefix.tokens:,} tokens, {meanwhile}",
+        return cause, f"{tokens:,} tokens were ahead of it on {where}{of_one}"
+    if cause is Cause.OVERLOAD:
+        return cause, f"{_no_idle_engine(decision)}: {crowd}"
+    meanwhile, prefix = while_less_busy(elsewhere), decision.prefix
+    if cause is Cause.HOT_PREFIX and prefix is not None:
+        return cause, (
+            f"its prefix is hot ({prefix.arrivals / prefix.window:.0%} of arrivals): {alike} of the "
+            f"{plural(len(ahead), 'request')} ahead of it on {where} began with the same {prefix.tokens:,} tokens, {meanwhile}"
         )
-    return Cause.BUSY_INSTANCE, f"{crowd}, {meanwhile}"
+    return cause, f"{crowd}, {meanwhile}"
 
 
 def _no_idle_engine(decision: DecisionRecord) -> str:
@@ -194,11 +194,9 @@ def _no_idle_engine(decision: DecisionRecord) -> str:
     return f"{every} engines were busy, the least of them with {seconds(shortest)} of work"
 
 
-def is_hot(decision: DecisionRecord) -> bool:
+def has_hot_prefix(decision: DecisionRecord) -> bool:
     prefix = decision.prefix
-    if prefix is None or prefix.window < HOT_ARRIVALS_MIN or prefix.ready < 2:
-        return False
-    return prefix.arrivals / prefix.window * prefix.ready > HOT_IN_FAIR_SHARES
+    return prefix is not None and is_hot(prefix.arrivals, prefix.window, prefix.ready)
 
 
 def _overtaken(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:

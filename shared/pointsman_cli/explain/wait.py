@@ -50,6 +50,39 @@ class Wait:
     ahead_missed: Tokens = 0
     ahead_tokens: Tokens = 0
 
+    def share_out(
+        self,
+        spent: EngineSeconds,
+        *,
+        own: EngineSeconds,
+        missed: EngineSeconds,
+        ahead: EngineSeconds,
+        overtaken: EngineSeconds = 0.0,
+    ) -> EngineSeconds:
+        """Divide what was spent at the last instance among work, given in seconds by the cost model. Returns what exceeds the
+        usual pace, if that is slow."""
+        work = own + missed + ahead + overtaken
+        if not work or not spent:
+            return 0.0
+        self.pace = spent / work
+        slow = self.pace >= SLOW_FACTOR_MIN * self.usual
+        scale = self.usual if slow else self.pace
+        self.own, self.missed = scale * own, scale * missed
+        self.ahead, self.overtaken = scale * ahead, scale * overtaken
+        return spent - scale * work if slow else 0.0
+
+    def blame_for(
+        self, excess: EngineSeconds, *, log_slow: EngineSeconds, is_whole_answer: bool, learned: float
+    ) -> None:
+        """Divide that: a leader that does not learn what ended holds requests back; an answer that is not streamed comes with
+        its last token, and its engine is slow no further than by its `learned` pace of prefills."""
+        self.log_slow = min(excess, log_slow)
+        excess -= self.log_slow
+        if is_whole_answer:
+            slow = min(excess, max(0.0, learned - self.usual) * excess / max(self.pace - self.usual, 1e-9))
+            self.whole_answer, excess = excess - slow, slow
+        self.slow = excess
+
 
 def divided(timeline: RequestTimeline) -> Wait:
     wait = Wait()
@@ -108,23 +141,21 @@ def _divide_visit(wait: Wait, timeline: RequestTimeline, decision: DecisionRecor
     if decision.best_effort:
         _divide_best_effort(wait, timeline, decision, grant)
         return
-    spent = wait.queue + wait.engine
     own, missed = _own_work(wait, timeline, decision, grant)
     ahead_missed = _ahead_missed(wait, timeline, decision, grant)
-    overtaken = grant.overtaken_seconds if grant is not None else 0.0
-    work = own + missed + decision.ahead_seconds + ahead_missed + overtaken
     wait.ahead_tokens = decision.ahead_tokens + wait.ahead_missed
     wait.work_tokens = wait.own_tokens + wait.ahead_tokens + (grant.overtaken_tokens if grant else 0)
     wait.usual = min(USUAL_MAX, usual_elsewhere(grant))
-    if not work or not spent:
-        return
-    wait.pace = spent / work
-    slow = wait.pace >= SLOW_FACTOR_MIN * wait.usual
-    scale = wait.usual if slow else wait.pace
-    wait.own, wait.ahead, wait.overtaken = scale * own, scale * decision.ahead_seconds, scale * overtaken
-    wait.missed = scale * (missed + ahead_missed)
-    if slow:
-        _divide_excess(wait, timeline, decision, grant, spent - scale * work)
+    excess = wait.share_out(
+        wait.queue + wait.engine,
+        own=own,
+        missed=missed + ahead_missed,
+        ahead=decision.ahead_seconds,
+        overtaken=grant.overtaken_seconds if grant is not None else 0.0,
+    )
+    if is_full(decision):
+        wait.full = min(excess, wait.queue)
+    _divide_excess(wait, timeline, grant, excess - wait.full)
 
 
 def _divide_best_effort(
@@ -133,17 +164,11 @@ def _divide_best_effort(
     """No order of arrival says when it is granted: until then it yields, and only what follows tells of the engine."""
     own, missed = _own_work(wait, timeline, decision, grant)
     inside = grant.work_seconds - grant.own_seconds if grant is not None else 0.0
-    wait.yielded, wait.usual = wait.queue, min(USUAL_MAX, usual_elsewhere(grant))
+    wait.usual = min(USUAL_MAX, usual_elsewhere(grant))
     wait.work_tokens = wait.own_tokens + (grant.work_tokens - grant.own_tokens if grant is not None else 0)
-    work = own + missed + inside
-    if not work or not wait.engine:
-        return
-    wait.pace = wait.engine / work
-    slow = wait.pace >= SLOW_FACTOR_MIN * wait.usual
-    scale = wait.usual if slow else wait.pace
-    wait.own, wait.missed, wait.yielded = scale * own, scale * missed, wait.queue + scale * inside
-    if slow:
-        _divide_excess(wait, timeline, decision, grant, wait.engine - scale * work)
+    excess = wait.share_out(wait.engine, own=own, missed=missed, ahead=inside)
+    wait.yielded, wait.ahead = wait.queue + wait.ahead, 0.0
+    _divide_excess(wait, timeline, grant, excess)
 
 
 def _own_work(
@@ -186,22 +211,12 @@ def _ahead_missed(
     return seconds
 
 
-def _divide_excess(
-    wait: Wait, timeline: RequestTimeline, decision: DecisionRecord, grant: GrantRecord | None, excess: EngineSeconds
-) -> None:
-    if is_full(decision) and not decision.best_effort:
-        wait.full = min(excess, wait.queue)
-        excess -= wait.full
+def _divide_excess(wait: Wait, timeline: RequestTimeline, grant: GrantRecord | None, excess: EngineSeconds) -> None:
     if timeline.ingress_hung:
         wait.hung = excess
         return
-    wait.log_slow = min(excess, timeline.log_slow)
-    excess -= wait.log_slow
-    if timeline.is_whole_answer:
-        learned = grant.correction - wait.usual if grant is not None and grant.instance_known else 0.0
-        slow = min(excess, max(0.0, learned) * excess / max(wait.pace - wait.usual, 1e-9))
-        wait.whole_answer, excess = excess - slow, slow
-    wait.slow = excess
+    learned = grant.correction if grant is not None and grant.instance_known else 0.0
+    wait.blame_for(excess, log_slow=timeline.log_slow, is_whole_answer=timeline.is_whole_answer, learned=learned)
 
 
 def is_full(decision: DecisionRecord) -> bool:

@@ -16,7 +16,7 @@ from pointsman.policies.policy_set import policy_set
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.primitives import Epoch, InstanceId, RequestId, Tenant
 from pointsman.simulation.replay import pool_settings
-from pointsman_cli.explain.causes import Verdict
+from pointsman_cli.explain.causes import Cause, Verdict, cause_ahead
 from pointsman_cli.explain.diagnosis import reasons_and_details, verdict
 from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.explain.values import RequestTimeline
@@ -31,6 +31,24 @@ def about(story: RequestStory, request: str) -> RequestTimeline:
 
 def of(story: RequestStory, request: str) -> Verdict:
     return verdict(about(story, request))
+
+
+@pytest.mark.parametrize(
+    ("longest", "ahead", "less_busy", "alike", "cause"),
+    [
+        (6.0, 8.0, False, 0.0, Cause.LONG_PROMPT_AHEAD),
+        (6.0, 20.0, False, 0.0, Cause.OVERLOAD),  # one of several
+        (2.0, 2.0, False, 0.0, Cause.OVERLOAD),  # not long: less than half of the objective
+        (2.0, 9.0, True, 0.5, Cause.HOT_PREFIX),
+        (2.0, 9.0, True, 0.4, Cause.BUSY_INSTANCE),
+    ],
+)
+def test_what_was_ahead_is_one_long_prompt_a_crowd_or_a_crowd_that_need_not_have_been(
+    longest: float, ahead: float, less_busy: bool, alike: float, cause: Cause
+) -> None:
+    assert cause is cause_ahead(
+        longest=longest, ahead=ahead, objective=10.0, less_busy=less_busy, hot=True, alike=alike
+    )
 
 
 def test_failed_attempts_name_the_engine_what_it_did_and_the_time_lost() -> None:

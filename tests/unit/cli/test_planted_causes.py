@@ -17,6 +17,8 @@ from pointsman.contracts.requests import PrefillFinished, RequestFinished
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import RequestId
+from pointsman_cli.doctor.late_causes import because
+from pointsman_cli.explain.causes import Cause
 from pointsman_cli.main import main
 from tests.support.commands import told_by, written
 from tests.support.planted_causes import CASES, planted, slowest_of
@@ -50,6 +52,32 @@ def test_the_first_line_about_a_request_names_the_planted_cause(name: str, tmp_p
     shown = CliRunner().invoke(main, ["explain", "--from", str(bundle), request]).output.splitlines()
     assert shown.index(verdict["sentence"]) < 6
     assert len(shown) < 25
+
+
+ROUND_ROBIN = {"policies": policy_set(routing="round_robin", admission="none")}
+SEVERAL: list[dict[str, Any]] = [
+    {
+        "gap": 0.15,
+        "requests": 150,
+        "engines": 2,
+        "pace": {"engine-2": 2.5},
+        "own_blocks": {30: 300, 80: 300},
+        **ROUND_ROBIN,
+    },
+    {"gap": 0.2, "requests": 150, "stumbles": {"engine-1": (7, 12.0)}, **ROUND_ROBIN},
+    *(case.log for case in CASES.values()),
+]
+
+
+@pytest.mark.parametrize("log", SEVERAL)
+def test_the_doctors_example_of_a_cause_has_that_cause_in_explain(log: dict[str, Any], tmp_path: Path) -> None:
+    bundle = written(ServedLog(**log).entries, tmp_path)
+    report = told_by("doctor", "--from", str(bundle), exit_codes=(0, 1))
+    service = [line for finding in report["findings"] if finding["area"] == "service" for line in finding["evidence"]]
+
+    for words, request in re.findall(r"\d% because (.*?): for example request (\S+)", "\n".join(service)):
+        verdict = told(bundle, request)["verdict"]
+        assert verdict["cause"] == "rejected" or because(Cause(verdict["cause"])) == words, (request, verdict)
 
 
 @pytest.mark.parametrize("name", CASES)

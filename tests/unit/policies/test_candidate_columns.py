@@ -33,7 +33,7 @@ from pointsman.state.state import State
 from pointsman_lab.traffic import BLOCK_TOKENS
 from tests.support.busy_pool import BusyPool
 from tests.support.examples import examples
-from tests.support.random_logs import fresh_state, random_log
+from tests.support.recorded_log import fresh_state, random_log
 
 SCAN_ALWAYS = 10**9
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import pytest
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.contracts.codec import AnyCommand, LogEvent, decode_event
+from pointsman.contracts.codec import AnyCommand, LogEvent
 from pointsman.contracts.commands import RouteGranted, RouteRequest
 from pointsman.contracts.decisions import LeaderElected, RequestGranted
 from pointsman.contracts.subjects import command_subject
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
-from pointsman.ports import LogEntry, Reply
+from pointsman.ports import Reply
 from pointsman.primitives import PoolName, RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.state import PoolSettings, State
@@ -26,6 +26,7 @@ from pointsman_lab.background import background
 from pointsman_lab.memory.log import MemoryBroker
 from tests.support.engine_urls import ANY_URL
 from tests.support.events import grant, joined, route
+from tests.support.memory_pool import LogView
 
 POOL = PoolName("default")
 
@@ -103,9 +104,7 @@ class Rig:
         await reply(grant(command.request, instance, attempt=attempt or command.attempt, term=Term(term)))
 
     def grants_told(self) -> list[RequestGranted]:
-        entries = (self.broker.at(n) for n in range(1, self.broker.extent.last + 1))
-        events = (LogEntry(0, e.subject, e.payload, decode_event(e.payload)).event for e in entries if e)
-        return [event for event in events if isinstance(event, RequestGranted)]
+        return LogView(self.broker).of(RequestGranted)
 
 
 @pytest.fixture

@@ -11,17 +11,14 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.commands import CancelRequest, RouteGranted, RouteRejected, RouteRequest
 from pointsman.contracts.subjects import command_subject
-from pointsman.ports import CommandTimeoutError, Link
+from pointsman.ports import CommandTimeoutError
 from pointsman.primitives import PoolName, RequestId, Sequence, WallSeconds
 from pointsman.runtime.otlp import OtlpTracer
-from pointsman_lab.memory.log import MemoryBroker
 from pointsman_scheduler.service import SchedulerService
-from tests.support.events import finished, first_token, joined, reported, route
-from tests.support.log_reading import whole_log
-from tests.support.scheduling import running_scheduler
+from tests.support.events import finished, first_token, reported, route
+from tests.support.memory_pool import MemoryPool
 from tests.support.waiting import eventually
 
 POOL = PoolName("default")
@@ -31,19 +28,15 @@ TRACED = f"00-{TRACE}-{PARENT}-01"
 
 @dataclass
 class TracedScheduler:
-    clock: ScaledClock
-    link: Link
+    pool: MemoryPool
     service: SchedulerService
     tracer: OtlpTracer
     exporter: InMemorySpanExporter
 
     async def ask(self, request: str, *, seconds: float = 5.0, **fields: Any) -> object:
         """The answer to `cmd.route`; None if it waits."""
-        command = route(request, [1], arrived_at=self.clock.now(), **({"traceparent": TRACED} | fields))
         try:
-            return await self.link.commands.request(
-                command_subject(POOL, "route"), command, timeout=WallSeconds(seconds)
-            )
+            return await self.pool.route(request, [1], timeout=seconds, **({"traceparent": TRACED} | fields))
         except CommandTimeoutError:
             return None
 
@@ -54,14 +47,11 @@ class TracedScheduler:
 
 @asynccontextmanager
 async def traced_scheduler(**settings: Any) -> AsyncIterator[TracedScheduler]:
-    clock, broker = ScaledClock(), MemoryBroker(POOL)
-    exporter = InMemorySpanExporter()
+    pool, exporter = MemoryPool(), InMemorySpanExporter()
     tracer = OtlpTracer("pointsman-scheduler", instance="s", exporter=exporter)
-    link = broker.client(clock, name="everybody-else")
-    await link.log.append(joined("engine-1", at=clock.now()))
-    await link.log.append(reported("engine-1", 0, [], at=clock.now()))
-    async with running_scheduler(broker.client(clock, name="s"), clock, tracer=tracer, **settings) as service:
-        yield TracedScheduler(clock, link, service, tracer, exporter)
+    await pool.append(pool.joined("engine-1"), reported("engine-1", 0, [], at=pool.clock.now()))
+    async with pool.scheduler(tracer=tracer, **settings) as service:
+        yield TracedScheduler(pool, service, tracer, exporter)
 
 
 def sequences(span: ReadableSpan) -> dict[str, Sequence]:
@@ -72,7 +62,7 @@ async def test_a_decision_and_its_queue_hang_on_the_ingress_and_name_what_is_in_
     async with traced_scheduler() as world:
         assert isinstance(await world.ask("r1"), RouteGranted)
         spans = await world.spans()
-        entries = {entry.sequence: entry for entry in await whole_log(world.link.log)}
+        entries = {entry.sequence: entry for entry in await world.pool.entries()}
 
     assert [span.name for span in spans] == ["decide", "queue"]
     assert {f"{span.parent.span_id:016x}" for span in spans if span.parent} == {PARENT}
@@ -96,8 +86,8 @@ async def test_a_request_that_waits_has_one_queue_span_however_often_it_is_asked
         assert await world.ask("r2", seconds=0.05) is None
         waiting = asyncio.create_task(world.ask("r2"))
         await asyncio.sleep(0.05)
-        await world.link.log.append(first_token("r1", "engine-1", at=world.clock.now()))
-        await world.link.log.append(finished("r1", "engine-1", at=world.clock.now()))
+        await world.pool.client.log.append(first_token("r1", "engine-1", at=world.pool.clock.now()))
+        await world.pool.client.log.append(finished("r1", "engine-1", at=world.pool.clock.now()))
         assert isinstance(await waiting, RouteGranted)
         assert isinstance(await world.ask("r2"), RouteGranted)
         spans = await world.spans()
@@ -116,7 +106,7 @@ async def test_rejections_cancellations_and_the_end_of_a_term_end_what_is_open()
         for request in ("r2", "r3"):
             assert await world.ask(request, seconds=0.05) is None
         gone = CancelRequest(request=RequestId("r2"), reason="client_gone")
-        await world.link.commands.request(command_subject(POOL, "cancel"), gone, timeout=WallSeconds(5.0))
+        await world.pool.client.commands.request(command_subject(POOL, "cancel"), gone, timeout=WallSeconds(5.0))
         term = world.service.leading
         assert term is not None
         assert term.spans is not None
@@ -137,7 +127,7 @@ async def test_the_spans_of_a_request_that_its_ingress_has_ended_end_with_it() -
         assert term is not None
         assert term.spans is not None
         assert list(term.spans._open) == ["ended"]
-        await traced.link.log.append(finished("ended", "engine-1", at=traced.clock.now()))
+        await traced.pool.append(finished("ended", "engine-1", at=traced.pool.clock.now()))
 
         await eventually(lambda: term.spans is not None and not term.spans._open)
 

@@ -20,7 +20,7 @@ from pointsman.state.prefix_index import PrefixIndex
 from pointsman.state.session_affinity import REMEMBERED_MAX
 from pointsman.state.state import FOLD_VERSION, PoolSettings, State
 from tests.support.examples import examples
-from tests.support.random_logs import fresh_state, random_log
+from tests.support.recorded_log import fresh_state, random_log
 
 
 def fold(state: State, events: list[LogEvent], start: int = 0) -> State:

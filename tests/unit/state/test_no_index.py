@@ -14,7 +14,7 @@ from pointsman.state.no_index import NoIndex
 from pointsman.state.state import PoolSettings, State
 from tests.support.events import joined, removed, reported, stored
 from tests.support.examples import examples
-from tests.support.random_logs import every_tracker, fresh_state, random_log
+from tests.support.recorded_log import every_tracker, fresh_state, random_log
 
 
 def fold(state: State, events: list[LogEvent], start: int = 0) -> State:

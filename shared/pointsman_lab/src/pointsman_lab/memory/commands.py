@@ -16,67 +16,68 @@ from pointsman.primitives import WallSeconds
 
 COMMANDS_WAITING_MAX = 4096
 
+Respond = Callable[[bytes], None]
+
 
 class CommandBus:
     def __init__(self, available: Callable[[], bool]) -> None:
         self.available = available
-        self._handlers: dict[str, list[_Service]] = {}
+        self._services: dict[str, list[CommandService]] = {}
 
-    def serve(self, subject: str, served: "_Service") -> None:
-        self._handlers.setdefault(subject, []).append(served)
+    def serve(self, subject: str, service: "CommandService") -> None:
+        self._services.setdefault(subject, []).append(service)
 
-    def unserve(self, subject: str, served: "_Service") -> None:
-        self._handlers[subject].remove(served)
+    def unserve(self, subject: str, service: "CommandService") -> None:
+        self._services[subject].remove(service)
 
-    def request(self, subject: str, payload: bytes, answer: asyncio.Future[bytes]) -> None:
+    def request(self, subject: str, payload: bytes, respond: Respond) -> None:
         """Raises NoResponderError."""
         services = self._serving(subject) if self.available() else []
         if not services:
             raise NoResponderError(f"nobody serves {subject}")
         for service in services:
-            service.offer(subject, payload, answer)
+            service.offer(subject, payload, respond)
 
-    def _serving(self, subject: str) -> "list[_Service]":
-        services = [*self._handlers.get(subject, ()), *self._handlers.get(any_actor(subject), ())]
+    def _serving(self, subject: str) -> "list[CommandService]":
+        services = [*self._services.get(subject, ()), *self._services.get(any_actor(subject), ())]
         first = {service.queue: service for service in reversed(services)}
         return [service for service in services if not service.queue or first[service.queue] is service]
 
 
-class _Service:
-    def __init__(self, subject: str, handler: PayloadHandler, listener: LogListener, queue: str) -> None:
+class CommandService:
+    """One handler and what waits for it, in the order in which it came."""
+
+    def __init__(self, subject: str, handler: PayloadHandler, listener: LogListener, queue: str = "") -> None:
         self.queue = queue
         self._subject = subject
         self._handler = handler
         self._listener = listener
-        self._waiting: asyncio.Queue[tuple[str, bytes, asyncio.Future[bytes], float]] = asyncio.Queue(
-            COMMANDS_WAITING_MAX
-        )
+        self._waiting: asyncio.Queue[tuple[str, bytes, Respond, float]] = asyncio.Queue(COMMANDS_WAITING_MAX)
 
-    def offer(self, subject: str, payload: bytes, answer: asyncio.Future[bytes]) -> None:
+    def offer(self, subject: str, payload: bytes, respond: Respond) -> None:
         try:
-            self._waiting.put_nowait((subject, payload, answer, asyncio.get_running_loop().time()))
+            self._waiting.put_nowait((subject, payload, respond, asyncio.get_running_loop().time()))
         except asyncio.QueueFull:
             self._listener.trouble("command dropped", f"{COMMANDS_WAITING_MAX} wait on {self._subject}")
 
     async def work(self) -> None:
         while True:
-            subject, payload, answer, came_at = await self._waiting.get()
+            subject, payload, respond, came_at = await self._waiting.get()
             waited = WallSeconds(asyncio.get_running_loop().time() - came_at)
             try:
-                await self._handler(payload, _Answer(answer, subject, waited))
+                await self._handler(payload, _Answer(respond, subject, waited))
             except Exception as error:  # noqa: BLE001 - one bad command must not end the service
                 self._listener.handler_failed(subject, error)
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    _answer: asyncio.Future[bytes]
+    _respond: Respond
     subject: str
     waited: WallSeconds
 
     async def __call__(self, answer: AnyCommand | bytes) -> None:
-        if not self._answer.done():
-            self._answer.set_result(answer if isinstance(answer, bytes) else encode(answer))
+        self._respond(answer if isinstance(answer, bytes) else encode(answer))
 
 
 class MemoryCommands(DecodingCommands):
@@ -92,7 +93,7 @@ class MemoryCommands(DecodingCommands):
     @override
     async def request_bytes(self, subject: str, payload: bytes, *, timeout: WallSeconds) -> bytes:
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._bus.request(subject, payload, answer)
+        self._bus.request(subject, payload, lambda told: None if answer.done() else answer.set_result(told))
         try:
             async with asyncio.timeout(float(timeout)):
                 return await answer
@@ -102,7 +103,7 @@ class MemoryCommands(DecodingCommands):
     @override
     @asynccontextmanager
     async def serve_payloads(self, subject: str, handler: PayloadHandler, *, queue: str = "") -> AsyncIterator[None]:
-        served = _Service(subject, handler, self._listener, queue)
+        served = CommandService(subject, handler, self._listener, queue)
         work = asyncio.create_task(served.work())
         self._bus.serve(subject, served)
         try:

@@ -5,6 +5,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ from pointsman.contracts.fleet import (
 from pointsman.contracts.subjects import any_actor, heartbeat_subject, instance_of, subject_of
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, InstanceId, PoolName, Sequence
+from pointsman_lab.memory.commands import CommandService, Respond
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_lab.torture.loop import MOMENT_SECONDS, VirtualLoop
 
@@ -82,17 +84,13 @@ class Endpoint(Protocol):
     conditions: LinkConditions
 
     @property
+    def open(self) -> bool: ...
+    @property
     def subscribed(self) -> bool: ...
     def connection_lost(self) -> None: ...
     def connection_restored(self) -> None: ...
     def receive(self, answer: "asyncio.Future[bytes]", payload: bytes) -> None: ...
     def no_responders(self, subject: str, answer: "asyncio.Future[bytes]") -> None: ...
-
-
-class Served(Protocol):
-    @property
-    def link(self) -> Endpoint: ...
-    def offer(self, subject: str, payload: bytes, asker: Endpoint, answer: "asyncio.Future[bytes]") -> None: ...
 
 
 class Network:
@@ -118,7 +116,7 @@ class Network:
         self.reads: Callable[[str, Sequence], None] = lambda _link, _sequence: None
         self.links: list[Endpoint] = []
         self.chance = chance
-        self._served: dict[str, list[Served]] = {}
+        self._services: dict[str, list[tuple[Endpoint, CommandService]]] = {}
         self._written: dict[tuple[str, int], Sequence] = {}
 
     def server_down(self) -> None:
@@ -228,22 +226,37 @@ class Network:
         self._written[writer, number] = sequence
         return sequence
 
-    def serve(self, subject: str, served: Served) -> None:
-        self._served.setdefault(subject, []).append(served)
+    def serve(self, subject: str, link: Endpoint, service: CommandService) -> None:
+        self._services.setdefault(subject, []).append((link, service))
 
-    def unserve(self, subject: str, served: Served) -> None:
-        if served in self._served.get(subject, []):
-            self._served[subject].remove(served)
+    def unserve(self, subject: str, link: Endpoint, service: CommandService) -> None:
+        if (link, service) in self._services.get(subject, []):
+            self._services[subject].remove((link, service))
 
     def ask(self, asker: Endpoint, subject: str, payload: bytes, answer: "asyncio.Future[bytes]") -> None:
         if not self.broker.available:
             return
-        served_here = [*self._served.get(subject, ()), *self._served.get(any_actor(subject), ())]
-        listening = [served for served in served_here if served.link.subscribed]
+        services = [*self._services.get(subject, ()), *self._services.get(any_actor(subject), ())]
+        listening = [(link, service) for link, service in services if link.subscribed]
         if not listening:
             self.carry(asker.conditions, asker.no_responders, subject, answer)
-        for served in listening:
-            self.carry(self.way(subject, served.link), served.offer, subject, payload, asker, answer)
+        for link, service in listening:
+            respond = partial(self._respond, subject, link, asker, answer)
+            self.carry(self.way(subject, link), self._offer, link, service, subject, payload, respond)
+
+    def _offer(self, link: Endpoint, service: CommandService, subject: str, payload: bytes, respond: Respond) -> None:
+        if link.open:
+            service.offer(subject, payload, respond)
+
+    def _respond(
+        self, subject: str, link: Endpoint, asker: Endpoint, answer: "asyncio.Future[bytes]", payload: bytes
+    ) -> None:
+        if link.open:
+            self.carry(self.way(subject, link), self._pass_on, subject, asker, answer, payload)
+
+    def _pass_on(self, subject: str, asker: Endpoint, answer: "asyncio.Future[bytes]", payload: bytes) -> None:
+        if self.broker.available:
+            self.carry(self.way(subject, asker), asker.receive, answer, payload)
 
     def way(self, subject: str, link: Endpoint) -> LinkConditions:
         """Of a command or its answer, between the server and a process."""

@@ -84,8 +84,7 @@ class WorkerProcess(Process):
     def launch(self, run: ProcessRun, supervisor: Supervisor) -> None:
         plan, host = self.environment.plan, self.host
         service = self.service = WorkerService(
-            event_log=self.link.ports.log,
-            commands=self.link.ports.commands,
+            link=self.link.ports,
             clock=self.clock,
             board=run.board,
             settings=WorkerSettings(
@@ -267,9 +266,7 @@ class RebalancerProcess(Process):
         fleet = {name: value for name, value in plan.fleet_settings.items() if name != "secret"}
         settings = RebalancerSettings(**fleet, rebind=plan.scheduler.rebind)
         self.service = RebalancerService(
-            event_log=self.link.ports.log,
-            checkpoints=self.link.ports.checkpoints,
-            commands=self.link.ports.commands,
+            link=self.link.ports,
             clock=self.clock,
             board=run.board,
             settings=settings,
@@ -291,10 +288,7 @@ class ScalerProcess(Process):
     def launch(self, run: ProcessRun, supervisor: Supervisor) -> None:
         settings = ScalerSettings(**self.environment.plan.fleet_settings, **self.environment.plan.scaler_settings)
         self.service = service = ScalerService(
-            event_log=self.link.ports.log,
-            checkpoints=self.link.ports.checkpoints,
-            commands=self.link.ports.commands,
-            lease=self.link.ports.scaler_lease,
+            link=self.link.ports,
             provider=self._provider or chosen_provider(settings),
             policy=scaling_policy(settings.scaling, {}),
             clock=self.clock,

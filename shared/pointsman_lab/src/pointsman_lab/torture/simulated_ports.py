@@ -3,13 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 from typing_extensions import override
 
 from pointsman.adapters.command_decoding import DecodingCommands
 from pointsman.adapters.log_listener import LogListener
-from pointsman.contracts.codec import AnyCommand, LogEvent, UndecodableError, encode
+from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestHandedOver
 from pointsman.ports import (
     CheckpointLabel,
@@ -29,12 +28,12 @@ from pointsman.ports import (
 )
 from pointsman.ports import Link as Ports
 from pointsman.primitives import Sequence, Term, WallSeconds
+from pointsman_lab.memory.commands import CommandService
 from pointsman_lab.torture.link import Link
-from pointsman_lab.torture.network import Endpoint, Network, Served
+from pointsman_lab.torture.network import Network
 
 APPEND_SECONDS_MAX = 4.0
 EXTENT_SECONDS_MAX = 2.0
-COMMANDS_WAITING_MAX = 4096
 
 
 def open_link(
@@ -149,14 +148,14 @@ class SimulatedCommands(DecodingCommands):
     @asynccontextmanager
     async def serve_payloads(self, subject: str, handler: PayloadHandler, *, queue: str = "") -> AsyncIterator[None]:
         """Nobody asks here, so nobody is chosen."""
-        served = _Served(self._link, subject, handler)
-        work = asyncio.create_task(served.work())
-        self._link.network.serve(subject, served)
+        service = CommandService(subject, handler, _Failures(self._link))
+        work = asyncio.create_task(service.work())
+        self._link.network.serve(subject, self._link, service)
         try:
             yield
         finally:
             if vars(self._link):  # else the run has been forgotten
-                self._link.network.unserve(subject, served)
+                self._link.network.unserve(subject, self._link, service)
                 work.cancel()
                 await asyncio.gather(work, return_exceptions=True)
 
@@ -214,57 +213,12 @@ class SimulatedCheckpoints(Checkpoints):
         return await self._link.network.broker.checkpoints.load_head(label)
 
 
-class _Served(Served):
-    def __init__(self, link: Link, subject: str, handler: PayloadHandler) -> None:
+class _Failures(LogListener):
+    """Whatever a handler raises is a finding."""
+
+    def __init__(self, link: Link) -> None:
         self._link = link
-        self._subject = subject
-        self._handler = handler
-        self._waiting: asyncio.Queue[_Asked] = asyncio.Queue(COMMANDS_WAITING_MAX)
-
-    @property
-    @override
-    def link(self) -> Link:
-        return self._link
 
     @override
-    def offer(self, subject: str, payload: bytes, asker: Endpoint, answer: "asyncio.Future[bytes]") -> None:
-        if self._link.open and not self._waiting.full():
-            self._waiting.put_nowait(_Asked(subject, payload, asker, answer, asyncio.get_running_loop().time()))
-
-    async def work(self) -> None:
-        while True:
-            asked = await self._waiting.get()
-            waited = WallSeconds(asyncio.get_running_loop().time() - asked.came_at)
-            answer = _Answer(self._link.network, self._link, asked.asker, asked.answer, asked.subject, waited)
-            try:
-                await self._handler(asked.payload, answer)
-            except (Exception, UndecodableError) as error:  # noqa: BLE001 - whatever a handler raises is a finding
-                self._link.on_failure(self._subject, error)
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    subject: str
-    payload: bytes
-    asker: Endpoint
-    answer: "asyncio.Future[bytes]"
-    came_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    network: Network
-    answerer: Link
-    asker: Endpoint
-    answer: "asyncio.Future[bytes]"
-    subject: str
-    waited: WallSeconds
-
-    async def __call__(self, answer: AnyCommand | bytes) -> None:
-        if self.answerer.open:
-            payload = answer if isinstance(answer, bytes) else encode(answer)
-            self.network.carry(self.network.way(self.subject, self.answerer), self._at_server, payload)
-
-    def _at_server(self, payload: bytes) -> None:
-        if self.network.broker.available:
-            self.network.carry(self.network.way(self.subject, self.asker), self.asker.receive, self.answer, payload)
+    def handler_failed(self, subject: str, error: Exception) -> None:
+        self._link.on_failure(subject, error)
