@@ -1,4 +1,4 @@
-"""Connections to engines over HTTP, for ingresses and workers. aiohttp's own skip any number of heads of status 1xx, and
+"""Connections to engines over HTTP, for ingresses and workers, and to an OIDC issuer. aiohttp's own skip any number of heads of status 1xx, and
 meanwhile hold up the event loop; and they bound each header and the number of headers, not all headers together."""
 
 from collections.abc import Callable
