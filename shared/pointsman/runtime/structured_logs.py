@@ -71,7 +71,9 @@ class _LossyErrors:
 
     def tell_lost(self, _logger: object, _name: str, event: EventDict) -> EventDict:
         """A structlog processor."""
-        return event | {"lost": self._lost} if self._lost else event
+        if self._lost:
+            event["lost"] = self._lost
+        return event
 
     def write(self, text: str) -> None:
         with contextlib.suppress(OSError):
