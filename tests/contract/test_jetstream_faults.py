@@ -58,6 +58,7 @@ from pointsman.ports import (
     StoreUnavailableError,
 )
 from pointsman.primitives import PoolName, RequestId, WallSeconds
+from pointsman.runtime.checkpoint_fingerprint import fold_version
 from pointsman.runtime.embedded_nats import MAX_PAYLOAD_BYTES
 from tests.support.certificates import Authority
 from tests.support.events import stored
@@ -961,6 +962,29 @@ async def test_a_checkpoint_that_somebody_deleted_or_damaged_makes_room_for_the_
     assert [trouble.partition(":")[0] for trouble in listener.troubles] == [
         "checkpoint-1 is not understood and will be replaced"
     ]
+
+
+async def test_a_strangers_description_with_numbers_that_are_too_long_ends_no_start(tmp_path: Path) -> None:
+    long = "9" * 5000
+    async with (
+        running_nats(tmp_path) as url,
+        jetstream.connect(url, POOL, ScaledClock(), name="test", listener=RememberingListener()) as link,
+    ):
+        await eventually(lambda: link.commands.connected)
+        await link.checkpoints.save(_label(7), b"state")
+        client = await nats.connect(url)
+        try:
+            name = {"name": "checkpoint-1", "bucket": "pointsman-default", "nuid": "checkpoint-1-a"}
+            described = json.dumps(name | {"size": 0, "chunks": 0, "metadata": {"as_of": long, "form": f"{long}.x"}})
+            subject = f"$O.pointsman-default.M.{urlsafe_b64encode(b'checkpoint-1').decode()}"
+            await client.request(subject, described.encode(), headers={"Nats-Rollup": "sub"})
+        finally:
+            await client.close()
+        ours, theirs = await link.checkpoints.labels()
+
+    assert ours == _label(7)
+    assert theirs.as_of == -1
+    assert fold_version(theirs.form) is None
 
 
 async def test_a_checkpoint_counts_as_stored_though_the_one_that_it_replaced_could_not_be_swept(

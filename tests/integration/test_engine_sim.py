@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -247,6 +248,20 @@ async def test_time_passes_as_the_engine_model_says_divided_by_the_speed(http: a
         assert metric(metrics, "vllm:num_requests_waiting") == 0
         assert metric(metrics, "vllm:kv_cache_usage_perc") == 0
         assert 'block_size="16"' in metrics
+
+
+async def test_a_clock_that_is_set_back_does_not_stop_an_engine(
+    http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_engine(speed=1.0) as engine, asyncio.timeout(2 * WAIT_SECONDS):
+        body = {"prompt": "one", "max_tokens": 20}
+        answering = asyncio.create_task(post(http, f"{engine.url}/v1/completions", body))
+        await eventually(lambda: not engine.model.idle)
+        now = time.time
+        monkeypatch.setattr(time, "time", lambda: now() - 3600)
+        status, _ = await answering
+
+    assert status == 200
 
 
 async def test_faults_lose_event_batches_from_the_wire_and_from_the_replay_buffer(http: aiohttp.ClientSession) -> None:

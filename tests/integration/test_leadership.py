@@ -4,7 +4,7 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Iterable, MutableMapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -540,6 +540,33 @@ async def test_a_checkpoint_that_does_not_fit_is_passed_over(how: str) -> None:
         expected = await world.folded()
         assert one.state.index.pack(canonical=True) == expected.index.pack(canonical=True)
         assert [i.id for i in one.state.fleet.instances] == [i.id for i in expected.fleet.instances]
+
+
+@pytest.mark.parametrize("how", ["damaged", "beyond the log"])
+@in_virtual_time
+async def test_checkpoints_are_taken_though_the_newest_cannot_be_used(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpointing, "REST_WALL_SECONDS", 0.01)
+    world = World()
+    await world.append(joined("a", at=world.clock.now()), *(stored("a", n, [n]) for n in range(1, 10)))
+    async with world.checkpointer(events=10):
+        await eventually(lambda: world.newest())
+    kept = world.broker.checkpoints._kept
+    ((label, content),) = kept.items()
+    if how == "damaged":
+        kept[label] = content[:-1]
+    else:  # the log has lost its tail
+        del kept[label]
+        kept[replace(label, as_of=1_000_000)] = content
+
+    async def usable() -> bool:
+        begun = (await world.following().begin()).label
+        return begun is not None and begun.as_of > label.as_of
+
+    async with world.checkpointer(events=10):
+        await world.append(*(stored("a", n, [n]) for n in range(10, 60)))
+        await eventually(usable)
 
 
 @in_virtual_time

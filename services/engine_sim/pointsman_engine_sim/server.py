@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.clocks import ScaledClock, SteadyClock
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.ports import Clock
 from pointsman.primitives import Tokens
@@ -52,7 +52,7 @@ async def engine_server(settings: EngineSimSettings, supervisor: Supervisor) -> 
     model = engine_model(settings)
     publisher = _publisher(settings)
     metrics = EngineMetrics(model, model_name=settings.model)
-    clock = ScaledClock(settings.speed)
+    clock = SteadyClock(ScaledClock(settings.speed))
     engine = LiveEngine(model, clock=clock, wording=wording, publisher=publisher, timings=metrics)
     transfer = _transfer(settings, clock, engine)
     app = EngineApp(engine, tokenizer=tokenizer, metrics=metrics, served=_served(settings, model), transfer=transfer)

@@ -21,6 +21,7 @@ from pointsman_ingress.settings import IngressSettings
 log = structlog.get_logger()
 
 ADMIN_OPTIONS = "--admin-host and --admin-port"
+CONNECTIONS_FEW = 500
 TLS_WEIGHT = 4
 """Connections without TLS that take as much memory as one with: it keeps the largest read twice, up to 0.6 MB."""
 LISTENING_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # heartbeat to the parent process
@@ -34,7 +35,11 @@ def http_server(
     listener: socket.socket | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> HttpServer:
-    connections = clients_max(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // (1 if tls is None else TLS_WEIGHT)
+    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connections = max(1, clients_max(open_files) // (1 if tls is None else TLS_WEIGHT))
+    if connections < CONNECTIONS_FEW:
+        please = "raise the hard limit of open files (ulimit -Hn)"
+        log.warning("few_connections", connections=connections, open_files=open_files, please=please)
     return HttpServer(
         app,
         host=settings.host,

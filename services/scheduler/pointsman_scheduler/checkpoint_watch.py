@@ -15,7 +15,7 @@ from pointsman.ports import (
 from pointsman.primitives import Sequence, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.health import HealthBoard
-from pointsman_scheduler.checkpointing import DROPPED_SOON, newest_checkpoint
+from pointsman_scheduler.checkpointing import DROPPED_SOON, checkpoints_of
 
 log = structlog.get_logger()
 
@@ -61,7 +61,8 @@ class CheckpointWatch:
         except LogUnavailableError:
             return  # another part says so
         try:
-            newest = await newest_checkpoint(self._checkpoints, self._form, extent.identity)
+            labels = await checkpoints_of(self._checkpoints, self._form, extent.identity)
+            newest = max((label.as_of for label in labels if label.as_of <= extent.last), default=0)
         except StoreUnavailableError:
             newest = self._newest
         if newest > self._newest:

@@ -3,7 +3,7 @@ events or seconds, or if the newest lies in the older half of the log. Of severa
 a newer checkpoint than its own drops its State, and resumes once no more come."""
 
 import gc
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 import structlog
@@ -69,6 +69,9 @@ class Checkpointer:
         self._attempted: Sequence = 0
         """Of the last try, which may have been stored though it failed."""
         self._saved_at = WallSeconds(0.0)
+        self._passed_over: frozenset[CheckpointLabel] = frozenset()
+        """Newer than where the fold began: unreadable, or beyond the end of a log that lost its tail. Another process's would have
+        been taken."""
         self._not_before = WallSeconds(0.0)
 
     async def run(self) -> None:
@@ -89,6 +92,8 @@ class Checkpointer:
         self._end = beginning.end
         self._extent, self._extent_at = beginning.extent, self._clock.wall()
         self._saved, self._saved_at = state.sequence, self._clock.wall()
+        with suppress(StoreUnavailableError):
+            self._passed_over = frozenset(label for label in await self._labels() if label.as_of > state.sequence)
         async with aclosing(self._following.entries(beginning)) as entries:  # type: ignore[type-var]
             async for entry in entries:
                 state.apply_entry(entry)
@@ -178,11 +183,15 @@ class Checkpointer:
         )
 
     async def _newest(self) -> Sequence:
+        """0 without one. Raises StoreUnavailableError."""
+        known = [label.as_of for label in await self._labels() if label not in self._passed_over]
+        return max(known, default=0)
+
+    async def _labels(self) -> list[CheckpointLabel]:
         """Raises StoreUnavailableError."""
-        return await newest_checkpoint(self._checkpoints, self._following.form, self._extent.identity)
+        return await checkpoints_of(self._checkpoints, self._following.form, self._extent.identity)
 
 
-async def newest_checkpoint(checkpoints: Checkpoints, form: str, identity: str) -> Sequence:
-    """Of that form and log; 0 without one. Raises StoreUnavailableError."""
-    known = [label.as_of for label in await checkpoints.labels() if (label.form, label.identity) == (form, identity)]
-    return max(known, default=0)
+async def checkpoints_of(checkpoints: Checkpoints, form: str, identity: str) -> list[CheckpointLabel]:
+    """Raises StoreUnavailableError."""
+    return [label for label in await checkpoints.labels() if (label.form, label.identity) == (form, identity)]

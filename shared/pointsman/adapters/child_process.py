@@ -55,8 +55,15 @@ def kill_group(process: "subprocess.Popen[bytes]") -> None:
 
 
 def described_exit(code: int, last_words: str = "") -> str:
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     return f"{how}: {last_words}" if last_words else how
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have none
+        return f"signal {number}"
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> Callable[[], None] | None:

@@ -1,19 +1,26 @@
-"""Connections to engines over HTTP, for ingresses and workers. aiohttp's own skip any number of heads of status 1xx, and
+"""Connections to engines over HTTP, for ingresses and workers, and to an OIDC issuer. aiohttp's own skip any number of heads of status 1xx, and
 meanwhile hold up the event loop; and they bound each header and the number of headers, not all headers together."""
 
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import Any
 
 import aiohttp
+from aiohttp import ClientRequest, ClientTimeout
 from aiohttp.client_proto import ResponseHandler
+from aiohttp.connector import Connection
 from aiohttp.http import RawResponseMessage
+from aiohttp.tracing import Trace
 from typing_extensions import override
 
 INTERIM_HEADS_MAX = 8
 HEAD_BYTES_MAX = 128 * 1024
 """Of a head, or of trailers; vLLM tells of some 500 embeddings in a header of 64 KiB."""
 SWITCHING_PROTOCOLS = 101
+STALL_SECONDS = 0.25
+"""A timer this late means that the process stalled."""
+STALLED_MAX = 8
 
 
 class EngineConnector(aiohttp.TCPConnector):
@@ -21,6 +28,19 @@ class EngineConnector(aiohttp.TCPConnector):
         super().__init__(**options)
         protocol: Callable[..., ResponseHandler] = _EngineProtocol
         self._factory = partial(protocol, loop=self._loop)
+
+    @override
+    async def connect(self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout) -> Connection:
+        """Raises TimeoutError; where this process stood still meanwhile, only after STALLED_MAX further attempts: its timers are due
+        before it looks whether the engine has answered."""
+        for _ in range(STALLED_MAX):
+            began = self._loop.time()
+            try:
+                return await super().connect(req, traces, timeout)
+            except TimeoutError:
+                if self._loop.time() - began < (timeout.sock_connect or inf) + STALL_SECONDS:
+                    raise
+        return await super().connect(req, traces, timeout)
 
 
 class _EngineProtocol(ResponseHandler):

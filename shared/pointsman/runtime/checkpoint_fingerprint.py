@@ -12,6 +12,8 @@ from pointsman.state.checkpoint import SCALARS, attributes_of
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
 
+VERSION_DIGITS_MAX = 9
+
 
 def entry_digest(entry: LogEntry) -> str:
     return blake2b(entry.subject.encode() + b"\x00" + entry.payload, digest_size=16).hexdigest()
@@ -30,7 +32,7 @@ def checkpoint_form(empty_state: State) -> str:
 def fold_version(form: str) -> int | None:
     """Of a checkpoint; None: of a release whose checkpoints were bound to its code."""
     version, dot, _ = form.partition(".")
-    return int(version) if dot and version.isdecimal() else None
+    return int(version) if dot and version.isdecimal() and len(version) <= VERSION_DIGITS_MAX else None
 
 
 def _is_chosen(part: object) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import hmac
 import json
 import time
@@ -273,6 +274,22 @@ async def test_before_the_issuers_keys_are_read_tokens_get_503_and_the_process_i
 
             await eventually(lambda: world.board.ready)
             assert (await world.verifier.identity(world.token())).tenant == "alice"
+
+
+async def test_an_issuer_whose_heads_never_end_is_left_at_once() -> None:
+    """It was read for all of its five seconds, in which the event loop did little else."""
+
+    async def interim(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                writer.write(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 1000)
+                await writer.drain()
+
+    async with await asyncio.start_server(interim, "127.0.0.1", 0) as server:
+        issuer = Issuer()
+        issuer.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with opened(issuer, is_read=False) as world:
+            await eventually(lambda: "1xx" in world.board.missing_parts[ISSUER_PART])
 
 
 async def test_an_issuer_that_never_answers_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,3 +144,13 @@ async def test_a_log_that_soon_drops_the_newest_one_does_not_wait_for_five_long_
         assert not await world.look(first=200)
 
     assert await world.look(first=1900)
+
+
+async def test_one_beyond_a_log_that_has_lost_its_tail_does_not_count_beside_new_ones(world: World) -> None:
+    kept = world.extent
+    world.extent = LogExtent("log", 1, 1_000_000)
+    await world.save()
+    world.extent = kept
+    for _ in range(LOOKS):
+        assert not await world.look()
+        await world.save()

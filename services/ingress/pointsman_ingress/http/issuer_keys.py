@@ -14,6 +14,7 @@ import structlog
 from jwt import PyJWTError
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
+from pointsman.adapters.engine_connector import EngineConnector
 from pointsman.adapters.http_bodies import bounded_body
 from pointsman.adapters.name_resolver import NameResolver
 from pointsman.adapters.waiting import wait_at_most
@@ -109,7 +110,7 @@ class IssuerKeys:
     async def follow(self) -> None:
         """Runs without end."""
         timeout = aiohttp.ClientTimeout(total=FETCH_SECONDS_MAX)
-        connector = aiohttp.TCPConnector(resolver=NameResolver())
+        connector = EngineConnector(resolver=NameResolver())
         async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
             while True:
                 pause = REFRESH_WALL_SECONDS if await self._refresh(session) else RETRY_WALL_SECONDS

@@ -28,6 +28,8 @@ Result = TypeVar("Result")
 CHUNK_BYTES = 128 * 1024
 READ_AHEAD = 8
 TRIES_MAX = 5
+DIGITS_MAX = 19
+"""Of a sequence. Python refuses to read a number of some thousands."""
 SLOTS = tuple(f"checkpoint-{number}" for number in range(CHECKPOINTS_KEPT))
 
 
@@ -203,7 +205,7 @@ def _label(description: _Description) -> CheckpointLabel:
     as_of = known.get("as_of", "")
     return CheckpointLabel(
         identity=known.get("identity", ""),
-        as_of=int(as_of) if as_of.isdecimal() else -1,
+        as_of=int(as_of) if as_of.isdecimal() and len(as_of) <= DIGITS_MAX else -1,
         entry=known.get("entry", ""),
         form=known.get("form", ""),
     )
