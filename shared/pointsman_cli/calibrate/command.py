@@ -18,6 +18,7 @@ from pointsman.adapters.calibration_file import Calibration, Measurement, write_
 from pointsman.bounds import Bounds
 from pointsman.contracts.fleet import DecodeCost
 from pointsman.primitives import EngineSeconds, Tokens
+from pointsman.runtime.engine_keys import ANY, EngineKeys, EngineKeysType
 from pointsman.runtime.number_types import Whole
 from pointsman_cli.calibrate.fitting import fitted, relative_error
 from pointsman_cli.calibrate.measuring import DECODED, SHORTEST, Engine, EngineError, Plan, Target, rounds
@@ -57,7 +58,12 @@ class _Samples:
 )
 @click.option("--speed", type=POSITIVE, default=1.0, show_default=True, help="Speed-up of a simulated engine.")
 @click.option(
-    "--api-key", envvar="POINTSMAN_ENGINE_API_KEY", default="", help="API key of the engine.", show_envvar=True
+    "--api-key",
+    envvar="POINTSMAN_ENGINE_API_KEY",
+    default="",
+    type=EngineKeysType(),
+    help="API key of the engine; of [INSTANCE=]KEY,... that of any instance.",
+    show_envvar=True,
 )
 @json_switch
 def calibrate_command(
@@ -76,7 +82,9 @@ def calibrate_command(
     """
     report = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
     try:
-        measuring = _measure(url, model, api_key=api_key, repeat=repeat, longest=longest, report=report)
+        measuring = _measure(
+            url, model, api_key=EngineKeys(api_key).of(ANY), repeat=repeat, longest=longest, report=report
+        )
         target, samples = asyncio.run(measuring)
         calibration = _calibrated(target, samples, speed)
     except (EngineError, ValueError) as error:
