@@ -1,6 +1,5 @@
 """`pointsman calibrate URL`: measures one engine, fits its cost model, and writes the calibration file for its worker."""
 
-import asyncio
 import re
 import sys
 import time
@@ -22,6 +21,7 @@ from pointsman.runtime.engine_keys import ANY, EngineKeys, EngineKeysType
 from pointsman.runtime.number_types import Whole
 from pointsman_cli.calibrate.fitting import fitted, relative_error
 from pointsman_cli.calibrate.measuring import DECODED, SHORTEST, Engine, EngineError, Plan, Target, rounds
+from pointsman_cli.event_loop import run_command
 from pointsman_cli.options import CONTEXT, POSITIVE, http_url, json_switch
 from pointsman_cli.output_file import OUTPUT_FILE, print_json
 from pointsman_cli.terminal import output_console, print_line, table
@@ -85,7 +85,7 @@ def calibrate_command(
         measuring = _measure(
             url, model, api_key=EngineKeys(api_key).of(ANY), repeat=repeat, longest=longest, report=report
         )
-        target, samples = asyncio.run(measuring)
+        target, samples = run_command(measuring)
         calibration = _calibrated(target, samples, speed)
     except (EngineError, ValueError) as error:
         raise click.ClickException(str(error)) from error

@@ -1,6 +1,5 @@
 """The command `pointsman up`: checks settings and machine, makes the plan, and runs the session."""
 
-import asyncio
 import contextlib
 import os
 import secrets
@@ -36,6 +35,7 @@ from pointsman.runtime.environment_names import unknown_variables
 from pointsman.runtime.settings import PUBLIC_SECRET, SECRET, FleetSettings, command, nats_shown
 from pointsman.runtime.settings_file import SETTINGS, read_settings_file
 from pointsman_cli.discovery import data_dir_held
+from pointsman_cli.event_loop import run_command
 from pointsman_cli.options import CONSOLE_PORT
 from pointsman_cli.terminal import SeveralLinesError, output_console, say
 from pointsman_cli.up.addresses import EngineAddress, refuse
@@ -84,7 +84,7 @@ def up_command(settings: UpSettings) -> None:
     if settings.kind is CPU_ENGINES:
         checked(settings)
         _make_engine(EngineHome(default_directory().resolve()), _engines_max(settings), console)
-    sys.exit(asyncio.run(run_fleet(settings, Path(settings.data).resolve(), config and config.resolve(), console)))
+    sys.exit(run_command(run_fleet(settings, Path(settings.data).resolve(), config and config.resolve(), console)))
 
 
 async def run_fleet(settings: UpSettings, data: Path, config: Path | None, console: Console) -> int:
