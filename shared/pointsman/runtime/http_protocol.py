@@ -3,7 +3,6 @@ requests; the checks here are those it leaves to servers. Bodies are bounded by 
 
 import asyncio
 import ipaddress
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from pointsman.primitives import Seconds
+from pointsman.runtime.openai_errors import openai_error
 from pointsman.runtime.telemetry import HTTP_CONNECTIONS_REFUSED, ConnectionRefusal
 
 log = structlog.get_logger()
@@ -74,9 +74,7 @@ RefusalBody = Callable[[bytes, RefusedError], bytes]
 
 
 def openai_refusal(_url: bytes, refused: RefusedError) -> bytes:
-    kind = "server_error" if refused.status >= 500 else "invalid_request_error"
-    error = {"message": refused.message, "type": kind, "param": None, "code": refused.reason}
-    return json.dumps({"error": error}).encode()
+    return openai_error(refused.status, refused.reason, refused.message)
 
 
 @dataclass(eq=False)
@@ -113,6 +111,12 @@ class Connections:
         if longest is not None:
             due = longest[1] + longest[0].timeout_keep_alive
             self._sweeper = loop.call_at(max(due, now + SWEEP_SECONDS_MIN), self._sweep, loop)
+
+    def evict(self, idle: "HttpProtocol") -> None:
+        """Cuts it: a close of TLS waits for the client."""
+        del self.idle[idle]
+        self.refused("idle_evicted", idle.loop.time())
+        idle.transport.abort()
 
     def refused(self, reason: ConnectionRefusal, now: float) -> None:
         HTTP_CONNECTIONS_REFUSED.labels(reason).inc()
@@ -362,9 +366,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _make_room(self) -> None:
         shared, longest_idle = self._shared, next(iter(self._shared.idle))
         if longest_idle is not self:
-            shared.idle.pop(longest_idle)
-            shared.refused("idle_evicted", self.loop.time())
-            longest_idle.close_now()
+            shared.evict(longest_idle)
         elif shared.opening:
             longest_opening = next(iter(shared.opening))
             del shared.opening[longest_opening]
@@ -384,9 +386,7 @@ class HttpProtocol(HttpToolsProtocol):
         if not is_full:
             return
         if idle is not None:
-            del shared.idle[idle]
-            shared.refused("idle_evicted", self.loop.time())
-            idle.transport.abort()
+            shared.evict(idle)
         else:
             self._refuse(RefusedError(503, "connections", "Too many connections have sent much. Ask again later."))
             self.loop.call_later(UNREAD_REFUSAL_SECONDS, self.transport.abort)
