@@ -1,6 +1,5 @@
 """`pointsman drain`: takes one instance out of service, or back."""
 
-import asyncio
 import sys
 from typing import Literal, get_args
 
@@ -26,6 +25,7 @@ from pointsman_cli.command_client import (
     wait_until,
 )
 from pointsman_cli.discovery import fleet_settings
+from pointsman_cli.event_loop import run_command
 from pointsman_cli.interruption import interruptible
 from pointsman_cli.options import CONTEXT, as_given, fleet_options, json_switch
 from pointsman_cli.output_file import print_json
@@ -70,7 +70,7 @@ def drain_command(
     if not undo:
         command = DrainInstance(instance=name, reason=REASON, becomes=role or "")
     with interruptible():
-        sys.exit(asyncio.run(_drain(settings, command, wait=wait and not undo, as_json=as_json)))
+        sys.exit(run_command(_drain(settings, command, wait=wait and not undo, as_json=as_json)))
 
 
 async def _drain(

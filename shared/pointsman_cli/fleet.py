@@ -14,6 +14,7 @@ from pointsman.ports import Commands
 from pointsman.runtime.settings import FleetSettings
 from pointsman_cli.command_client import connected_link, described, stalled_log
 from pointsman_cli.discovery import fleet_settings
+from pointsman_cli.event_loop import run_command
 from pointsman_cli.formatting import by_name
 from pointsman_cli.interruption import interruptible
 from pointsman_cli.options import CONTEXT, fleet_options, json_switch
@@ -51,7 +52,7 @@ def fleet_command(watch: bool, place: str | None, pool: str | None, as_json: boo
       pointsman fleet --from nats://10.0.0.5:4222    a fleet on another machine
     """
     with interruptible(endless=watch):
-        asyncio.run(_show(fleet_settings(place, pool), as_json=as_json, watch=watch))
+        run_command(_show(fleet_settings(place, pool), as_json=as_json, watch=watch))
 
 
 async def _show(settings: FleetSettings, *, as_json: bool, watch: bool) -> None:

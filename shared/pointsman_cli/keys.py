@@ -1,7 +1,6 @@
 """`pointsman keys`: creates, lists, rotates and revokes API keys. A key is made here and shown once; only its digest
 leaves this process."""
 
-import asyncio
 import re
 import secrets
 import string
@@ -24,6 +23,7 @@ from pointsman.primitives import PoolName, Tenant
 from pointsman.runtime.settings import FleetSettings
 from pointsman_cli.command_client import NoAnswerError, ask, connected_link, no_scheduler
 from pointsman_cli.discovery import fleet_settings
+from pointsman_cli.event_loop import run_command
 from pointsman_cli.options import CONTEXT, as_given, fleet_options, json_switch
 from pointsman_cli.output_file import print_json
 from pointsman_cli.terminal import UNIX_SECONDS_MAX, output_console, print_line, table
@@ -215,7 +215,7 @@ def _run(settings: FleetSettings, action: Callable[[Link], Awaitable[T]]) -> T:
             except StoreUnavailableError as error:
                 raise NoAnswerError(f"the store of keys does not answer: {error}") from error
 
-    return asyncio.run(connected())
+    return run_command(connected())
 
 
 async def _change(link: Link, settings: FleetSettings, action: KeyAction, key: ApiKey) -> None:

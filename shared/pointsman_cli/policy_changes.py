@@ -6,6 +6,8 @@ from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
 from pointsman_cli.formatting import plural
 
 NAMED_MAX = 5
+CHARACTERS_MAX = 64
+"""Of a name; tenants have up to 256, cache groups 1,024."""
 NO_CHANGE = "no policy"
 
 
@@ -32,11 +34,11 @@ def _changes(before: TenantPolicies, after: TenantPolicies) -> Iterator[str]:
         old, new = before.of(name), after.of(name)
         difference = _difference(old, new)
         if name not in after.tenants:
-            yield f"{name} (removed)"
+            yield f"{_cut(name)} (removed)"
         elif name not in before.tenants:
-            yield f"{name} (added{f': {difference}' if difference else ''})"
+            yield f"{_cut(name)} (added{f': {difference}' if difference else ''})"
         elif difference:
-            yield f"{name} ({difference})"
+            yield f"{_cut(name)} ({difference})"
 
 
 def _difference(old: TenantPolicy, new: TenantPolicy, *, with_old: bool = True) -> str:
@@ -48,4 +50,8 @@ def _difference(old: TenantPolicy, new: TenantPolicy, *, with_old: bool = True) 
 
 
 def _shown(value: float | str) -> str:
-    return value or "-" if isinstance(value, str) else f"{value:,.10g}"
+    return _cut(value) or "-" if isinstance(value, str) else f"{value:,.10g}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= CHARACTERS_MAX else f"{text[: CHARACTERS_MAX - 3]}..."

@@ -1,6 +1,5 @@
 """`pointsman scale`: sets or shows the wanted number of instances."""
 
-import asyncio
 import sys
 
 import click
@@ -11,6 +10,7 @@ from pointsman.primitives import PoolName
 from pointsman.runtime.settings import FleetSettings
 from pointsman_cli.command_client import WAIT_SECONDS_MAX, ask, connected_link, wait_until
 from pointsman_cli.discovery import fleet_settings
+from pointsman_cli.event_loop import run_command
 from pointsman_cli.explain.text import named
 from pointsman_cli.interruption import interruptible
 from pointsman_cli.options import CONTEXT, COUNT, WHOLE, fleet_options, json_switch
@@ -52,7 +52,7 @@ def scale_command(
     settings = fleet_settings(place, pool, acts=True)
     command = ScalePool(wanted=instances, prefill=prefill, decode=decode, asker=REQUESTER)
     with interruptible():
-        sys.exit(asyncio.run(_scale(settings, command, wait=wait, as_json=as_json)))
+        sys.exit(run_command(_scale(settings, command, wait=wait, as_json=as_json)))
 
 
 async def _scale(settings: FleetSettings, command: ScalePool, *, wait: bool, as_json: bool) -> int:

@@ -1,6 +1,5 @@
 """`pointsman tenants`: shows and sets limits, priorities and cache groups of tenants."""
 
-import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from pointsman.runtime.settings import FleetSettings
 from pointsman.state.tenants import BURST_SECONDS, MINUTE, bucket_size
 from pointsman_cli.command_client import ask, connected_link, no_scheduler
 from pointsman_cli.discovery import fleet_settings
+from pointsman_cli.event_loop import run_command
 from pointsman_cli.options import CONTEXT, as_given, fleet_options, json_switch
 from pointsman_cli.output_file import print_json
 from pointsman_cli.policy_changes import changes
@@ -118,7 +118,7 @@ def _run(
         async with connected_link(settings, name="tenants") as link:
             return await ask_leader(link.commands, settings)
 
-    return asyncio.run(connected())
+    return run_command(connected())
 
 
 def replacing(

@@ -181,6 +181,20 @@ async def test_an_engine_that_refuses_the_operators_key_is_no_fault_of_the_clien
     assert "--engine-api-key" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("keys", [None, {"key": "alice"}], ids=["forwarding", "with keys"])
+async def test_engines_with_different_keys_are_each_sent_their_own(keys: dict[str, str] | None) -> None:
+    """One without a key of ours is sent the client's, where clients need none here."""
+    async with world_with(engine_api_key=f"{ONE}=first", keys=keys) as world:
+        for instance, engine in ((ONE, world.one), (TWO, world.two)):
+            await world.grants({instance: engine.url})
+            async with world.post(COMPLETIONS, TOKENS, authorization="Bearer key") as answer:
+                assert answer.status == 200
+                await answer.read()
+
+        sent = [engine.received[-1].headers.get("authorization") for engine in (world.one, world.two)]
+        assert sent == ["Bearer first", None if keys else "Bearer key"]
+
+
 @pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize"])
 @pytest.mark.parametrize("keys", [None, {"key": "alice"}])
 async def test_an_engine_says_itself_when_it_may_be_asked_again(path: str, keys: dict[str, str] | None) -> None:

@@ -12,14 +12,14 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
 from click.testing import CliRunner
 
 from pointsman.runtime import tls_server
-from pointsman.runtime.http_protocol import HttpLimits
+from pointsman.runtime.http_protocol import HttpLimits, HttpProtocol
 from pointsman_ingress import servers
 from pointsman_ingress.http import certificate
 from pointsman_ingress.main import main
@@ -30,6 +30,7 @@ from tests.support.waiting import eventually
 CHAT = "/v1/chat/completions"
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 MONTH = timedelta(days=30)
+LARGE_READ_BYTES = 256 * 1024
 
 
 @pytest.fixture(autouse=True)
@@ -194,37 +195,39 @@ async def test_with_tls_a_quarter_of_the_connections_may_be_open(
     assert closed == [True, True]
 
 
-async def test_connections_that_keep_a_large_read_have_a_bound_and_idle_ones_give_way(
+async def test_what_connections_keep_of_large_reads_has_a_bound_and_idle_ones_give_way(
     ours: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servers, "HttpLimits", partial(HttpLimits, large_tls=2))
+    monkeypatch.setattr(servers, "HttpLimits", partial(HttpLimits, large_tls_bytes=5 * LARGE_READ_BYTES // 2))
     context = trusting(ours)
-    padded = json.dumps({**HELLO, "user": "u" * 300_000}).encode()
+    padded = json.dumps({**HELLO, "user": "u" * 1_000_000}).encode()
     head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 
-    async def sends(world: World, more: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def sends(world: World, body: bytes, more: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """`more`: bytes of the body that are still to come."""
         reader, writer = await asyncio.open_connection("127.0.0.1", world.server.bound_port, ssl=context)
-        writer.write(head % (CHAT.encode(), len(padded) + more) + padded)
+        writer.write(head % (CHAT.encode(), len(body) + more) + body)
         await writer.drain()
         return reader, writer
 
     async with served_with(ours.issue("api", ends=MONTH)) as world, asyncio.timeout(20):
-        served, uploading = await sends(world, 0), await sends(world, 1)
+        served, uploading = await sends(world, padded, 0), await sends(world, padded, 1)
         assert b" 200 " in await served[0].readline()
-        small = await asyncio.open_connection("127.0.0.1", world.server.bound_port, ssl=context)
-        third = await sends(world, 1)
+        small = [await sends(world, json.dumps(HELLO).encode(), 1) for _ in range(5)]
+        (connection, *_) = world.server.server_state.connections
+        shared = cast("HttpProtocol", connection)._shared
+        await eventually(lambda: shared.large_tls_bytes >= 2 * LARGE_READ_BYTES)
+        third = await sends(world, padded, 1)
         assert await _ends(served[0])
-        fourth = await sends(world, 1)
+        fourth = await sends(world, padded, 1)
         refused = await fourth[0].readline()
         await _ends(fourth[0])
-        small[1].write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert b" 200 " in await small[0].readline()
-        for reader, writer in (uploading, third):
+        for reader, writer in (uploading, third, *small):
             writer.write(b" ")
             assert b" 200 " in await reader.readline()
-        for _, writer in (served, uploading, small, third, fourth):
+        for _, writer in (served, uploading, *small, third, fourth):
             writer.close()
+        await eventually(lambda: shared.large_tls_bytes == 0)
 
     assert b" 503 " in refused
 

@@ -17,7 +17,9 @@ import pytest
 import sqlalchemy as sa
 import structlog
 from msgspec.structs import replace
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.util import greenlet_spawn
 
 from pointsman.adapters import jetstream
 from pointsman.adapters.clocks import ScaledClock
@@ -563,6 +565,31 @@ async def test_a_statement_that_took_too_long_ends_no_later_one(file: Path, monk
                 await counted(10**12)
 
         assert await counted(10_000) == 10_000
+
+
+def is_locked(file: Path) -> bool:
+    with closing(sqlite3.connect(file, timeout=0)) as other:
+        try:
+            other.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return True
+        return False
+
+
+async def test_the_end_of_the_recorder_ends_an_endless_statement(file: Path) -> None:
+    """A trigger of somebody's had it killed after ten seconds."""
+    async with open_archive(f"sqlite+aiosqlite:///{file}") as archive:
+        await archive.prepare()
+        endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+        await run(archive, f"CREATE TRIGGER endless AFTER INSERT ON logs BEGIN {endless}; END")
+        row = {"log": "l", "identity": "l", "branch": 1}
+        storing = asyncio.create_task(archive.store(Batch(logs=[row])))
+        await eventually(lambda: is_locked(file))
+        pool = archive.engine.sync_engine.pool
+
+    with pytest.raises(OperationalError, match="interrupted"):
+        await asyncio.wait_for(storing, 30)
+    await greenlet_spawn(pool.dispose)
 
 
 async def test_a_disk_that_hangs_is_reported_meanwhile_and_recorded_to_as_soon_as_it_answers(

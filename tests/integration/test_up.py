@@ -275,7 +275,7 @@ def check(settings: UpSettings, config: Path | None = None) -> list[str]:
         ("POINTSMAN_HOLD_SECONDS", "3", []),
         ("POINTSMAN_LEASE_SECONDS", "3", []),
         ("POINTSMAN_LOG_LEVEL", "debug", []),
-        ("POINTSMAN_ENGINE_API_KEY_FILE", __file__, []),
+        ("POINTSMAN_ENGINE_API_KEY_FILE", "/proc/sys/kernel/ostype", []),
         ("POINTSMAN_VLLM_EVICTION", "rlt", []),
         ("HOME", "/", []),
     ],

@@ -80,8 +80,8 @@ async def test_an_engine_with_a_key_is_asked_with_it_and_without_says_how_to_giv
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        assert await model_of(url, api_key="sk-1") == "m"
+        assert await model_of(url, "sk-1") == "m"
         with pytest.raises(click.ClickException, match="401; give its key with POINTSMAN_ENGINE_API_KEY"):
-            await model_of(url, api_key="")
+            await model_of(url, "")
 
     assert b"authorization" not in asked[-1].lower()

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
+from aiohttp import test_utils, web
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tcp_ports import free_ports
@@ -199,3 +201,33 @@ async def _restored(running: RunningWorker, part: str) -> bool:
 
 async def _lacks(running: RunningWorker, part: str) -> bool:
     return any(part in name for name in (await running.ready())["degraded"])
+
+
+async def test_engines_with_different_keys_are_each_asked_with_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POINTSMAN_ENGINE_API_KEY", "gpu-1=first,gpu-*=second")
+    shown: dict[str, set[str]] = {name: set() for name in NAMES[:2]}
+    async with AsyncExitStack() as stack:
+        made = await stack.enter_async_context(deployment(tmp_path))
+        tables = ""
+        for name in shown:
+            server = test_utils.TestServer(_keeping(shown[name]))
+            await stack.enter_async_context(server)
+            tables += f'[[engine]]\nname = "{name}"\nurl = "http://127.0.0.1:{server.port}"\n'
+        (tmp_path / "engines.toml").write_text(tables)
+        async with worker(made):
+            await eventually(lambda: all(shown.values()))
+
+    assert shown == {"gpu-1": {"Bearer first"}, "gpu-2": {"Bearer second"}}
+    assert "first" not in (tmp_path / "worker.log").read_text()
+
+
+def _keeping(shown: set[str]) -> web.Application:
+    async def answer(request: web.Request) -> web.Response:
+        shown.add(request.headers.get("authorization", ""))
+        raise web.HTTPUnauthorized
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    return app

@@ -53,6 +53,7 @@ from pointsman.policies.policy_set import policy_set
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.ports import CommandTimeoutError, LogEntry, LogReset, Reply
 from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName, RequestId, Term, WallSeconds
+from pointsman.runtime.engine_keys import EngineKeys
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_follower import LogFollower
 from pointsman.simulation.replay import fold, verify
@@ -479,7 +480,7 @@ async def test_a_handler_goes_on_behind_garbage_and_behind_an_error_of_its_own()
 async def test_an_engine_whose_url_is_none_has_merely_failed(url: str) -> None:
     async with aiohttp.ClientSession() as session:
         engines = EngineClient(
-            session, ANY_URL, api_key="", forward_authorization=False, chunk_timeout_seconds=WallSeconds(60.0)
+            session, ANY_URL, keys=EngineKeys(""), forward_authorization=False, chunk_timeout_seconds=WallSeconds(60.0)
         )
         with pytest.raises(EngineFailedError):
             await engines.send(EngineRequest(InstanceId("engine-1"), url, "/v1/completions", b"{}", {}, "r-1"))

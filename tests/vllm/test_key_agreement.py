@@ -21,6 +21,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.primitives import BlockKey, Epoch, InstanceId, WallSeconds
+from pointsman.runtime.engine_keys import EngineKeys
 from pointsman.state.fleet import Instance
 from pointsman_cli.vllm_cpu.home import EngineHome
 from pointsman_ingress.engine.client import EngineClient
@@ -242,7 +243,11 @@ async def bench(versatile_engine: RunningEngine, tokenizer: Tokenizer) -> Any:
                 tokenizer=own,
                 engine=lambda _demand: instance_at(engine),
                 engines=EngineClient(
-                    session, ANY_URL, api_key="", forward_authorization=False, chunk_timeout_seconds=WallSeconds(60.0)
+                    session,
+                    ANY_URL,
+                    keys=EngineKeys(""),
+                    forward_authorization=False,
+                    chunk_timeout_seconds=WallSeconds(60.0),
                 ),
                 clock=ScaledClock(),
             )

@@ -84,7 +84,7 @@ async def assembled(
         engines = EngineClient(
             session,
             urls,
-            api_key=settings.engine_api_key,
+            keys=settings.engine_keys,
             forward_authorization=trusted,
             chunk_timeout_seconds=settings.chunk_timeout_seconds,
             direct=DirectSession(session) if engine_session is None and tracer is None else None,

@@ -322,13 +322,14 @@ class Delivery:
 
     async def _refuse(self, engine_status: int, body: bytes, content_type: str, headers: Sequence[Header] = ()) -> None:
         lacks, status = lacks_endpoint(engine_status, body), refusal_status(engine_status)
-        own_key = self.engines.refused_own_key(status)
-        unfit = not lacks and self.engines.is_unfit(status, self.context.headers)
+        instance = self.lifecycle.instance
+        own_key = self.engines.refused_own_key(status, instance)
+        unfit = not lacks and self.engines.is_unfit(status, instance, self.context.headers)
         if unfit and self._attempts.may_retry_elsewhere():
             public = f"it refused with status {status}"
             raise EngineFailedError(KEY_REFUSED if own_key else public, public_reason=public)
         if own_key:
-            log.error("engine_key_refused", instance=self.lifecycle.instance, status=status, reason=KEY_REFUSED)
+            log.error("engine_key_refused", instance=instance, status=status, reason=KEY_REFUSED)
             self.lifecycle.failed(FailReason.ENGINE_FAILED, 502)
             raise engine_key_refused()
         self.lifecycle.failed(FailReason.ENGINE_REFUSED, status)

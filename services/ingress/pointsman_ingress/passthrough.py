@@ -90,7 +90,7 @@ async def pass_through(
             if lacks_endpoint(answer.status, whole):
                 raise endpoint_not_found(call.path)
             facts.instance = instance.id
-            if engines.refused_own_key(answer.status):
+            if engines.refused_own_key(answer.status, instance.id):
                 log.error("engine_key_refused", instance=instance.id, status=answer.status, reason=KEY_REFUSED)
                 raise engine_key_refused()
             status = refusal_status(answer.status)

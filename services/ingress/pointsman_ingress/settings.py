@@ -13,6 +13,7 @@ from typing_extensions import override
 from pointsman.adapters.tcp_ports import is_loopback
 from pointsman.bounds import COUNT, PORT, POSITIVE, Bounds
 from pointsman.primitives import PoolName, WallSeconds
+from pointsman.runtime.engine_keys import EngineKeySettings
 from pointsman.runtime.engine_urls import EngineUrlSettings
 from pointsman.runtime.processes import PROCESSES_MAX
 from pointsman.runtime.settings import TEXT, DeploymentSettings, PoolNameType, ProcessSettings, SecretSettings, setting
@@ -45,7 +46,7 @@ _MEDIA_HOST = PatternType(
 
 
 @dataclass(frozen=True, kw_only=True)
-class IngressSettings(DeploymentSettings, SecretSettings, EngineUrlSettings, ProcessSettings):
+class IngressSettings(DeploymentSettings, SecretSettings, EngineUrlSettings, EngineKeySettings, ProcessSettings):
     port: int = setting(8080, "Port of the API; 0 takes a free one.", bounds=PORT)
     admin_port: int = setting(
         8081,
@@ -91,7 +92,6 @@ class IngressSettings(DeploymentSettings, SecretSettings, EngineUrlSettings, Pro
         "times. Without one no page of another origin can.",
         form=_ORIGIN,
     )
-    engine_api_key: str = setting("", "Key to send to the engines, if they require one.", secret=True)
     slo_ttft_seconds: float = setting(5.0, "TTFT SLO of requests that name none, engine seconds.", bounds=POSITIVE)
     slo_tpot_seconds: float = setting(0.1, "TPOT SLO of requests that name none, engine seconds.", bounds=POSITIVE)
     body_bytes_max: int = setting(8 * 1024 * 1024, "Largest request body; a larger one gets 413.", bounds=COUNT)

@@ -184,7 +184,7 @@ class Archive:
 
 @asynccontextmanager
 async def open_archive(url: str) -> AsyncIterator[Archive]:
-    """Connects when used. Raises click.BadParameter for a URL without an installed async driver."""
+    """Connects when used. Its end ends what SQLite runs. Raises click.BadParameter for a URL without an installed async driver."""
     try:
         parsed = make_url(url)
         engine = create_async_engine(parsed, pool_pre_ping=True)
@@ -194,13 +194,17 @@ async def open_archive(url: str) -> AsyncIterator[Archive]:
     if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
         with contextlib.suppress(OSError):  # then opening the file says what is wrong
             _keep_to_owner(Path(str(parsed.database)))
+    ended = threading.Event()
     if engine.dialect.name == "sqlite":
-        sa.event.listen(engine.sync_engine, "connect", _share_sqlite)
+        sa.event.listen(
+            engine.sync_engine, "connect", lambda connection, record: _share_sqlite(connection, record, ended)
+        )
     else:
         sa.event.listen(engine.sync_engine, "handle_error", _leave_if_read_only)
     try:
         yield Archive(engine)
     finally:
+        ended.set()
         with contextlib.suppress(TimeoutError):  # a vanished server confirms no end
             async with asyncio.timeout(CLOSE_SECONDS_MAX):
                 await engine.dispose()
@@ -250,9 +254,13 @@ def _keep_to_owner(file: Path) -> None:
             log.warning("archive_was_readable_by_others", file=str(part), note="its mode is 0600 now")
 
 
-def _share_sqlite(connection: Any, record: Any) -> None:
+def _share_sqlite(connection: Any, record: Any, ended: threading.Event) -> None:
     late = record.info[LATE] = threading.Event()
-    connection.run_async(lambda driver: driver.set_progress_handler(late.is_set, LATE_LOOK_STEPS))
+
+    def must_end() -> bool:
+        return late.is_set() or ended.is_set()
+
+    connection.run_async(lambda driver: driver.set_progress_handler(must_end, LATE_LOOK_STEPS))
     cursor = connection.cursor()
     cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")  # of a file without tables; others keep what they are
     cursor.execute("PRAGMA journal_mode=WAL")

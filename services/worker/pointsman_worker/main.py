@@ -65,7 +65,7 @@ async def _serve(
     supervisor: Supervisor,
 ) -> None:
     raised_open_files()
-    clock = ScaledClock(settings.speed)
+    clock, keys = ScaledClock(settings.speed), settings.engine_keys
     board = HealthBoard(pool=settings.pool)
     remove_expired(settings, now=unix_now(clock))
     alone = len(listed) == 1 and not discovered
@@ -85,7 +85,7 @@ async def _serve(
             board=board,
             settings=settings,
             calibration=calibration,
-            open_engine=lambda target: HttpEngine(target.url, api_key=settings.engine_api_key, dp_rank=target.rank),
+            open_engine=lambda target: HttpEngine(target.url, api_key=keys.of(target.instance), dp_rank=target.rank),
             open_events=lambda target: _event_source(target, sockets),
             alone=alone,
         )

@@ -10,6 +10,7 @@ from pointsman.adapters.discovery.sources import FORMS
 from pointsman.bounds import COUNT, Bounds
 from pointsman.contracts.fleet import ANY_RANK, Role
 from pointsman.primitives import BLOCK_TOKENS_MAX, WallSeconds
+from pointsman.runtime.engine_keys import EngineKeySettings
 from pointsman.runtime.engine_urls import EngineUrlType
 from pointsman.runtime.settings import FleetSettings, ProcessSettings, setting
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
@@ -20,7 +21,7 @@ FRESH_WALL_SECONDS: WallSeconds = WallSeconds(120.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerSettings(FleetSettings, ProcessSettings):
+class WorkerSettings(FleetSettings, EngineKeySettings, ProcessSettings):
     discover: tuple[str, ...] = setting(
         (), f"Where to find engines to follow: {FORMS}. May be given several times. Default: those of --engine-url."
     )
@@ -39,7 +40,6 @@ class WorkerSettings(FleetSettings, ProcessSettings):
     engine_advertised_url: str = setting(
         "", "Where the ingress reaches the engine, if that is another URL; {host} and {port} are those of the engine's."
     )
-    engine_api_key: str = setting("", "Key that the engine asks for (its --api-key).", secret=True)
     engine_model: str = setting(
         DEFAULT_PROFILE, "Cost profile of the engine, to predict prefill times.", choices=tuple(sorted(PROFILES))
     )

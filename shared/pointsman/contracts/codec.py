@@ -1,7 +1,6 @@
 """Encoding: msgspec structs as JSON. The only validation of messages: what is read or written has the types and bounds
 of the wire structs and is UTF-8."""
 
-import re
 from typing import get_args
 
 import msgspec
@@ -198,9 +197,7 @@ _heads = msgspec.json.Decoder(_Head)
 _encoder = msgspec.json.Encoder()
 _events: msgspec.json.Decoder[LogEvent] = msgspec.json.Decoder(LogEvent)
 _commands: msgspec.json.Decoder[AnyCommand] = msgspec.json.Decoder(AnyCommand)
-_strings = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-"""Possessive, so linear also for an unterminated string."""
-_not_brackets = bytes(set(range(256)) - set(b"[]{}"))
+_neither_brackets_nor_quotes = bytes(set(range(256)) - set(b'[]{}"'))
 
 
 class UndecodableError(ValueError):
@@ -323,7 +320,9 @@ def _check_form(payload: bytes) -> None:
 
 def _is_deep(payload: bytes) -> bool:
     """Whether brackets are nested deeper than NESTING_MAX, or unbalanced."""
-    brackets = _strings.sub(b"", payload).translate(None, _not_brackets)
+    if b"\\" in payload:
+        payload = payload.replace(b"\\\\", b"").replace(b'\\"', b"")
+    brackets = b"".join(payload.translate(None, _neither_brackets_nor_quotes).split(b'"')[::2])
     for _ in range(NESTING_MAX):
         if not brackets:
             return False

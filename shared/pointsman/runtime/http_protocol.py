@@ -3,7 +3,6 @@ requests; the checks here are those it leaves to servers. Bodies are bounded by 
 
 import asyncio
 import ipaddress
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from pointsman.primitives import Seconds
+from pointsman.runtime.openai_errors import openai_error
 from pointsman.runtime.telemetry import HTTP_CONNECTIONS_REFUSED, ConnectionRefusal
 
 log = structlog.get_logger()
@@ -56,9 +56,9 @@ class HttpLimits:
     is neither, the new one gets 503."""
     connections_per_address: int = 16_384
     """Above it the new one gets 503. Of IPv6 the first 64 bits are the address."""
-    large_tls: int = 512
-    """With TLS, and a read of more than LARGE_READ_BYTES, which TLS keeps twice: 0.4 MB. Above it the longest idle one is
-    closed, else the new one gets 503."""
+    large_tls_bytes: int = 128 * 1024 * 1024
+    """Of the largest reads of connections with TLS, from LARGE_READ_BYTES on: it keeps 2.4 times as much until they end. A read
+    has up to 256 KiB. Above it the longest idle ones are closed, else the new one gets 503."""
 
 
 class RefusedError(Exception):
@@ -74,9 +74,7 @@ RefusalBody = Callable[[bytes, RefusedError], bytes]
 
 
 def openai_refusal(_url: bytes, refused: RefusedError) -> bytes:
-    kind = "server_error" if refused.status >= 500 else "invalid_request_error"
-    error = {"message": refused.message, "type": kind, "param": None, "code": refused.reason}
-    return json.dumps({"error": error}).encode()
+    return openai_error(refused.status, refused.reason, refused.message)
 
 
 @dataclass(eq=False)
@@ -87,7 +85,8 @@ class Connections:
     """Since when, loop time; longest first. One timer for all is cheaper than one each."""
     opening: dict["HttpProtocol", None] = field(default_factory=dict)
     """With an incomplete head; longest first."""
-    large_tls: dict["HttpProtocol", None] = field(default_factory=dict)
+    large_tls: dict["HttpProtocol", int] = field(default_factory=dict)
+    large_tls_bytes: int = 0
     by_address: Counter[str] = field(default_factory=Counter)
     _sweeper: asyncio.TimerHandle | None = None
     _refused: dict[str, int] = field(default_factory=dict)
@@ -113,6 +112,16 @@ class Connections:
         if longest is not None:
             due = longest[1] + longest[0].timeout_keep_alive
             self._sweeper = loop.call_at(max(due, now + SWEEP_SECONDS_MIN), self._sweep, loop)
+
+    def evict(self, idle: "HttpProtocol") -> None:
+        """Cuts it: a close of TLS waits for the client."""
+        del self.idle[idle]
+        self.forget_large(idle)
+        self.refused("idle_evicted", idle.loop.time())
+        idle.transport.abort()
+
+    def forget_large(self, connection: "HttpProtocol") -> None:
+        self.large_tls_bytes -= self.large_tls.pop(connection, 0)
 
     def refused(self, reason: ConnectionRefusal, now: float) -> None:
         HTTP_CONNECTIONS_REFUSED.labels(reason).inc()
@@ -168,7 +177,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._shared.idle.pop(self, None)
         self._shared.opening.pop(self, None)
-        self._shared.large_tls.pop(self, None)
+        self._shared.forget_large(self)
         self._shared.by_address[self._address] -= 1
         if not self._shared.by_address[self._address]:
             del self._shared.by_address[self._address]
@@ -207,7 +216,7 @@ class HttpProtocol(HttpToolsProtocol):
     @override
     def data_received(self, data: bytes) -> None:
         if self.scheme == "https" and len(data) > LARGE_READ_BYTES:
-            self._bound_large()
+            self._bound_large(len(data))
         if self._refused:
             return
         continued, in_body = self._head_open, self._body_open
@@ -362,9 +371,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _make_room(self) -> None:
         shared, longest_idle = self._shared, next(iter(self._shared.idle))
         if longest_idle is not self:
-            shared.idle.pop(longest_idle)
-            shared.refused("idle_evicted", self.loop.time())
-            longest_idle.close_now()
+            shared.evict(longest_idle)
         elif shared.opening:
             longest_opening = next(iter(shared.opening))
             del shared.opening[longest_opening]
@@ -373,21 +380,19 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             self._refuse(RefusedError(503, "connections", "Too many connections are open. Ask again later."))
 
-    def _bound_large(self) -> None:
+    def _bound_large(self, read_bytes: int) -> None:
         """The memory is taken by now; it is given back once the connection is gone."""
-        shared = self._shared
-        if self._refused or self in shared.large_tls:
+        shared, most = self._shared, self._limits.large_tls_bytes
+        more = read_bytes - shared.large_tls.get(self, 0)
+        if self._refused or more <= 0:
             return
-        is_full = len(shared.large_tls) >= self._limits.large_tls
-        idle = next((other for other in shared.large_tls if other in shared.idle), None) if is_full else None
-        shared.large_tls[self] = None
-        if not is_full:
-            return
-        if idle is not None:
-            del shared.idle[idle]
-            shared.refused("idle_evicted", self.loop.time())
-            idle.transport.abort()
-        else:
+        shared.large_tls[self] = read_bytes
+        shared.large_tls_bytes += more
+        if shared.large_tls_bytes > most:
+            idle = (other for other in list(shared.large_tls) if other in shared.idle and other is not self)
+            while shared.large_tls_bytes > most and (other := next(idle, None)) is not None:
+                shared.evict(other)
+        if shared.large_tls_bytes > most:
             self._refuse(RefusedError(503, "connections", "Too many connections have sent much. Ask again later."))
             self.loop.call_later(UNREAD_REFUSAL_SECONDS, self.transport.abort)
 

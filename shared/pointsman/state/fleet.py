@@ -3,7 +3,6 @@
 contradicting deliveries; `blind` without events. A pool serves the model of most instances that have answered; ties go
 to the model served longest. Instances with another model are *unschedulable*."""
 
-from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -13,6 +12,7 @@ from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import ANY_RANK, DecodeCost, InstanceJoined, InstanceReported, PrefillCost, Role
 from pointsman.primitives import EngineSeconds, Epoch, InstanceId, Sequence, Tokens
 from pointsman.state.derived import Derived
+from pointsman.state.fleet_counts import FleetCounts, Share
 
 
 class Status(StrEnum):
@@ -212,7 +212,7 @@ class _Roster(NamedTuple):
 
 
 class Fleet:
-    DERIVED: ClassVar[Derived] = {"_roster": lambda: None}
+    DERIVED: ClassVar[Derived] = {"_roster": lambda: None, "_counts": lambda: None}
 
     def __init__(self, *, checks_model: bool = True, unheard_serve: bool = True) -> None:
         self.model = ""
@@ -221,6 +221,8 @@ class Fleet:
         self._instances: dict[InstanceId, Instance] = {}
         self._roster: _Roster | None = None
         """None: made when it is asked for. The same object until something changes."""
+        self._counts: FleetCounts | None = None
+        """None: made at the next change."""
         self.kv_capacity_tokens: Tokens = 0
         """Of all instances that told it."""
         self.split = False
@@ -353,7 +355,7 @@ class Fleet:
         if known is not None and known.becomes and not instance.becomes:
             instance.draining = False  # its worker decided otherwise
         self._instances[event.instance] = instance
-        self._changed()
+        self._changed(event.instance)
         return instance
 
     def apply_report(self, event: InstanceReported, sequence: Sequence, *, clock_may_go_back: bool) -> None:
@@ -376,7 +378,7 @@ class Fleet:
         instance.certain = event.certain
         if event.serving and not instance.counted:
             instance.counted = True
-            self._changed()
+            self._changed(instance.id)
         if instance.serving != event.serving or instance.suspected:
             instance.serving = event.serving
             instance.suspected = False
@@ -412,7 +414,7 @@ class Fleet:
     def change_role(self, instance: InstanceId, role: Role) -> None:
         self._instances[instance].role = role
         self.drain(instance, draining=False)
-        self._changed()
+        self._changed(instance)
 
     def eject(self, instance: InstanceId) -> None:
         self._instances[instance].ejected = True
@@ -430,35 +432,48 @@ class Fleet:
         known = self._instances[instance]
         known.role, known.announced_since = known.announced_role, known.epoch
         known.arrived_at, known.model_since = arrived_at, known.epoch
-        self._changed()
+        self._changed(instance)
 
     def leave(self, instance: InstanceId) -> None:
         self._instances.pop(instance, None)
-        self._changed()
+        roster, model = self._roster, self.model
+        self._changed(instance)
+        if roster is not None and instance not in roster.able and self.model == model:
+            self._roster = roster
 
-    def _changed(self) -> None:
+    def _changed(self, name: InstanceId) -> None:
         self._roster = None
-        instances = self._instances.values()
+        counts, instances, changed = self._counts, self._instances, [name]
+        if counts is None:
+            counts = self._counts = FleetCounts()
+            changed = list(instances)
+        for each in changed:
+            counts.put(each, self._share(instances[each]) if each in instances else None)
         if self._checks_model:
-            served = [instance for instance in instances if instance.counted]
-            self.model = _model_of_most(served or instances) or self.model
-            for instance in instances:
-                instance.unschedulable = _misfit(instance, self.model)
-        self.kv_capacity_tokens = sum(max(0, instance.kv_capacity_tokens) for instance in instances)
-        self.fetches = sum(instance.fetches for instance in instances if not instance.unschedulable) > 1
-        self.split = any(instance.role != "both" for instance in instances if not instance.unschedulable)
+            model = counts.model or self.model
+            if model != self.model:
+                self.model, changed = model, list(instances)
+            for instance in filter(None, map(instances.get, changed)):
+                instance.unschedulable = _misfit(instance, model)
+        fitting = self.model if self._checks_model else ""
+        self.kv_capacity_tokens = counts.kv_capacity_tokens
+        self.fetches = counts.fetching[fitting] > 1
+        self.split = counts.taking_part[fitting] > 0
+
+    def _share(self, instance: Instance) -> Share:
+        return Share(
+            model=instance.model if self._checks_model else "",
+            model_since=instance.model_since,
+            counted=instance.counted,
+            kv_capacity_tokens=instance.kv_capacity_tokens,
+            fetches=instance.fetches,
+            takes_part=instance.role != "both",
+        )
 
 
 def _on_trial(instances: list[Instance]) -> list[InstanceId]:
     half_open = [instance.id for instance in instances if instance.half_open]
     return half_open if len(half_open) < len(instances) else []
-
-
-def _model_of_most(instances: Collection[Instance]) -> str:
-    """Ties go to the model served longest, then by name."""
-    counts = Counter(instance.model for instance in instances)
-    ranked = ((-counts[instance.model], instance.model_since, instance.id, instance.model) for instance in instances)
-    return min(ranked, default=(0, 0, "", ""))[-1]
 
 
 def _misfit(instance: Instance, model: str) -> str:

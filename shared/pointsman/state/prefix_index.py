@@ -75,7 +75,7 @@ class PrefixIndex:
     def add(self, instance: InstanceId) -> None:
         if instance in self._holdings:
             return
-        slot = self._names.index(None) if None in self._names else len(self._names)
+        slot = len(self._names) if len(self._holdings) == len(self._names) else self._names.index(None)
         if slot == len(self._names):
             self._names.append(instance)
         else:

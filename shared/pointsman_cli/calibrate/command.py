@@ -1,6 +1,5 @@
 """`pointsman calibrate URL`: measures one engine, fits its cost model, and writes the calibration file for its worker."""
 
-import asyncio
 import re
 import sys
 import time
@@ -18,9 +17,11 @@ from pointsman.adapters.calibration_file import Calibration, Measurement, write_
 from pointsman.bounds import Bounds
 from pointsman.contracts.fleet import DecodeCost
 from pointsman.primitives import EngineSeconds, Tokens
+from pointsman.runtime.engine_keys import ANY, EngineKeys, EngineKeysType
 from pointsman.runtime.number_types import Whole
 from pointsman_cli.calibrate.fitting import fitted, relative_error
 from pointsman_cli.calibrate.measuring import DECODED, SHORTEST, Engine, EngineError, Plan, Target, rounds
+from pointsman_cli.event_loop import run_command
 from pointsman_cli.options import CONTEXT, POSITIVE, http_url, json_switch
 from pointsman_cli.output_file import OUTPUT_FILE, print_json
 from pointsman_cli.terminal import output_console, print_line, table
@@ -57,7 +58,12 @@ class _Samples:
 )
 @click.option("--speed", type=POSITIVE, default=1.0, show_default=True, help="Speed-up of a simulated engine.")
 @click.option(
-    "--api-key", envvar="POINTSMAN_ENGINE_API_KEY", default="", help="API key of the engine.", show_envvar=True
+    "--api-key",
+    envvar="POINTSMAN_ENGINE_API_KEY",
+    default="",
+    type=EngineKeysType(),
+    help="API key of the engine; of [INSTANCE=]KEY,... that of any instance.",
+    show_envvar=True,
 )
 @json_switch
 def calibrate_command(
@@ -76,8 +82,10 @@ def calibrate_command(
     """
     report = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
     try:
-        measuring = _measure(url, model, api_key=api_key, repeat=repeat, longest=longest, report=report)
-        target, samples = asyncio.run(measuring)
+        measuring = _measure(
+            url, model, api_key=EngineKeys(api_key).of(ANY), repeat=repeat, longest=longest, report=report
+        )
+        target, samples = run_command(measuring)
         calibration = _calibrated(target, samples, speed)
     except (EngineError, ValueError) as error:
         raise click.ClickException(str(error)) from error

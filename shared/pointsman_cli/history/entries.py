@@ -1,6 +1,5 @@
 """A recorded log, independent of its storage."""
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Iterator
 from contextlib import closing
@@ -18,6 +17,7 @@ from pointsman.primitives import Name, Sequence
 from pointsman.simulation.replay import BaseState
 from pointsman.simulation.replay.folding import FoundSettings, found_pool_settings
 from pointsman.state.state import PoolSettings
+from pointsman_cli.event_loop import command_runner
 from pointsman_cli.terminal import one_line
 
 T = TypeVar("T")
@@ -125,7 +125,7 @@ class History(ABC):
 
 
 def _in_loop(batches: AsyncGenerator[list[T], None]) -> Generator[list[T], None, None]:
-    with asyncio.Runner() as runner:
+    with command_runner() as runner:
         try:
             while batch := runner.run(anext(batches, [])):
                 yield batch

@@ -25,6 +25,7 @@ from pointsman.primitives import Sequence
 from pointsman.runtime.settings import FleetSettings
 from pointsman.simulation.replay import BaseState
 from pointsman_cli.command_client import NoAnswerError, connected_link, described
+from pointsman_cli.event_loop import command_runner
 from pointsman_cli.history.checkpoint import ExportedCheckpoint, proven
 from pointsman_cli.history.entries import Header, History, HistoryError
 
@@ -44,7 +45,7 @@ class LiveHistory(History):
     def __init__(self, settings: FleetSettings) -> None:
         self._settings = settings
         self.origin = f"the log of pool '{settings.pool}' at {settings.nats_shown}"
-        with asyncio.Runner() as runner:
+        with command_runner() as runner:
             self.extent = extent = runner.run(self._measured())
         self.header = Header(
             pool=settings.pool,
@@ -71,7 +72,7 @@ class LiveHistory(History):
     @cached_property
     def fleet(self) -> FleetDescribed | None:
         """Not with the credentials of a console, which may ask nobody."""
-        with asyncio.Runner() as runner:
+        with command_runner() as runner:
             return runner.run(self._described())
 
     @override
@@ -83,7 +84,7 @@ class LiveHistory(History):
         return self._first_proven(newest_first)
 
     def _first_proven(self, choose: Callable[[list[CheckpointLabel]], list[CheckpointLabel]]) -> BaseState | None:
-        with asyncio.Runner() as runner:
+        with command_runner() as runner:
             labels = runner.run(self._in_store(lambda store: store.labels()))
             for label in choose(labels):
                 content = runner.run(self._in_store(lambda store, label=label: store.load(label)))  # type: ignore[misc]

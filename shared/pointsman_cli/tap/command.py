@@ -1,6 +1,5 @@
 """`pointsman tap`: follows the log of a fleet and prints selected events."""
 
-import asyncio
 import os
 import sys
 from base64 import b64encode
@@ -13,6 +12,7 @@ from pointsman.primitives import Sequence
 from pointsman.runtime.settings import FleetSettings
 from pointsman_cli.command_client import connected_link
 from pointsman_cli.discovery import fleet_settings
+from pointsman_cli.event_loop import run_command
 from pointsman_cli.history.live import LiveHistory
 from pointsman_cli.history.time_options import NOW, SEQUENCE, Moment, moment_in, shortly_before
 from pointsman_cli.interruption import interruptible
@@ -69,7 +69,7 @@ def tap_command(
     begin, start = (None, 1) if since in (None, NOW) else _beginning(settings, since)
     end = None if until is None else _end(settings, until)
     with interruptible(endless=end is None):
-        asyncio.run(_tap(settings, printer, start, begin, end))
+        run_command(_tap(settings, printer, start, begin, end))
 
 
 class Printer:

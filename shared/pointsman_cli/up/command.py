@@ -1,6 +1,5 @@
 """The command `pointsman up`: checks settings and machine, makes the plan, and runs the session."""
 
-import asyncio
 import contextlib
 import os
 import secrets
@@ -36,9 +35,10 @@ from pointsman.runtime.environment_names import unknown_variables
 from pointsman.runtime.settings import PUBLIC_SECRET, SECRET, FleetSettings, command, nats_shown
 from pointsman.runtime.settings_file import SETTINGS, read_settings_file
 from pointsman_cli.discovery import data_dir_held
+from pointsman_cli.event_loop import run_command
 from pointsman_cli.options import CONSOLE_PORT
 from pointsman_cli.terminal import SeveralLinesError, output_console, say
-from pointsman_cli.up.addresses import EngineAddress, FurtherPool, refuse
+from pointsman_cli.up.addresses import EngineAddress, refuse
 from pointsman_cli.up.plan import SIMULATED_MODEL, FleetPlan, ports_needed
 from pointsman_cli.up.probe import ENGINE_ANSWER_SECONDS, accepts_connections, model_of
 from pointsman_cli.up.process_checks import check_processes
@@ -84,7 +84,7 @@ def up_command(settings: UpSettings) -> None:
     if settings.kind is CPU_ENGINES:
         checked(settings)
         _make_engine(EngineHome(default_directory().resolve()), _engines_max(settings), console)
-    sys.exit(asyncio.run(run_fleet(settings, Path(settings.data).resolve(), config and config.resolve(), console)))
+    sys.exit(run_command(run_fleet(settings, Path(settings.data).resolve(), config and config.resolve(), console)))
 
 
 async def run_fleet(settings: UpSettings, data: Path, config: Path | None, console: Console) -> int:
@@ -122,7 +122,7 @@ async def run_fleet(settings: UpSettings, data: Path, config: Path | None, conso
             further=tuple(further),
         )
         _say_ignored(console, check_processes(plan, processes(plan)))
-        await _check_models(further, settings.engine_api_key)
+        await _check_models(plan)
         await _check_nats(settings)
         if plan.console_port:
             _make_token(plan.console_token)
@@ -232,7 +232,8 @@ async def _leader_of(commands: Commands, pool: PoolName) -> str:
 
 async def _model(settings: UpSettings, engines: list[EngineAddress]) -> str:
     """The model by --model or the engines, which must all answer; empty if a command starts them."""
-    served = [await model_of(engine.url, api_key=settings.engine_api_key) for engine in engines]
+    keys = settings.engine_keys
+    served = [await model_of(engine.url, keys.of(f"engine-{number}")) for number, engine in enumerate(engines, 1)]
     if settings.model or not served:
         unasked = {SIMULATED_ENGINES: SIMULATED_MODEL, CPU_ENGINES: SERVED_MODEL}
         return settings.model or unasked.get(settings.kind, "")
@@ -243,10 +244,11 @@ async def _model(settings: UpSettings, engines: list[EngineAddress]) -> str:
     return served[0]
 
 
-async def _check_models(further: list[FurtherPool], api_key: str) -> None:
-    for pool in further:
-        for engine in pool.addresses:
-            if (served := await model_of(engine.url, api_key=api_key)) != pool.model:
+async def _check_models(plan: FleetPlan) -> None:
+    keys = plan.settings.engine_keys
+    for pool in plan.pools[1:]:
+        for name, engine in zip(pool.engine_names(), pool.engines, strict=False):  # none of simulated ones
+            if (served := await model_of(engine.url, keys.of(name))) != pool.model:
                 raise click.ClickException(f"the engine {engine.url} serves {served}, not {pool.model}: see --also")
 
 

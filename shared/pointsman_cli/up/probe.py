@@ -53,7 +53,7 @@ async def accepts_connections(url: str, *, timeout: float) -> bool:
     return True
 
 
-async def model_of(url: str, *, api_key: str) -> str:
+async def model_of(url: str, api_key: str) -> str:
     """The first model that an engine serves. Raises click.ClickException."""
     try:
         status, body = await http_get(f"{url}/v1/models", timeout=ENGINE_ANSWER_SECONDS, api_key=api_key)

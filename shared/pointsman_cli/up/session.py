@@ -131,8 +131,8 @@ class FleetSession:
         await asyncio.gather(*reports)
 
     async def _model_of_ours(self) -> str:
-        urls = [child.url for child in self._runner.children if child.role == "engine"]
-        return await model_of(urls[0], api_key=self._plan.settings.engine_api_key) if urls else ""
+        engine = next((child for child in self._runner.children if child.role == "engine"), None)
+        return await model_of(engine.url, self._plan.settings.engine_keys.of(engine.name)) if engine else ""
 
     async def _tick(self, live: Live | None) -> None:
         while live is not None:

@@ -12,6 +12,7 @@ from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES
 from pointsman.policies.scaling.roles import parse_split
 from pointsman.policies.setting_text import SettingTextError, parts_of
 from pointsman.runtime.embedded_nats import SYNC_INTERVAL
+from pointsman.runtime.engine_keys import EngineKeySettings
 from pointsman.runtime.settings import NATS, SECRET, TEXT, PoolNameType, setting
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 from pointsman_cli.options import CONSOLE_PORT
@@ -41,7 +42,7 @@ SERVICE_OF_KIND = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpSettings:
+class UpSettings(EngineKeySettings):
     """None: the service's default, or its table in the file."""
 
     instances: str = setting("4", "Engines to start, or MIN..MAX for a scaler.")
@@ -84,7 +85,6 @@ class UpSettings:
         None, "Command line of an engine, with placeholders {port}, {kv_events}, {index}, ... (docs/engines.md)."
     )
     engine_args: str = setting("", "More arguments of each engine started here.")
-    engine_api_key: str = setting("", "Key that the engines ask for (their --api-key).", secret=True)
     tokenizer: str | None = setting(
         None,
         "Directory with the model's tokenizer.json and chat template, or 'builtin'. Default: that of engines started "

@@ -1,5 +1,8 @@
 """Exit codes of commands that Ctrl-C ends: 0 only where the command would have run until then."""
 
+import signal
+import subprocess
+import sys
 from typing import NoReturn
 
 import pytest
@@ -34,3 +37,27 @@ def test_ctrl_c_is_no_success_of_a_command_that_had_an_end(
         monkeypatch.setattr(module, work, interrupted)
 
     assert CliRunner().invoke(main, arguments).exit_code == code
+
+
+SILENT_DNS = """
+import socket, sys, time
+def getaddrinfo(*_, **__):
+    print("asked", flush=True)
+    time.sleep(600)
+socket.getaddrinfo = getaddrinfo
+from pointsman_cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize("command", ["fleet", "tap", "doctor", "drain x", "keys list", "tenants show"])
+def test_ctrl_c_does_not_wait_for_a_name_that_no_dns_answers(command: str) -> None:
+    arguments = [sys.executable, "-c", SILENT_DNS, *command.split(), "--from", "nats://nats.nowhere.example:4222"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"asked\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) in (0, 130, 1)
+        finally:
+            process.kill()

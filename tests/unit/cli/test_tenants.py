@@ -91,6 +91,15 @@ def test_policies_that_replace_others_tell_also_what_is_gone() -> None:
     assert changes(None, TenantPolicies(default=TenantPolicy(weight=2.0))) == "default (weight 1 -> 2)"
 
 
+def test_long_names_in_a_change_are_cut() -> None:
+    policy = TenantPolicy(cache_group="g" * 1024)
+    told = changes(None, TenantPolicies(default=policy, tenants={Tenant("t" * 256): policy}))
+
+    assert "ttt..." in told
+    assert "ggg..." in told
+    assert len(told) < 300
+
+
 @pytest.mark.parametrize(("name", "told"), [("a b", True), ("alice", False), ("team/a@b", False)])
 def test_a_name_that_no_key_can_have_is_told(name: str, told: bool, capsys: pytest.CaptureFixture[str]) -> None:
     before = TenantPolicies()

@@ -17,6 +17,7 @@ from aiohttp.test_utils import TestServer
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.primitives import WallSeconds
+from pointsman.runtime.engine_keys import EngineKeys
 from pointsman.state.fleet import Fleet
 from pointsman_ingress.engine.client import EngineClient, EngineRequest
 from pointsman_ingress.engine.refusals import REFUSAL_BYTES_MAX
@@ -45,7 +46,11 @@ async def tokenizer() -> AsyncIterator[PromptTokenizer]:
             tokenizer=Tokenizer.builtin(),
             engine=lambda _adapter: None,
             engines=EngineClient(
-                session, ANY_URL, api_key="", forward_authorization=True, chunk_timeout_seconds=WallSeconds(60.0)
+                session,
+                ANY_URL,
+                keys=EngineKeys(""),
+                forward_authorization=True,
+                chunk_timeout_seconds=WallSeconds(60.0),
             ),
             clock=ScaledClock(),
         )

@@ -23,6 +23,7 @@ from pointsman.contracts.fleet import ANY_RANK
 from pointsman.contracts.requests import AttemptFailure
 from pointsman.primitives import InstanceId, WallSeconds
 from pointsman.runtime import span_attributes
+from pointsman.runtime.engine_keys import EngineKeys
 from pointsman.runtime.engine_urls import EngineUrls
 from pointsman.runtime.telemetry import ENGINE_URLS_REFUSED
 from pointsman.runtime.tracing import NO_SPAN, Span, trace_headers
@@ -111,7 +112,7 @@ class EngineClient:
         session: aiohttp.ClientSession,
         urls: EngineUrls,
         *,
-        api_key: str,
+        keys: EngineKeys,
         forward_authorization: bool,
         chunk_timeout_seconds: WallSeconds,
         direct: DirectSession | None = None,
@@ -125,8 +126,7 @@ class EngineClient:
         self._pace = StreamPace()
         self.seconds = SharedTimer(1.0)
         self._chunk_timeout_seconds = chunk_timeout_seconds
-        self._own_headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._key_headers = KEY_HEADERS if forward_authorization and not api_key else ()
+        self._keys = keys
         self._clients_trusted = forward_authorization
 
     async def send(self, request: EngineRequest) -> "EngineAnswer":
@@ -189,23 +189,29 @@ class EngineClient:
                 return answer.status, await answer.whole(bytes_max=bytes_max)
             return answer.status, await answer.refusal()
 
-    def is_unfit(self, status: int, headers: Headers) -> bool:
+    def is_unfit(self, status: int, instance: InstanceId, headers: Headers) -> bool:
         """Whether another engine may accept the request: this one refused our key, lacks the model or is overloaded."""
-        key_of_client = any(name in headers for name, _ in self._key_headers)
+        key_of_client = self._forwards_keys(instance) and any(name in headers for name, _ in KEY_HEADERS)
         return status in UNFIT_STATUSES or (status in KEY_STATUSES and not key_of_client)
 
-    def refused_own_key(self, status: int) -> bool:
+    def refused_own_key(self, status: int, instance: InstanceId) -> bool:
         """Whether an engine refused the operator's key, or none: no client could send one that helps."""
-        return status in KEY_STATUSES and not self._key_headers
+        return status in KEY_STATUSES and not self._forwards_keys(instance)
+
+    def _forwards_keys(self, instance: InstanceId) -> bool:
+        return self._clients_trusted and not self._keys.of(instance)
 
     def _headers(self, request: EngineRequest) -> dict[str, str]:
-        headers = {"content-type": request.content_type, "x-request-id": request.request_id, **self._own_headers}
+        headers = {"content-type": request.content_type, "x-request-id": request.request_id}
         if request.dp_rank != ANY_RANK:
             headers[RANK_HEADER] = str(request.dp_rank)
-        for name, sent_name in self._key_headers:
-            value = request.headers.get(name)
-            if value is not None:
-                headers[sent_name] = value.decode("latin-1")
+        if key := self._keys.of(request.instance):
+            headers["authorization"] = f"Bearer {key}"
+        elif self._clients_trusted:
+            for name, sent_name in KEY_HEADERS:
+                value = request.headers.get(name)
+                if value is not None:
+                    headers[sent_name] = value.decode("latin-1")
         traced = request.span.headers
         if not traced and self._clients_trusted:  # others would decide what the engines trace
             traced = trace_headers(request.headers)

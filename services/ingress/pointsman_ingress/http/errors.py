@@ -4,7 +4,6 @@ or engine addresses."""
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -13,6 +12,7 @@ from pointsman.contracts.overlap import OverlapRefusal, OverlapRefused
 from pointsman.contracts.reasons import FailReason, RejectReason, reject_answer
 from pointsman.contracts.tenants import RateLimits
 from pointsman.primitives import EngineSeconds, Seconds, Tokens
+from pointsman.runtime.openai_errors import openai_error
 
 NO_RETRY_HEADER = (b"x-should-retry", b"false")  # OpenAI's clients retry 408, 429 and 5xx
 REASON_HEADER = b"x-pointsman-reject-reason"
@@ -59,15 +59,6 @@ class ErrorShape:
         return self.event_head + data + b"\n\n"
 
 
-_OPENAI_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    429: "rate_limit_error",
-    502: "upstream_error",
-    503: "service_unavailable_error",
-}
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -80,11 +71,7 @@ _ANTHROPIC_TYPES = {
 
 
 def _openai_body(error: ApiError) -> bytes:
-    kind = error.openai_type or _OPENAI_TYPES.get(
-        error.status, "server_error" if error.status >= 500 else "invalid_request_error"
-    )
-    fields: dict[str, Any] = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
-    return _encode({"error": fields})
+    return openai_error(error.status, error.code, error.message, param=error.param, kind=error.openai_type)
 
 
 def _responses_event(error: ApiError, events: int) -> bytes:

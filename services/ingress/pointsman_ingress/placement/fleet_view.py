@@ -220,22 +220,27 @@ class FleetView:
             listener(term)
 
     def _update_models(self) -> None:
-        votes = Counter((name, adapter) for instance in self._schedulable for name, adapter in _names_of(instance))
+        schedulable = self._schedulable
+        alike = Counter((instance.model, instance.aliases, instance.adapters) for instance in schedulable)
+        votes = Counter[tuple[str, str]]()
+        for names, count in alike.items():
+            for named in _names_of(*names):
+                votes[named] += count
         offered: dict[str, Model] = {}
-        for instance in self._schedulable:
-            for name, adapter in _names_of(instance):
+        for names in alike:  # in the order of their first instances
+            for name, adapter in _names_of(*names):
                 if name not in offered or votes[name, adapter] > votes[name, offered[name].adapter]:
                     known = self._models.get(name)
                     since = known.since if known else self._newest_at
-                    offered[name] = Model(name, instance.model, adapter, since)
+                    offered[name] = Model(name, names[0], adapter, since)
         before, self._models = self._models, offered or self._models
         if before != self._models:
             for listener in self._model_listeners:
                 listener()
-        self._joined_block_tokens = next((i.block_tokens for i in self._schedulable), self._joined_block_tokens)
+        self._joined_block_tokens = next((i.block_tokens for i in schedulable), self._joined_block_tokens)
 
     def _report_ready(self) -> None:
-        if self._state.fleet.ready:
+        if any(i.status is Status.READY and i.role != "decode" for i in self.instances) or self._state.fleet.ready:
             self._board.restored("fleet")
         else:
             unschedulable = [f"{i.id} is unschedulable: {i.unschedulable}" for i in self.instances if i.unschedulable]
@@ -246,7 +251,7 @@ class FleetView:
         return State(PoolSettings(speed=self._clock.speed))
 
 
-def _names_of(instance: Instance) -> Iterator[tuple[str, str]]:
-    further = {**dict.fromkeys(instance.aliases, ""), **{adapter: adapter for adapter in instance.adapters}}
-    yield instance.model, ""
-    yield from ((name, adapter) for name, adapter in further.items() if name != instance.model)
+def _names_of(model: str, aliases: tuple[str, ...], adapters: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    further = {**dict.fromkeys(aliases, ""), **{adapter: adapter for adapter in adapters}}
+    yield model, ""
+    yield from ((name, adapter) for name, adapter in further.items() if name != model)
