@@ -108,7 +108,7 @@ def test_of_a_response_as_much_is_cached_as_was_predicted(client: OpenAI, more: 
         )
         assert raw.headers["x-pointsman-prefix"] == "exact"
         events = list(raw.parse())
-        assert events[-1].type == "response.completed"
+        assert events[-1].type in ("response.completed", "response.incomplete")  # of vLLM 0.32, and of 0.33
         usage = events[-1].response.usage
         assert usage is not None
         predicted.append(int(raw.headers["x-pointsman-cached-tokens"]))

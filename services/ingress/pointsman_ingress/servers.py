@@ -23,7 +23,7 @@ log = structlog.get_logger()
 ADMIN_OPTIONS = "--admin-host and --admin-port"
 CONNECTIONS_FEW = 500
 TLS_WEIGHT = 4
-"""Connections without TLS that take as much memory as one with: it keeps the largest read twice, up to 0.6 MB."""
+"""Connections without TLS that take as much memory as one with: it keeps 2.4 times the largest read, up to 0.6 MB."""
 LISTENING_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # heartbeat to the parent process
 
 

@@ -184,7 +184,8 @@ class Archive:
 
 @asynccontextmanager
 async def open_archive(url: str) -> AsyncIterator[Archive]:
-    """Connects when used. Its end ends what SQLite runs. Raises click.BadParameter for a URL without an installed async driver."""
+    """Connects when used. Its end ends what SQLite runs. Raises click.BadParameter for a URL without an installed async
+    driver."""
     try:
         parsed = make_url(url)
         engine = create_async_engine(parsed, pool_pre_ping=True)

@@ -70,8 +70,8 @@ class Checkpointer:
         """Of the last try, which may have been stored though it failed."""
         self._saved_at = WallSeconds(0.0)
         self._passed_over: frozenset[CheckpointLabel] = frozenset()
-        """Newer than where the fold began: unreadable, or beyond the end of a log that lost its tail. Another process's would have
-        been taken."""
+        """Newer than where the fold began, which could not be used: unreadable, or beyond the end of a log that lost its
+        tail."""
         self._not_before = WallSeconds(0.0)
 
     async def run(self) -> None:

@@ -1,5 +1,6 @@
-"""Connections to engines over HTTP, for ingresses and workers, and to an OIDC issuer. aiohttp's own skip any number of heads of status 1xx, and
-meanwhile hold up the event loop; and they bound each header and the number of headers, not all headers together."""
+"""Connections to engines over HTTP, for ingresses and workers, and to an OIDC issuer. aiohttp's own skip any number of
+heads of status 1xx, and meanwhile hold up the event loop; and they bound each header and the number of headers, not all
+headers together."""
 
 from collections.abc import Callable
 from functools import partial
@@ -31,8 +32,8 @@ class EngineConnector(aiohttp.TCPConnector):
 
     @override
     async def connect(self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout) -> Connection:
-        """Raises TimeoutError; where this process stood still meanwhile, only after STALLED_MAX further attempts: its timers are due
-        before it looks whether the engine has answered."""
+        """Raises TimeoutError; where this process stood still meanwhile, only after STALLED_MAX further attempts: its timers
+        are due before it looks whether the engine has answered."""
         for _ in range(STALLED_MAX):
             began = self._loop.time()
             try:

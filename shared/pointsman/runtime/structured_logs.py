@@ -53,8 +53,8 @@ def _printable(_logger: object, _name: str, event: EventDict) -> EventDict:
 
 
 def _open_standard_streams() -> None:
-    """Those that whoever started the process has closed. A socket would get such a number, and libuv ends the process when it
-    closes a socket of that number."""
+    """Those that whoever started the process has closed. A socket would get such a number, and libuv ends the process when
+    it closes a socket of that number."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)

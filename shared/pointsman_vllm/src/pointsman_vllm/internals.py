@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
-TESTED_VERSIONS = ("0.32.",)
+TESTED_VERSIONS = ("0.32.", "0.33.")
 
 logger = logging.getLogger("vllm.pointsman")
 
