@@ -59,8 +59,8 @@ class Wait:
         ahead: EngineSeconds,
         overtaken: EngineSeconds = 0.0,
     ) -> EngineSeconds:
-        """Divide what was spent at the last instance among work, given in seconds by the cost model. Returns what exceeds the
-        usual pace, if that is slow."""
+        """Divide what was spent at the last instance among work, given in seconds by the cost model. Returns what exceeds
+        the usual pace, if that is slow."""
         work = own + missed + ahead + overtaken
         if not work or not spent:
             return 0.0
@@ -74,8 +74,8 @@ class Wait:
     def blame_for(
         self, excess: EngineSeconds, *, log_slow: EngineSeconds, is_whole_answer: bool, learned: float
     ) -> None:
-        """Divide that: a leader that does not learn what ended holds requests back; an answer that is not streamed comes with
-        its last token, and its engine is slow no further than by its `learned` pace of prefills."""
+        """Divide what exceeds the usual pace: a leader that does not learn what ended holds requests back; an answer that
+        is not streamed comes with its last token, and its engine is slow no further than by its `learned` pace of prefills."""
         self.log_slow = min(excess, log_slow)
         excess -= self.log_slow
         if is_whole_answer:
