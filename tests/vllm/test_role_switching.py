@@ -25,7 +25,10 @@ ROLES = {"e1": "prefill", "e2": "prefill", "e3": "decode"}
 WANTED = {"prefill": 0.9, "kv": 0.002, "window_s": 20.0}
 """A decode instance with 90 tokens in its KV cache is as busy as wanted."""
 CLIENTS, SWITCH_SECONDS_MAX = 3, 120.0
-TEXT = "The history of the lighthouse at the mouth of the river begins with a storm. " * 5 + "The history of the lighthouse"
+TEXT = (
+    "The history of the lighthouse at the mouth of the river begins with a storm. " * 5
+    + "The history of the lighthouse"
+)
 
 
 @pytest.fixture(scope="module")
