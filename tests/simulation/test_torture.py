@@ -40,7 +40,7 @@ FURTHER = tuple(seed for seed in range(1, 51) if seed not in SEEDS)
 """Run only while something to be judged is missing: each change that draws other random numbers shifts the seeds."""
 SEEDS_A_TEST = 4
 HUNDRED = range(1, 101)
-OF_DEFECTS = (15, *range(101, 121), 331)
+OF_DEFECTS = (15, *range(101, 121), 913)
 """Where planted defects are looked for; all clean without them."""
 ALL_SEEDS_SECONDS = 600
 """Timeout of a test that needs the verdicts of all SEEDS: it runs them itself when it is run alone."""
@@ -186,7 +186,7 @@ _hear_election = SchedulerClient._on_election
         (StateParts, "current", _ignoring_epochs, tuple(FAULTS), 101),
         (holdings, "_next_cache_event", _applying_again, tuple(FAULTS), 101),
         (Promises, "promise", _promising_nothing, tuple(FAULTS), 15),
-        (RecentDecisions, "first_time", _counting_again, tuple(FAULTS), 331),
+        (RecentDecisions, "first_time", _counting_again, tuple(FAULTS), 913),
         (SchedulerClient, "_on_election", _forgetting_terms, ("stale leader", "ambush", "bad network"), 15),
         (_Evaluation, "_consecutive_failures", _ejecting_soon, ("engine errors", "engine hangs"), 104),
     ],

@@ -41,6 +41,8 @@ from pointsman_lab.torture.pool_records import (
 CONFIRMED_SECONDS: EngineSeconds = 2.0
 """Wall seconds for which a prompt is promised after its first token."""
 DELIVERED_SECONDS: EngineSeconds = 45.0
+SETTLED_SECONDS: EngineSeconds = 0.25
+"""Wall seconds that what was delivered may count beyond its end: it is looked through that often."""
 WRONG_SECONDS: EngineSeconds = 60.0
 """An end that is so far ahead was dated by a wrong clock."""
 HELD_UP_SECONDS_MIN, HELD_UP_SECONDS_MAX = 0.25, 10.0
@@ -69,7 +71,7 @@ class PoolRequests(PoolFigures):
         wrong = now + WRONG_SECONDS * self.speed
         while self._confirming and not now < (self._confirming[0].until or 0.0) <= wrong:
             self._release(self._confirming.pop(0))
-        while self._delivered and (self._delivered[0].until or 0.0) <= now:
+        while self._delivered and (self._delivered[0].until or 0.0) + SETTLED_SECONDS * self.speed <= now:
             self._delivered.pop(0)
 
     def _evict(self, event: CacheEvent) -> None:
