@@ -4,7 +4,7 @@ wait at an engine with room. Uses nothing of `pointsman.policies`: which instanc
 
 from collections.abc import Callable, Collection, Iterator
 
-from pointsman.contracts.decisions import LeaderElected, RequestPlaced, RequestRejected
+from pointsman.contracts.decisions import LeaderElected, RequestHandedOver, RequestPlaced, RequestRejected
 from pointsman.contracts.fleet import InstanceUnejected
 from pointsman.contracts.requests import RequestEvent
 from pointsman.primitives import EngineSeconds, InstanceId, Sequence
@@ -88,7 +88,8 @@ class _Term(DecisionRules):
             return
         self._apply_displaced()
         self._model.apply(event)
-        self._touch(event)
+        if not isinstance(event, RequestHandedOver):  # makes no room for those that wait where it goes
+            self._touch(event)
 
     def _apply_displaced(self) -> None:
         if self._displaced is not None:

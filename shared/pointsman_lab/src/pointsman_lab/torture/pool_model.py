@@ -114,6 +114,7 @@ class PoolModel(PoolRequests):
                 self.term = max(self.term, event.term if sequence else 0)
             case _:
                 pass
+        self._forget_departed()
         return True
 
     def _dated(self, event: LogEvent) -> LogEvent:
@@ -218,6 +219,13 @@ class PoolModel(PoolRequests):
         self._delivered = [told for told in self._delivered if told.instance != instance]
         self.learned.pop(instance, None)
         self.paces.pop(instance, None)
+
+    def _forget_departed(self) -> None:
+        """What the last requests taught at an instance that is not there."""
+        departed = (self.paces.keys() | self.learned.keys()) - self.instances.keys()
+        for name in departed - {place for r in self.requests.values() for place in (r.instance, r.decode)}:
+            self._forget(name)
+            self.health.left(name)
 
     def _eject(self, instance: ModelledInstance, event: InstanceEjected | InstanceUnejected) -> None:
         if event.stamp is not None:
