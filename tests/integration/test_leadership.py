@@ -20,6 +20,7 @@ from pointsman.contracts.requests import RequestArrived
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import (
+    CheckpointLabel,
     CommandHandler,
     CommandTimeoutError,
     EventLog,
@@ -509,14 +510,19 @@ async def test_a_start_from_a_checkpoint_reads_only_what_came_after_it() -> None
             assert follower.state.index.blocks(InstanceId("a")) == 59
 
 
-@pytest.mark.parametrize("how", ["damaged", "other form", "recreated", "rewritten", "expired"])
-@in_virtual_time
-async def test_a_checkpoint_that_does_not_fit_is_passed_over(how: str) -> None:
+async def _with_a_checkpoint() -> tuple[World, dict[CheckpointLabel, bytes]]:
+    """And the store's one checkpoint, for tests to damage."""
     world = World()
     await world.append(joined("a", at=world.clock.now()), *(stored("a", n, [n]) for n in range(1, 10)))
     async with world.checkpointer(events=10):
         await eventually(lambda: world.newest())
-    kept = world.broker.checkpoints._kept
+    return world, world.broker.checkpoints._kept
+
+
+@pytest.mark.parametrize("how", ["damaged", "other form", "recreated", "rewritten", "expired"])
+@in_virtual_time
+async def test_a_checkpoint_that_does_not_fit_is_passed_over(how: str) -> None:
+    world, kept = await _with_a_checkpoint()
     ((label, content),) = kept.items()
     match how:
         case "damaged":
@@ -548,11 +554,7 @@ async def test_checkpoints_are_taken_though_the_newest_cannot_be_used(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpointing, "REST_WALL_SECONDS", 0.01)
-    world = World()
-    await world.append(joined("a", at=world.clock.now()), *(stored("a", n, [n]) for n in range(1, 10)))
-    async with world.checkpointer(events=10):
-        await eventually(lambda: world.newest())
-    kept = world.broker.checkpoints._kept
+    world, kept = await _with_a_checkpoint()
     ((label, content),) = kept.items()
     if how == "damaged":
         kept[label] = content[:-1]

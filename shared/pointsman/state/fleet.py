@@ -250,6 +250,12 @@ class Fleet:
         return (self._roster or self._made_roster()).ready
 
     @property
+    def any_ready(self) -> bool:
+        """Whether there is one in `ready`. Most often known without listing who serves."""
+        taking = any(i.status is Status.READY and i.role != "decode" for i in self._instances.values())
+        return taking or bool(self.ready)
+
+    @property
     def decoders(self) -> tuple[InstanceId, ...]:
         """Instances that decode, sorted by name, chosen like `ready`."""
         return (self._roster or self._made_roster()).decoders

@@ -39,7 +39,7 @@ from pointsman_cli.event_loop import run_command
 from pointsman_cli.options import CONSOLE_PORT
 from pointsman_cli.terminal import SeveralLinesError, output_console, say
 from pointsman_cli.up.addresses import EngineAddress, refuse
-from pointsman_cli.up.plan import SIMULATED_MODEL, FleetPlan, ports_needed
+from pointsman_cli.up.plan import SIMULATED_MODEL, FleetPlan, engine_name, ports_needed
 from pointsman_cli.up.probe import ENGINE_ANSWER_SECONDS, accepts_connections, model_of
 from pointsman_cli.up.process_checks import check_processes
 from pointsman_cli.up.processes import processes
@@ -233,7 +233,7 @@ async def _leader_of(commands: Commands, pool: PoolName) -> str:
 async def _model(settings: UpSettings, engines: list[EngineAddress]) -> str:
     """The model by --model or the engines, which must all answer; empty if a command starts them."""
     keys = settings.engine_keys
-    served = [await model_of(engine.url, keys.of(f"engine-{number}")) for number, engine in enumerate(engines, 1)]
+    served = [await model_of(engine.url, keys.of(engine_name(number))) for number, engine in enumerate(engines, 1)]
     if settings.model or not served:
         unasked = {SIMULATED_ENGINES: SIMULATED_MODEL, CPU_ENGINES: SERVED_MODEL}
         return settings.model or unasked.get(settings.kind, "")

@@ -23,6 +23,10 @@ OWN_SET = ENVIRONMENT_PREFIX + "SET"
 FURTHER_SERVICES = ("scheduler", "rebalancer", "recorder")
 
 
+def engine_name(number: int) -> str:
+    return f"engine-{number}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessPlan:
     """`script` is a console script of Pointsman or, if `foreign`, a program in PATH."""
@@ -137,9 +141,8 @@ class FleetPlan:
         return self.engine_names()
 
     def engine_names(self) -> list[str]:
-        return [
-            f"{self.prefix}engine-{number}" for number in range(1, (len(self.engines) or self.settings.engines) + 1)
-        ]
+        count = len(self.engines) or self.settings.engines
+        return [f"{self.prefix}{engine_name(number)}" for number in range(1, count + 1)]
 
     def worker_names(self) -> list[str]:
         """Instances of this pool that may join: also those of a scaler, which takes the next free name."""

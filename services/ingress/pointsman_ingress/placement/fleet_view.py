@@ -240,7 +240,7 @@ class FleetView:
         self._joined_block_tokens = next((i.block_tokens for i in schedulable), self._joined_block_tokens)
 
     def _report_ready(self) -> None:
-        if any(i.status is Status.READY and i.role != "decode" for i in self.instances) or self._state.fleet.ready:
+        if self._state.fleet.any_ready:
             self._board.restored("fleet")
         else:
             unschedulable = [f"{i.id} is unschedulable: {i.unschedulable}" for i in self.instances if i.unschedulable]
