@@ -460,6 +460,19 @@ def test_a_clock_that_is_ahead_is_found_and_measured(tmp_path: Path) -> None:
     assert re.fullmatch(r"worker engine-2 is 2\.[3-7] s ahead", skewed["evidence"][0])
 
 
+@pytest.mark.parametrize("of", ["an ingress, ahead", "an ingress, behind", "a worker"])
+def test_a_wrong_clock_makes_no_events_late_neither_its_own_nor_others(
+    of: str, healthy: Entries, tmp_path: Path
+) -> None:
+    ahead = -40.0 if of.endswith("behind") else 40.0
+    wrong = ServedLog(skew={"engine-2": ahead}).entries if of == "a worker" else with_ingress_clock(healthy, ahead)
+    _, findings = diagnosed(wrong, tmp_path)
+
+    told = [finding["what"] for finding in findings if finding["area"] == "clocks"]
+    assert len(told) == 1
+    assert "clocks differ" in told[0]
+
+
 @pytest.mark.parametrize("place", [0, 300])
 def test_an_event_with_a_wrong_clock_makes_no_request_overdue_and_no_other_event_late(
     healthy: Entries, tmp_path: Path, place: int
