@@ -44,7 +44,8 @@ from pointsman.contracts.subjects import subject_of
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName, RequestId, Sequence, Term
-from pointsman.state.state import PoolSettings
+from pointsman.state.state import PoolSettings, State
+from pointsman_cli.console.log.observer import Observer
 from pointsman_cli.discovery import fleet_as_given
 from pointsman_cli.doctor import examination
 from pointsman_cli.doctor.balance import Balance
@@ -254,6 +255,21 @@ def test_a_request_that_an_ingress_placed_before_its_leader_refused_it_ended_onc
 
     assert not any("ended twice" in what for what in once)
     assert "1 requests ended twice" in twice
+
+
+@pytest.mark.parametrize(("placed_at", "is_alone"), [("engine-1", False), ("engine-2", True), ("", True)])
+def test_what_an_ingress_tells_a_new_leader_of_requests_at_engines_was_not_placed_alone(
+    placed_at: str, *, is_alone: bool
+) -> None:
+    by_ingress = RequestGranted(at=4.0, request=RequestId("r-1"), instance=ENGINE, attempt=1)
+    known: list[LogEvent] = [asked(1, 10), placed("r-1", placed_at, at=1.0)] if placed_at else []
+    log = [joined("engine-1"), joined("engine-2"), *known, by_ingress]
+    console = Observer(State(PoolSettings()))
+    for number, event in enumerate(log, 1):
+        console.apply(LogEntry(number, "pm.default.any", b"", event))
+
+    assert any("placed by ingresses alone" in f.what for f in examined(log, Requests).findings) == is_alone
+    assert bool(console.minute.placed_alone) == is_alone
 
 
 def _slow_and_forgetful() -> Entries:
