@@ -543,6 +543,18 @@ async def test_a_follower_that_reads_a_large_checkpoint_after_the_log_went_back_
         await eventually(lambda: follower._board.whole)
 
 
+@in_virtual_time
+async def test_a_start_waits_for_no_checkpoint_of_entries_that_a_restored_log_has_no_more() -> None:
+    world, _ = await _with_a_checkpoint()
+    world.broker.drop_before(3)
+    world.broker.lose_after(await world.newest() - 4)
+    begun = world.clock.wall()
+    async with world.scheduler("one") as one:
+        await eventually(lambda: one.leading)
+
+        assert world.clock.wall() - begun < WallSeconds(10.0)
+
+
 @pytest.mark.parametrize("how", ["damaged", "other form", "recreated", "rewritten", "expired"])
 @in_virtual_time
 async def test_a_checkpoint_that_does_not_fit_is_passed_over(how: str) -> None:
