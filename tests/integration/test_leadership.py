@@ -38,10 +38,11 @@ from pointsman.runtime.supervision import Supervisor
 from pointsman.state.checkpoint import state_digest
 from pointsman.state.state import State
 from pointsman_lab.memory.log import MemoryLog
+from pointsman_lab.memory.stores import MemoryCheckpoints
 from pointsman_scheduler import checkpointing, leader
 from pointsman_scheduler.checkpointer import checkpointer_over
 from pointsman_scheduler.checkpointing import Cadence
-from pointsman_scheduler.leader import ELECTION_RETRY_WALL_SECONDS, Candidacy
+from pointsman_scheduler.leader import ELECTION_RETRY_WALL_SECONDS, LEADERSHIP, Candidacy
 from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.policy_config import empty_state
 from pointsman_scheduler.replica import Replica
@@ -517,6 +518,41 @@ async def _with_a_checkpoint() -> tuple[World, dict[CheckpointLabel, bytes]]:
     async with world.checkpointer(events=10):
         await eventually(lambda: world.newest())
     return world, world.broker.checkpoints._kept
+
+
+@in_virtual_time
+async def test_a_follower_that_reads_a_large_checkpoint_after_the_log_went_back_is_not_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, _ = await _with_a_checkpoint()
+    read, load = asyncio.Event(), MemoryCheckpoints.load
+
+    async def slowly(store: MemoryCheckpoints, label: CheckpointLabel) -> bytes | None:
+        await read.wait()
+        return await load(store, label)
+
+    async with world.scheduler("leader"), world.scheduler("follower") as follower:
+        await eventually(lambda: follower._board.whole)
+        monkeypatch.setattr(MemoryCheckpoints, "load", slowly)
+        world.broker.lose_after(await world.newest())
+        await asyncio.sleep(5.0)
+        lacks = dict(follower._board.lacks)
+        read.set()
+
+        assert lacks == {LEADERSHIP: "folding the log"}
+        await eventually(lambda: follower._board.whole)
+
+
+@in_virtual_time
+async def test_a_start_waits_for_no_checkpoint_of_entries_that_a_restored_log_has_no_more() -> None:
+    world, _ = await _with_a_checkpoint()
+    world.broker.drop_before(3)
+    world.broker.lose_after(await world.newest() - 4)
+    begun = world.clock.wall()
+    async with world.scheduler("one") as one:
+        await eventually(lambda: one.leading)
+
+        assert world.clock.wall() - begun < WallSeconds(10.0)
 
 
 @pytest.mark.parametrize("how", ["damaged", "other form", "recreated", "rewritten", "expired"])

@@ -501,6 +501,25 @@ async def test_a_log_of_which_the_database_lost_all_is_recorded_from_its_beginni
         ]
 
 
+@pytest.mark.parametrize("lost", ["events", "dead_letters", "events, dead_letters, logs, gaps"])
+async def test_tables_that_were_dropped_are_made_again_and_what_they_held_is_read_again(url: str, lost: str) -> None:
+    """As after a failover to a database that was made anew."""
+    log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
+    async with archive_at(url) as archive, recording_into(archive, log, HealthBoard()) as recorder:
+        for number in range(1, 11):
+            await log.append(joined(f"engine-{number}"))
+        await eventually(lambda: recorder.archived_sequence == 10)
+        await run(archive, "DROP VIEW requests")
+        for table in lost.split(", "):
+            await run(archive, f"DROP TABLE {table}")
+        await log.append(joined("engine-11"))
+        await eventually(lambda: recorder.archived_sequence == 11)
+
+        assert await ask(archive, "SELECT count(*), min(sequence), max(sequence) FROM events") == [(11, 1, 11)]
+        assert await ask(archive, "SELECT log FROM logs") == [("memory-1",)]
+        assert await ask(archive, "SELECT * FROM dead_letters, gaps, requests") == []
+
+
 @asynccontextmanager
 async def slow_inserts(file: Path, wait: Callable[[], object]) -> AsyncIterator[Archive]:
     """Of events. `wait`: by each, in the thread of the database."""

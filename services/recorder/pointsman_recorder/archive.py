@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from pointsman.adapters.owner_only import OWNER_ONLY, OWNER_ONLY_DIRECTORY, tighten
 from pointsman.primitives import Sequence
-from pointsman_recorder.database_errors import RefusedError, SetBackError, is_about_data
+from pointsman_recorder.database_errors import RefusedError, SetBackError, is_about_a_lost_table, is_about_data
 from pointsman_recorder.preparing import prepare
 from pointsman_recorder.schema import ENTRY_TABLES, dead_letters, events, gaps, logs, requests_view
 
@@ -141,6 +141,8 @@ class Archive:
         except DBAPIError as error:
             if is_about_data(error):
                 raise RefusedError(str(error.orig)) from error
+            if is_about_a_lost_table(error):
+                raise SetBackError(f"the archive has lost a table: {error.orig}") from error
             raise
 
     def wal_bytes(self) -> int:

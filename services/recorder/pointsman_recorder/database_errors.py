@@ -8,6 +8,7 @@ DATABASE_ERRORS = (SQLAlchemyError, sqlite3.Error, OSError)
 """What a database raises that does not answer. SQLAlchemy translates no errors of a driver that is used directly."""
 SQLSTATE_OF_DATA = "22"
 """Class of the errors about a value. Of asyncpg's errors SQLAlchemy makes no DataError."""
+SQLSTATE_NO_TABLE = "42P01"
 
 
 class UnusableDatabaseError(Exception):
@@ -19,7 +20,8 @@ class RefusedError(Exception):
 
 
 class SetBackError(Exception):
-    """The database lacks what it had confirmed: a replica that was behind took over, or a backup was restored."""
+    """The database lacks what it had confirmed: a replica that was behind took over, a backup was restored, or it
+    was made anew."""
 
 
 def reason_of(error: Exception) -> str:
@@ -29,6 +31,10 @@ def reason_of(error: Exception) -> str:
 
 def is_about_data(error: DBAPIError) -> bool:
     return isinstance(error, DataError) or sqlstate(error).startswith(SQLSTATE_OF_DATA)
+
+
+def is_about_a_lost_table(error: DBAPIError) -> bool:
+    return sqlstate(error) == SQLSTATE_NO_TABLE or str(error.orig).startswith("no such table")
 
 
 def sqlstate(error: DBAPIError) -> str:

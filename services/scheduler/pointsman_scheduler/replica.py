@@ -12,14 +12,19 @@ from pointsman.state.state import State
 class Replica:
     def __init__(self, state: State, pool: str) -> None:
         self.state = state
-        self._end: Sequence = 0
+        self._end: Sequence | None = 0
+        """None: where the fold starts is not known yet."""
         self._read = asyncio.Event()
         self._dead_letters = DeadLetterWatch(pool)
 
     @property
     def caught_up(self) -> bool:
         """Whether it has read all that the log held when the fold started."""
-        return self.state.sequence >= self._end
+        return self._end is not None and self.state.sequence >= self._end
+
+    def stop(self) -> None:
+        """Until `restart`: the log does not continue the State."""
+        self._end = None
 
     def restart(self, start: StartPoint) -> None:
         self.state = start.state

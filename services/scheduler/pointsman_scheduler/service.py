@@ -151,6 +151,7 @@ class SchedulerService:
 
     async def run(self) -> None:
         while True:
+            self._replica.stop()
             start = await self._recovery.begin()
             try:
                 async with asyncio.TaskGroup() as tasks:

@@ -32,6 +32,8 @@ log = structlog.get_logger()
 
 RETRY_WALL_SECONDS: WallSeconds = WallSeconds(0.1)
 CHECKPOINT_WAIT_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
+AHEAD_WALL_SECONDS_MAX: WallSeconds = WallSeconds(5.0)
+"""If the log then still lacks a checkpoint's entries, it went back: it was restored, or has lost its tail."""
 SHORT_LOG_ENTRIES = 50_000
 """Folded within seconds, sooner than a store that is away answers again."""
 UNREADABLE = "it could not be read"
@@ -109,6 +111,8 @@ class Recovery:
         self._empty_state = empty_state
         self._loads = loads
         self._unfit: set[CheckpointLabel] = set()
+        self._ahead: dict[CheckpointLabel, WallSeconds] = {}
+        """Since when the log is known to lack their entries."""
         self._others: dict[UnusableCheckpoints, set[CheckpointLabel]] = {}
         """Of other folds, newest first, by why; only `unavailable` if none could be read in time."""
         self.form = checkpoint_form(empty_state())
@@ -220,7 +224,10 @@ class Recovery:
 
     def _is_newer_than(self, extent: LogExtent, label: CheckpointLabel) -> bool:
         same = self._has_form(label) and label.identity == extent.identity
-        return same and label not in self._unfit and label.as_of > extent.last
+        if not same or label in self._unfit or label.as_of <= extent.last:
+            return False
+        now = self._clock.wall()
+        return now - self._ahead.setdefault(label, now) < AHEAD_WALL_SECONDS_MAX
 
     def _unfitness(self, label: CheckpointLabel, extent: LogExtent) -> str:
         if label in self._unfit:

@@ -21,6 +21,8 @@ FILL = 12
 """Entries per bucket at which their number doubles."""
 GROWN, GROWN_MIN = 8, 64
 """New buckets for each key inserted, and for each call."""
+FILLED_AT_ONCE = 65_536
+"""Buckets: all at once would be in memory several times."""
 
 
 class KeyTable:
@@ -112,10 +114,16 @@ class KeyTable:
 
         count = max(BUCKETS_MIN, 1 << (len(keys) * 4 // (FILL * 3)).bit_length())
         slots = keys & np.uint64(count - 1)
+        ends = np.cumsum(np.bincount(slots.astype(np.int64), minlength=count))
         order = np.argsort(slots, kind="stable")
-        entries = np.stack((keys, places), axis=1)[order].astype("<u8").tobytes()
-        ends = (np.cumsum(np.bincount(slots.astype(np.int64), minlength=count)) * ENTRY).tolist()
-        self._buckets = [entries[start:end] for start, end in pairwise([0, *ends])]
+        del slots
+        self._buckets = []
+        for first in range(0, count, FILLED_AT_ONCE):
+            bounds = [int(ends[first - 1]) if first else 0, *ends[first : first + FILLED_AT_ONCE].tolist()]
+            part = order[bounds[0] : bounds[-1]]
+            entries = np.stack((keys[part], places[part]), axis=1).astype("<u8", copy=False).tobytes()
+            cuts = [ENTRY * (bound - bounds[0]) for bound in bounds]
+            self._buckets += [entries[start:end] for start, end in pairwise(cuts)]
         self._mask, self._entries = count - 1, len(keys)
 
     def _slot(self, key: BlockKey) -> int:

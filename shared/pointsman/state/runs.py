@@ -228,13 +228,10 @@ class Runs:
 
         counts = np.frombuffer(lengths, np.uint32).astype(np.int64)
         starts = np.cumsum(counts) - counts
-        places = (
-            np.arange(len(content) // KEY_BYTES)
-            - np.repeat(starts, counts)
-            + np.repeat(np.arange(len(counts)) << 32, counts)
-        )
+        places = np.arange(len(content) // KEY_BYTES)
+        places += np.repeat((np.arange(len(counts)) << 32) - starts, counts)
         keys = np.frombuffer(content, "<u8")
-        self.table.fill(keys, places.astype(np.uint64))
+        self.table.fill(keys, places.view(np.uint64))
         if doubled:
             once, often = np.unique(keys, return_counts=True)
             self.doubled = set(once[often > 1].tolist())

@@ -28,6 +28,10 @@ WRITERS_MAX = 256
 LEADER = "scheduler"
 
 
+_Kind = tuple[str, str]
+"""An event's type and its writer."""
+
+
 class Clocks(Examiner):
     area = "clocks"
 
@@ -36,9 +40,9 @@ class Clocks(Examiner):
         self._leader_at: EngineSeconds | None = None
         self._open: dict[str, EngineSeconds] = {}
         self._skews: dict[str, Sample[EngineSeconds]] = {}
-        self._late: Counter[str] = Counter()
-        self._latest: dict[str, EngineSeconds] = {}
-        self._events: Counter[str] = Counter()
+        self._late: Counter[_Kind] = Counter()
+        self._latest: dict[_Kind, EngineSeconds] = {}
+        self._events: Counter[_Kind] = Counter()
 
     @override
     def before(self, event: LogEvent, state: State) -> None:
@@ -53,13 +57,14 @@ class Clocks(Examiner):
             self._open.setdefault(writer, event.at)
 
     def _note_lateness(self, event: LogEvent, writer: str) -> None:
-        name = f"{type(event).__name__} of {writer}"
-        lateness = self.wall(self.time.now - event.at) if self.time.is_led else 0.0
-        if len(self._events) < 8 * WRITERS_MAX or name in self._events:
-            self._events[name] += 1
+        """By the leader's clock: another may be ahead."""
+        kind = (type(event).__name__, writer)
+        lateness = self.wall(self._leader_at - event.at) if self._leader_at is not None else 0.0
+        if len(self._events) < 8 * WRITERS_MAX or kind in self._events:
+            self._events[kind] += 1
             if lateness > LATE_WALL_SECONDS:
-                self._late[name] += 1
-                self._latest[name] = max(lateness, self._latest.get(name, 0.0))
+                self._late[kind] += 1
+                self._latest[kind] = max(lateness, self._latest.get(kind, 0.0))
 
     def _close_brackets(self, now: EngineSeconds) -> None:
         before, self._open, found = self._leader_at, {}, self._open
@@ -92,15 +97,17 @@ class Clocks(Examiner):
                 [f"{w} is {abs(s):.1f} s {'ahead' if s > 0 else 'behind'}" for w, s in sorted(far.items())],
                 "Synchronise the machines' clocks (NTP): decisions allow for the difference, but dates of logs and traces disagree.",
             )
-        yield from self._lateness()
+        yield from self._lateness({kind for kind in self._events if kind[1] in far})
 
-    def _lateness(self) -> Iterator[Finding]:
-        if not self._late:
+    def _lateness(self, unjudged: set[_Kind]) -> Iterator[Finding]:
+        """`unjudged`: of clocks that are wrong."""
+        late = Counter({kind: count for kind, count in self._late.items() if kind not in unjudged})
+        if not late:
             return
-        share = self._late.total() / max(1, self._events.total())
+        share = late.total() / sum(count for kind, count in self._events.items() if kind not in unjudged)
         yield self.finding(
             Severity.WARNING if share > LATE_SHARE_MAX else Severity.NOTE,
-            f"{self._late.total():,} events ({share:.1%}) came more than {LATE_WALL_SECONDS:.0f} s after later ones",
-            [f"{n:,} {name}, up to {self._latest[name]:.1f} s" for name, n in self._late.most_common(5)],
+            f"{late.total():,} events ({share:.1%}) came more than {LATE_WALL_SECONDS:.0f} s after later ones",
+            [f"{n:,} {kind[0]} of {kind[1]}, up to {self._latest[kind]:.1f} s" for kind, n in late.most_common(5)],
             "Their writers were slow or could not reach nats-server for a while. Decisions in between were made without them.",
         )

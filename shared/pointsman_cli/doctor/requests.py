@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing_extensions import override
 
 from pointsman.analysis.client_faults import is_clients_fault
+from pointsman.analysis.placed_alone import is_placed_alone
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import RequestEnd, RequestGranted, RequestRejected
+from pointsman.contracts.decisions import RequestEnd, RequestRejected
 from pointsman.contracts.reasons import TENANT_LIMITS, CancelCause, RejectReason
 from pointsman.contracts.requests import RequestCancelled, RequestFailed, RequestFinished, is_given_up
 from pointsman.primitives import EngineSeconds, RequestId
@@ -68,7 +69,7 @@ class Requests(Examiner):
 
     @override
     def before(self, event: LogEvent, state: State) -> None:
-        if isinstance(event, RequestGranted) and event.stamp is None:
+        if is_placed_alone(event, state):
             self._alone_from = event.at if not self._alone else self._alone_from
             self._alone, self._alone_to = self._alone + 1, event.at
             if state.workload.end_of(event.request) == RequestRejected.__name__:

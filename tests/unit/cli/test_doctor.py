@@ -44,7 +44,8 @@ from pointsman.contracts.subjects import subject_of
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName, RequestId, Sequence, Term
-from pointsman.state.state import PoolSettings
+from pointsman.state.state import PoolSettings, State
+from pointsman_cli.console.log.observer import Observer
 from pointsman_cli.discovery import fleet_as_given
 from pointsman_cli.doctor import examination
 from pointsman_cli.doctor.balance import Balance
@@ -256,6 +257,21 @@ def test_a_request_that_an_ingress_placed_before_its_leader_refused_it_ended_onc
     assert "1 requests ended twice" in twice
 
 
+@pytest.mark.parametrize(("placed_at", "is_alone"), [("engine-1", False), ("engine-2", True), ("", True)])
+def test_what_an_ingress_tells_a_new_leader_of_requests_at_engines_was_not_placed_alone(
+    placed_at: str, *, is_alone: bool
+) -> None:
+    by_ingress = RequestGranted(at=4.0, request=RequestId("r-1"), instance=ENGINE, attempt=1)
+    known: list[LogEvent] = [asked(1, 10), placed("r-1", placed_at, at=1.0)] if placed_at else []
+    log = [joined("engine-1"), joined("engine-2"), *known, by_ingress]
+    console = Observer(State(PoolSettings()))
+    for number, event in enumerate(log, 1):
+        console.apply(LogEntry(number, "pm.default.any", b"", event))
+
+    assert any("placed by ingresses alone" in f.what for f in examined(log, Requests).findings) == is_alone
+    assert bool(console.minute.placed_alone) == is_alone
+
+
 def _slow_and_forgetful() -> Entries:
     """Findings of every examiner that looks at what engines answered."""
     emptied = {"engine-1": 10.0, "engine-2": 30.0, "engine-3": 20.0}
@@ -458,6 +474,19 @@ def test_a_clock_that_is_ahead_is_found_and_measured(tmp_path: Path) -> None:
     assert skewed["severity"] == "serious"
     assert len(skewed["evidence"]) == 1
     assert re.fullmatch(r"worker engine-2 is 2\.[3-7] s ahead", skewed["evidence"][0])
+
+
+@pytest.mark.parametrize("of", ["an ingress, ahead", "an ingress, behind", "a worker"])
+def test_a_wrong_clock_makes_no_events_late_neither_its_own_nor_others(
+    of: str, healthy: Entries, tmp_path: Path
+) -> None:
+    ahead = -40.0 if of.endswith("behind") else 40.0
+    wrong = ServedLog(skew={"engine-2": ahead}).entries if of == "a worker" else with_ingress_clock(healthy, ahead)
+    _, findings = diagnosed(wrong, tmp_path)
+
+    told = [finding["what"] for finding in findings if finding["area"] == "clocks"]
+    assert len(told) == 1
+    assert "clocks differ" in told[0]
 
 
 @pytest.mark.parametrize("place", [0, 300])

@@ -3,11 +3,13 @@
 from itertools import pairwise
 from random import Random
 
+import numpy
 import pytest
 
 from pointsman.contracts.block_keys import pack_keys
 from pointsman.primitives import BlockKey
-from pointsman.state.key_table import ENTRY, FILL, GROWN, GROWN_MIN, NOWHERE, KeyTable
+from pointsman.state import key_table
+from pointsman.state.key_table import BUCKETS_MIN, ENTRY, FILL, GROWN, GROWN_MIN, NOWHERE, KeyTable
 
 
 def random_keys(chance: Random, count: int) -> list[BlockKey]:
@@ -89,3 +91,17 @@ def test_it_grows_by_keys_that_may_be_somewhere_already_too() -> None:
 
     assert max(map(len, table._buckets)) <= 4 * FILL * ENTRY
     assert [table.place(key) for key in keys] == list(range(len(keys)))
+
+
+def test_a_table_that_is_filled_in_parts_finds_each_key_at_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_table, "FILLED_AT_ONCE", BUCKETS_MIN)
+    chance = Random(5)
+    keys = [*(BlockKey(chance.getrandbits(64)) for _ in range(5000)), BlockKey(2**64 - 1)]
+    table = KeyTable()
+    table.fill(numpy.array(keys, "<u8"), numpy.arange(len(keys), dtype="<u8") << numpy.uint64(32))
+
+    assert [table.place(key) for key in keys] == [number << 32 for number in range(len(keys))]
+    assert len(table) == len(keys)
+    assert table.place(BlockKey(1)) == NOWHERE
+    table.delete(pack_keys(keys[7:8]), 7 << 32)
+    assert table.place(keys[7]) == NOWHERE

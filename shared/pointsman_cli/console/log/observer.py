@@ -2,9 +2,10 @@
 fleet, and counts. No I/O, no clock; bounded beside the State. `fleet_views` and `log_views` make views of it."""
 
 from pointsman.analysis.ladder import HitRateLadder
+from pointsman.analysis.placed_alone import is_placed_alone
 from pointsman.analysis.shadow import Shadow
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import LeaderElected, RequestEnd, RequestGranted, counts_as_end
+from pointsman.contracts.decisions import LeaderElected, RequestEnd, counts_as_end
 from pointsman.contracts.envelope import is_fenced
 from pointsman.contracts.requests import RequestArrived
 from pointsman.ports import LogEntry
@@ -50,6 +51,7 @@ class Observer:
     def apply(self, entry: LogEntry) -> None:
         event, state = entry.event, self.state
         counts = event is not None and not is_fenced(event.stamp, state.term)
+        alone = event is not None and is_placed_alone(event, state)
         state.apply_entry(entry)
         self.entries += 1
         if self.ladder is not None and event is not None:
@@ -65,14 +67,14 @@ class Observer:
             if event.term < state.term:
                 return
             self.leader = event
+        if alone:
+            self.minute.placed_alone.append(event.at)
         self._note(event, entry.sequence)
         if self.sizes.due(self.at):
             self.sizes.add(size_of(state), self.at)
 
     def _note(self, event: LogEvent, sequence: Sequence) -> None:
         self.happenings.apply(event, sequence)
-        if isinstance(event, RequestGranted) and event.stamp is None:
-            self.minute.placed_alone.append(event.at)
         self._take_back(event)
         record = self.requests.apply(event, sequence)
         if record is None:

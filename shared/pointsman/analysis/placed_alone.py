@@ -1,0 +1,16 @@
+"""Whether an ingress chose the engine itself, because no scheduler answered. It writes the same event for a request that is at
+its engine when another leader begins, who may not know the grant."""
+
+from typing import TypeGuard
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import RequestGranted
+from pointsman.state.state import State
+
+
+def is_placed_alone(event: LogEvent, before: State) -> TypeGuard[RequestGranted]:
+    """`before`: without the event."""
+    if not isinstance(event, RequestGranted) or event.stamp is not None:
+        return False
+    request = before.workload.requests.get(event.request)
+    return request is None or request.instance != event.instance
