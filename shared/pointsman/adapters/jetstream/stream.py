@@ -133,7 +133,9 @@ class Stream:
         if error.err_code not in NO_ROOM:
             return error.description
         reserved = self._settings.bytes_max / 1024**3
-        return f"{error.description}: a new log reserves {reserved:g} GiB (--log-bytes-max) of the server's max_file_store"
+        return (
+            f"{error.description}: a new log reserves {reserved:g} GiB (--log-bytes-max) of the server's max_file_store"
+        )
 
     def _lacking(self, found: dict[str, Any]) -> dict[str, Any]:
         """What takes nothing away: subjects of new events, compression, direct reads, and a larger size or age that was
