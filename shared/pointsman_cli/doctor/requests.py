@@ -40,6 +40,20 @@ ADVICE = {
 }
 
 
+CUT = {
+    CancelCause.INGRESS_STOPPED: (
+        "cut off, because their ingress stopped",
+        "A stop waits for them: raise --drain-seconds-max, and the grace of whatever stops the ingress (docs/operations.md). A second "
+        "signal cuts at once.",
+    ),
+    CancelCause.TIMEOUT: (
+        "ended by the time limit of their ingress",
+        "Look at where one of them spent its time, and at that engine. The limit is the ingresses' --request-timeout-seconds.",
+    ),
+}
+"""Cancellations that no client asked for."""
+
+
 class Requests(Examiner):
     area = "requests"
 
@@ -55,6 +69,8 @@ class Requests(Examiner):
         """For what the client asked, by status of the engine."""
         self._examples: dict[str, str] = {}
         self._cancelled: Counter[str] = Counter()
+        self._cut: dict[CancelCause, Counter[str]] = {cause: Counter() for cause in CUT}
+        """By ingress."""
         self._given_up: dict[CancelCause, Counter[str]] = {cause: Counter() for cause in ADVICE}
         """Requests that the leader gave up, by cause and ingress or instance."""
         self._ended_after_all: Counter[CancelCause] = Counter()
@@ -108,6 +124,9 @@ class Requests(Examiner):
                 if event.reason in TENANT_LIMITS:
                     self._limit(end.request)
                 self._examples.setdefault(event.reason, f"{event.request}: {event.detail}")
+            case RequestCancelled() if event.cause in CUT:
+                self._cut[event.cause][end.ingress] += 1
+                self._examples.setdefault(event.cause, event.request)
             case RequestCancelled() if event is not lost:
                 self._cancelled[event.reason] += 1
             case _:
@@ -125,6 +144,11 @@ class Requests(Examiner):
         ends = self._finished + self._failed.total() + self._refused.total() + self._rejected.total()
         yield from self._shares(ends)
         yield from self._lost()
+        for cause, of in self._cut.items():
+            if of:
+                what, advice = CUT[cause]
+                evidence = [*_counts(of, "of"), f"for example request {self._examples[cause]}"]
+                yield self.warning(f"{plural(of.total(), 'request')} {were(of.total())} {what}", evidence, advice)
         if self._alone:
             yield self.warning(
                 f"{plural(self._alone, 'request')} {were(self._alone)} placed by ingresses alone, because no scheduler answered",
@@ -137,10 +161,7 @@ class Requests(Examiner):
         for cause, of in self._given_up.items():
             if not of:
                 continue
-            where = "at" if cause is CancelCause.ENGINE_IDLE else "of"
-            evidence = [
-                f"{count:,} {where} {name or 'an ingress without a name'}" for name, count in of.most_common(SHOWN_MAX)
-            ]
+            evidence = _counts(of, "at" if cause is CancelCause.ENGINE_IDLE else "of")
             if alive := self._ended_after_all[cause]:
                 why = (
                     "their ingress had only hung"
@@ -238,3 +259,7 @@ class Requests(Examiner):
             self._by_reason(rejected),
             advice,
         )
+
+
+def _counts(of: Counter[str], where: str) -> list[str]:
+    return [f"{count:,} {where} {name or 'an ingress without a name'}" for name, count in of.most_common(SHOWN_MAX)]

@@ -37,6 +37,7 @@ from pointsman.contracts.requests import (
     PrefillFinished,
     RequestArrived,
     RequestAttemptFailed,
+    RequestCancelled,
     RequestFailed,
     RequestFinished,
 )
@@ -50,6 +51,7 @@ from pointsman_cli.doctor import examination
 from pointsman_cli.doctor.balance import Balance
 from pointsman_cli.doctor.engine_failures import EngineFailures
 from pointsman_cli.doctor.examination import Diagnosis, Examiner, examine
+from pointsman_cli.doctor.findings import Severity
 from pointsman_cli.doctor.fleet_health import FleetHealth
 from pointsman_cli.doctor.lateness import Lateness
 from pointsman_cli.doctor.missing_transfers import MissingTransfers
@@ -237,6 +239,30 @@ def test_requests_of_an_ingress_that_is_gone_are_told_with_its_name(healthy: Ent
     assert (told["severity"], told["area"]) == ("warning", "requests")
     assert CancelCause.INGRESS_SILENT.sentence in told["what"]
     assert "ingress" in told["evidence"][0]
+
+
+@pytest.mark.parametrize(
+    ("cause", "severity", "advice"),
+    [
+        (CancelCause.INGRESS_STOPPED, Severity.WARNING, "--drain-seconds-max"),
+        (CancelCause.TIMEOUT, Severity.WARNING, "--request-timeout-seconds"),
+        (CancelCause.CLIENT_GONE, Severity.NOTE, ""),
+    ],
+)
+def test_answers_that_were_cut_off_are_no_mere_note_unless_their_client_left(
+    cause: CancelCause, severity: Severity, advice: str
+) -> None:
+    """By a stop of the ingress, clients have got an error in the middle of their answers."""
+    cut = [
+        RequestCancelled(at=6.0, request=RequestId(f"r-{n}"), reason=cause, cause=cause, instance=ENGINE)
+        for n in range(2)
+    ]
+    (told,) = examined([joined("engine-1"), asked(0, 10), asked(1, 10), *cut], Requests).findings
+
+    assert told.severity is severity
+    assert told.what.startswith("2 requests were c" if cause is not CancelCause.TIMEOUT else "2 requests were ended")
+    assert advice in told.advice
+    assert told.evidence[:1] == (["2 of i"] if advice else ["2 client_gone"])
 
 
 def test_an_ingress_that_only_stood_still_makes_no_second_end(healthy: Entries, tmp_path: Path) -> None:
