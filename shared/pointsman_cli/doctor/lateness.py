@@ -12,7 +12,7 @@ from pointsman.analysis.client_faults import tells_of_fleet
 from pointsman.analysis.lateness_rules import HALF, SLOW_FACTOR_MIN, USUAL_MAX, is_hot, is_less_busy
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import Candidate, RequestPlaced, RequestRejected
-from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished
+from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import EMPTY_QUEUE, Request
@@ -247,7 +247,7 @@ class Lateness(Examiner):
 def _is_judged(end: Ended) -> bool:
     """Failed ones have findings of their own."""
     known = end.request is not None or isinstance(end.event, RequestRejected)
-    return known and not isinstance(end.event, RequestFailed) and tells_of_fleet(end.event)
+    return known and not isinstance(end.event, RequestFailed | RequestCancelled) and tells_of_fleet(end.event)
 
 
 def _less_busy_elsewhere(

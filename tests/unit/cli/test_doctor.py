@@ -257,12 +257,15 @@ def test_answers_that_were_cut_off_are_no_mere_note_unless_their_client_left(
         RequestCancelled(at=6.0, request=RequestId(f"r-{n}"), reason=cause, cause=cause, instance=ENGINE)
         for n in range(2)
     ]
-    (told,) = examined([joined("engine-1"), asked(0, 10), asked(1, 10), *cut], Requests).findings
+    log = [joined("engine-1"), asked(0, 10), asked(1, 10), *cut]
+    (told,) = examined(log, Requests).findings
 
     assert told.severity is severity
     assert told.what.startswith("2 requests were c" if cause is not CancelCause.TIMEOUT else "2 requests were ended")
     assert advice in told.advice
     assert told.evidence[:1] == (["2 of i"] if advice else ["2 client_gone"])
+    (summary,) = examined(log, Service).summary
+    assert summary.startswith("2 requests, 0.0% with the first token in time" if advice else "no request was answered")
 
 
 def test_an_ingress_that_only_stood_still_makes_no_second_end(healthy: Entries, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def pool_verdict(fleet: FleetView, status: StatusView) -> Verdict:
     totals = fleet.totals
     engines = f"{plural(totals.ready, 'engine')} ready, every cache index exact"
     if totals.goodput is None:
-        return Verdict("ok", f"{engines}. No request ended in the last minute.", [])
+        return Verdict("ok", f"{engines}. No request was answered in the last minute.", [])
     return Verdict("ok", f"{engines}, {totals.goodput:.1%} of requests in time.", [])
 
 
