@@ -48,7 +48,8 @@ CUT = {
     ),
     CancelCause.TIMEOUT: (
         "ended by the time limit of their ingress",
-        "Look at where one of them spent its time, and at that engine. The limit is the ingresses' --request-timeout-seconds.",
+        "No engine took them until then: more engines, or an admission that refuses at once. The limit is the ingresses' "
+        "--request-timeout-seconds.",
     ),
 }
 """Cancellations that no client asked for."""
