@@ -222,6 +222,9 @@ def test_what_a_client_or_its_limits_caused_says_nothing_about_the_service(end: 
     assert fleet_view(observer).totals.goodput == expected
     assert [tenant.goodput for tenant in tenants_view(observer).tenants] == [expected]
     assert fleet_view(observer).totals.failed == (judged and end is not REFUSED)
+    assert [row.lateness for row in requests_view(observer, RequestFilter()).requests] == [
+        "unserved" if judged else "left out"
+    ]
 
 
 def test_requests_that_their_ingress_placed_alone_are_counted_for_a_minute() -> None:
