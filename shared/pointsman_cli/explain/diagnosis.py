@@ -19,6 +19,11 @@ SLOW_SHARE_OF_OBJECTIVE = 0.2
 """A request in time that waited less than this has no cause."""
 REASON_SHARE_MIN = 0.05
 REASONS_MIN, REASONS_MAX = 3, 7
+CANCELLED_BECAUSE = {
+    CancelCause.CLIENT_GONE: "the client left",
+    CancelCause.TIMEOUT: "its time limit ended",
+    CancelCause.INGRESS_STOPPED: "its ingress stopped",
+}
 
 
 def verdict(timeline: RequestTimeline) -> Verdict:
@@ -146,9 +151,9 @@ def _of_cancelled(timeline: RequestTimeline, wait: Wait) -> Verdict:
     top = _top(timeline, wait) if timeline.first_token is None else None
     before = "before its first token" if timeline.first_token is None else "while its answer was coming"
     why = f"; until then {top.because}" if top is not None else ""
-    if end.cause in (CancelCause.CLIENT_GONE, CancelCause.TIMEOUT):
-        who = "the client left" if end.cause is CancelCause.CLIENT_GONE else "its time limit ended"
-        return Verdict(Cause.CLIENT_GONE, f"cancelled because {who} after {seconds(after)}, {before}{why}")
+    if (what := CANCELLED_BECAUSE.get(end.cause)) is not None:
+        cause = Cause.CLIENT_GONE if end.cause is CancelCause.CLIENT_GONE else Cause.CANCELLED
+        return Verdict(cause, f"cancelled because {what} after {seconds(after)}, {before}{why}")
     return Verdict(Cause.CANCELLED, f"cancelled after {seconds(after)}, {before}: {end.reason}{why}")
 
 

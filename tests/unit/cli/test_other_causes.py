@@ -286,18 +286,28 @@ def test_a_whole_answer_in_a_split_pool_does_not_count_as_the_transfer_of_its_ca
     )
 
 
-def test_a_client_that_left_is_told_with_what_it_waited_for() -> None:
+@pytest.mark.parametrize(
+    ("ended", "cause", "because"),
+    [
+        (CancelCause.CLIENT_GONE, "client_gone", "the client left"),
+        (CancelCause.TIMEOUT, "cancelled", "its time limit ended"),
+        (CancelCause.INGRESS_STOPPED, "cancelled", "its ingress stopped"),
+    ],
+)
+def test_a_request_that_was_cancelled_is_told_with_what_it_waited_for(
+    ended: CancelCause, cause: str, because: str
+) -> None:
     story = RequestStory(
         engines="a", policies=policy_set(routing="round_robin", admission="none", prefill_window_tokens=100)
     )
     story.asks("long", 300)
     story.asks("left")
     story.later(9.0)
-    story.is_cancelled("left", CancelCause.CLIENT_GONE)
+    story.is_cancelled("left", ended)
     told = of(story, "left")
 
-    assert told.cause == "client_gone"
-    assert told.sentence.startswith("cancelled because the client left after 9.000 s, before its first token")
+    assert told.cause == cause
+    assert told.sentence.startswith(f"cancelled because {because} after 9.000 s, before its first token")
     assert "19,201 tokens were ahead of it on a" in told.sentence
 
 
