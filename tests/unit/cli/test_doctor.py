@@ -257,11 +257,11 @@ def test_answers_that_were_cut_off_are_no_mere_note_unless_their_client_left(
         RequestCancelled(at=6.0, request=RequestId(f"r-{n}"), reason=cause, cause=cause, instance=ENGINE)
         for n in range(2)
     ]
-    log = [joined("engine-1"), asked(0, 10), asked(1, 10), *cut]
+    log: list[LogEvent] = [joined("engine-1"), asked(0, 10), asked(1, 10), *cut]
     (told,) = examined(log, Requests).findings
 
     assert told.severity is severity
-    assert told.what.startswith("2 requests were c" if cause is not CancelCause.TIMEOUT else "2 requests were ended")
+    assert told.what.startswith("2 requests were cut off: " if advice else "2 requests were cancelled")
     assert advice in told.advice
     assert told.evidence[:1] == (["2 of i"] if advice else ["2 client_gone"])
     (summary,) = examined(log, Service).summary
