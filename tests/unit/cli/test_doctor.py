@@ -49,6 +49,7 @@ from pointsman.state.state import PoolSettings
 from pointsman_cli.discovery import fleet_as_given
 from pointsman_cli.doctor import examination
 from pointsman_cli.doctor.balance import Balance
+from pointsman_cli.doctor.caches import Caches
 from pointsman_cli.doctor.engine_failures import EngineFailures
 from pointsman_cli.doctor.examination import Diagnosis, Examiner, examine
 from pointsman_cli.doctor.findings import Severity
@@ -458,6 +459,25 @@ def test_what_was_lost_is_told_as_healed_only_once_the_cache_is_known_again(heal
     (said,) = told["engine events were lost for good once, and that has healed"]["evidence"]
     assert said == ("engine-1: 1 gap, 3 missed: not replayed; known again after 4.0 s: the engine cleared its cache")
     assert not any("not known exactly" in what for what in told)
+
+
+@pytest.mark.parametrize(
+    ("then", "told"),
+    [
+        ([], "once, 1 of them to the end"),
+        ([reported("engine-1", 1, [1, 2], at=3.0)], "once, and healed"),
+        (
+            [InstanceLeft(at=3.0, instance=InstanceId("engine-1"), epoch=Epoch(1), reason="stopped")],
+            "once, 1 of them until the instance left",
+        ),
+    ],
+)
+def test_doubts_of_a_cache_have_healed_only_if_the_index_was_found_right(then: list[LogEvent], told: str) -> None:
+    wrong = reported("engine-1", 1, [1, 2, 3], at=2.0)
+    log: list[LogEvent] = [joined("engine-1"), stored("engine-1", 1, [1, 2], at=1.0), wrong, *then]
+    found = [finding.what for finding in examined(log, Caches).findings]
+
+    assert [what for what in found if "out of step" in what] == [f"what the log says of caches was out of step {told}"]
 
 
 def test_an_engine_without_a_replay_socket_is_named(healthy: Entries, tmp_path: Path) -> None:
