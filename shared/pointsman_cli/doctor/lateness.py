@@ -22,7 +22,7 @@ from pointsman_cli.doctor.late_causes import advice_for, because
 from pointsman_cli.doctor.missed_hits import MissedHits
 from pointsman_cli.doctor.request_ends import Ended
 from pointsman_cli.doctor.samples import Sample, keep
-from pointsman_cli.explain.causes import REFUSALS, Cause, cause_ahead
+from pointsman_cli.explain.causes import REFUSALS, Cause, cause_ahead, cause_alone
 from pointsman_cli.explain.wait import Wait
 
 LATE_MIN = 5
@@ -187,9 +187,11 @@ class Lateness(Examiner):
             best = min(event.candidates, key=lambda candidate: candidate.predicted_ttft)
             queued = self._ahead(state, best.instance, request, event.candidates, event.at)
             slow = state.latency.correction(best.instance) > SLOW_FACTOR_MIN * USUAL_MAX
-            self._late.add(
-                _Late(event.request, Cause.SLOW_ENGINE if slow else queued.cause(slo_ttft, Wait(ahead=queued.seconds)))
+            alone = cause_alone(
+                event.reason, queue=best.queue_seconds, predicted_ttft=best.predicted_ttft, objective=slo_ttft
             )
+            cause = Cause.SLOW_ENGINE if slow else alone or queued.cause(slo_ttft, Wait(ahead=queued.seconds))
+            self._late.add(_Late(event.request, cause))
 
     @override
     def findings(self, state: State) -> Iterator[Finding]:

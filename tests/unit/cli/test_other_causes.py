@@ -20,7 +20,7 @@ from pointsman_cli.explain.causes import Cause, Verdict, cause_ahead
 from pointsman_cli.explain.diagnosis import reasons_and_details, verdict
 from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.explain.values import RequestTimeline
-from tests.support.events import finished, stored
+from tests.support.events import finished, route, stored
 from tests.support.request_story import RequestStory
 from tests.support.slow_log import read_late
 
@@ -333,6 +333,21 @@ def test_a_request_that_was_rejected_for_a_prompt_ahead_says_so() -> None:
     assert told.sentence.startswith(
         "rejected because 19,201 tokens were ahead of it on a, of one long prompt (19.5 s predicted"
     )
+
+
+def test_a_rejection_although_an_engine_was_idle_is_no_overload() -> None:
+    story = RequestStory(policies=policy_set(routing="min_ttft", admission="predicted_ttft"))
+    prompt = list(range(300))
+    for name, objective in (("first", 60.0), ("twin", 5.0)):  # the twin would wait for the first one's prefix
+        command = route(name, prompt, arrived_at=story.now, slo_ttft=objective)
+        story.decides(story.dispatcher.route(command, story.now))
+    story.asks("held up", waited=6.0, slo_ttft=5.0)
+    twin, late = of(story, "twin"), of(story, "held up")
+
+    assert twin.cause == "long_prompt"
+    assert twin.sentence == ("rejected because its prompt takes longer than its objective: 19.2 s on b, which was idle")
+    assert late.cause == "transport"
+    assert late.sentence.startswith("rejected because too much of its objective had gone by before: it takes 0.2")
 
 
 def test_without_an_instance_a_rejection_says_so() -> None:
