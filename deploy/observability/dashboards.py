@@ -100,7 +100,7 @@ OVERVIEW = Board(
                 ),
                 Panel(
                     "Server errors",
-                    "Share of requests that got a 5xx.",
+                    "Share of requests that got a 5xx. A stream that breaks off is under Errors by reason.",
                     [(f"({FIVE_HUNDREDS} or vector(0)) / ({ALL_REQUESTS} > 0)", "")],
                     "percentunit",
                     "stat",

@@ -70,6 +70,20 @@ async def test_a_size_that_the_server_has_no_room_for_is_refused_in_its_words_an
     assert "max_bytes was not changed: insufficient storage resources" in told
 
 
+async def test_a_server_whose_store_is_reserved_says_so_and_not_that_its_disk_is_full(tmp_path: Path) -> None:
+    listener = RememberingListener()
+    asked = StreamSettings(bytes_max=2**40)
+    async with (
+        running_nats(tmp_path) as url,
+        jetstream.connect(url, POOL, ScaledClock(), name="now", stream=asked, listener=listener),
+    ):
+        await eventually(lambda: listener.missing)
+
+    assert listener.missing[0] == (
+        "insufficient storage resources available: a new log reserves 1024 GiB (--log-bytes-max) of the server's max_file_store"
+    )
+
+
 async def _made(url: str, settings: dict[str, int], pool: str = "default") -> None:
     config = {"name": stream_name(PoolName(pool)), "subjects": [f"pm.{pool}.fleet.*"], "storage": "file"} | settings
     async with jetstream.connect(url, PoolName("other"), ScaledClock(), name="before") as before:

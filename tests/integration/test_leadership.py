@@ -44,7 +44,6 @@ from pointsman_scheduler.checkpointer import checkpointer_over
 from pointsman_scheduler.checkpointing import Cadence
 from pointsman_scheduler.leader import ELECTION_RETRY_WALL_SECONDS, LEADERSHIP, Candidacy
 from pointsman_scheduler.log_liveness import LogLiveness
-from pointsman_scheduler.policy_config import empty_state
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.settings import SchedulerSettings
 from tests.support.events import first_token, joined, route, stored
@@ -101,7 +100,7 @@ class World(MemoryPool):
             leadership=Leadership(self.broker.lease, self.clock, name="one", lease_seconds=WallSeconds(LEASE_SECONDS)),
             policies=policies,
             name="one",
-            replica=Replica(empty_state(settings, policies), POOL),
+            replica=Replica(settings.empty_state(policies), POOL),
             log_liveness=LogLiveness(self.clock, suspect_seconds=settings.suspect_seconds),
             rivals=0,
         )
@@ -117,7 +116,7 @@ class World(MemoryPool):
 
     async def folded(self) -> State:
         """A cold fold, in the order of the log."""
-        return await folded(self.client.log, empty_state(SchedulerSettings(), policy_set()))
+        return await folded(self.client.log, SchedulerSettings().empty_state(policy_set()))
 
     def following(self) -> Recovery:
         return Recovery(
@@ -126,7 +125,7 @@ class World(MemoryPool):
             clock=self.clock,
             board=HealthBoard(),
             part="fold",
-            empty_state=lambda: empty_state(SchedulerSettings(), policy_set()),
+            empty_state=lambda: SchedulerSettings().empty_state(policy_set()),
         )
 
     @asynccontextmanager

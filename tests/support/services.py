@@ -17,7 +17,6 @@ from pointsman_ingress.assembly import assembled
 from pointsman_ingress.servers import http_server
 from pointsman_ingress.settings import IngressSettings
 from pointsman_scheduler.main import start_scheduler
-from pointsman_scheduler.policy_config import chosen_policies
 from pointsman_scheduler.service import SchedulerService
 from pointsman_scheduler.settings import SchedulerSettings
 from pointsman_worker.engine_monitor import Engine
@@ -45,7 +44,7 @@ async def running_scheduler(
             supervisor,
             link,
             settings=told,
-            policies=chosen_policies(told),
+            policies=told.policies(),
             clock=clock,
             board=board,
             name=name,

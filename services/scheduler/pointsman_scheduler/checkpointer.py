@@ -24,7 +24,6 @@ from pointsman.runtime.settings import command, environment
 from pointsman.runtime.structured_logs import configure_logging
 from pointsman.runtime.supervision import Supervisor, run
 from pointsman_scheduler.checkpointing import Cadence, Checkpointer
-from pointsman_scheduler.policy_config import chosen_policies, empty_state
 from pointsman_scheduler.settings import SchedulerSettings
 
 log = structlog.get_logger()
@@ -107,14 +106,14 @@ async def _serve(settings: SchedulerSettings, supervisor: Supervisor) -> None:
 def checkpointer_over(
     link: Link, settings: SchedulerSettings, *, clock: Clock, board: HealthBoard, cadence: Cadence
 ) -> Checkpointer:
-    policies = chosen_policies(settings)
+    policies = settings.policies()
     following = Recovery(
         event_log=link.log,
         checkpoints=link.checkpoints,
         clock=clock,
         board=board,
         part="fold",
-        empty_state=lambda: empty_state(settings, policies),
+        empty_state=lambda: settings.empty_state(policies),
     )
     return Checkpointer(
         event_log=link.log,

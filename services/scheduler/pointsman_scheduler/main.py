@@ -15,7 +15,6 @@ from pointsman.runtime.supervision import Supervisor, run
 from pointsman.runtime.tracing import Tracer, open_tracer
 from pointsman_scheduler.checkpoint_watch import CheckpointWatch
 from pointsman_scheduler.checkpointer import running_beside
-from pointsman_scheduler.policy_config import chosen_policies
 from pointsman_scheduler.service import SchedulerService
 from pointsman_scheduler.settings import SchedulerSettings
 
@@ -32,7 +31,7 @@ def main(settings: SchedulerSettings) -> None:
       pointsman-scheduler --policy dualmap --set routing.ttft_slo_threshold=0.8 --order edf
     """
     start_logs(settings)
-    policies = chosen_policies(settings)
+    policies = settings.policies()
     run(lambda supervisor: _serve(settings, policies, supervisor))
 
 

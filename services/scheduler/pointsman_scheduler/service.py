@@ -35,7 +35,6 @@ from pointsman_scheduler.leader import LEADERSHIP, ActiveTerm, Candidacy, Depose
 from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.overlap import OverlapService
 from pointsman_scheduler.overload import Overload
-from pointsman_scheduler.policy_config import empty_state
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.resync import Resync
 from pointsman_scheduler.settings import SchedulerSettings
@@ -69,9 +68,9 @@ class SchedulerService:
             clock=clock,
             board=board,
             part=LEADERSHIP,
-            empty_state=lambda: empty_state(settings, policies),
+            empty_state=lambda: settings.empty_state(policies),
         )
-        self._replica = replica = Replica(empty_state(settings, policies), pool)
+        self._replica = replica = Replica(settings.empty_state(policies), pool)
         self._log_liveness = log_liveness = LogLiveness(clock, suspect_seconds=settings.suspect_seconds)
         self._leader = leader = Candidacy(
             event_log=link.log,

@@ -1,4 +1,4 @@
-"""Settings of the scheduler."""
+"""Settings of the scheduler, and the policies and empty State that they choose."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,15 @@ from pointsman.bounds import COUNT, POSITIVE, Bounds
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION
 from pointsman.policies.dispatch.recording import RIVALS
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES
+from pointsman.policies.policy_set import PolicySet, policy_set
 from pointsman.policies.queue_limits import HOLD_MAX, PENDING_MAX, PREFILL_WINDOW_TOKENS, RUNNING_MAX
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES
-from pointsman.primitives import WallSeconds
+from pointsman.policies.setting_text import settings_of
+from pointsman.primitives import WallSeconds, engine_seconds
 from pointsman.runtime.engine_urls import EngineUrlSettings
+from pointsman.runtime.policy_options import policy_usage
 from pointsman.runtime.settings import FleetSettings, ProcessSettings, setting
-from pointsman_scheduler.policy_config import chosen_policies
+from pointsman.state.state import PoolSettings, State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,4 +94,24 @@ class SchedulerSettings(FleetSettings, EngineUrlSettings, ProcessSettings):
         if self.leave_seconds < self.suspect_seconds:
             message = f"must be at least --suspect-seconds ({self.suspect_seconds:g}), not {self.leave_seconds:g}"
             raise click.BadParameter(message, param_hint="--leave-seconds")
-        chosen_policies(self)
+        self.policies()
+
+    def policies(self) -> PolicySet:
+        """Raises click.BadParameter."""
+        with policy_usage():
+            return policy_set(
+                routing=self.policy,
+                admission=self.admission,
+                ordering=self.order,
+                settings=settings_of(self.set),
+                prefill_window_tokens=self.prefill_window_tokens,
+                running_max=self.running_max,
+                pending_max=self.pending_max,
+                hold_seconds=engine_seconds(self.hold_seconds, self.speed),
+                hold_max=self.hold_max,
+                rebind=self.rebind,
+                copies=self.copies,
+            )
+
+    def empty_state(self, policies: PolicySet) -> State:
+        return State(PoolSettings(block_tokens=self.block_tokens, speed=self.speed), policies.trackers())

@@ -4,8 +4,8 @@ tenant did; the client hung up."""
 from http import HTTPStatus
 
 from pointsman.contracts.decisions import RequestEnd, RequestRejected
-from pointsman.contracts.reasons import TENANT_LIMITS, FailReason
-from pointsman.contracts.requests import RequestFailed, RequestFinished
+from pointsman.contracts.reasons import TENANT_LIMITS, CancelCause, FailReason
+from pointsman.contracts.requests import RequestCancelled, RequestFailed, RequestFinished
 
 STATUSES = frozenset(
     {
@@ -36,5 +36,5 @@ def tells_of_fleet(end: RequestEnd) -> bool:
             return end.reason not in TENANT_LIMITS
         case RequestFailed():
             return not is_clients_fault(end)
-        case _:
-            return False
+        case RequestCancelled():
+            return end.cause not in (CancelCause.CLIENT_GONE, CancelCause.UNKNOWN)

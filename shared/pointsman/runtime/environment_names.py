@@ -4,10 +4,11 @@ reads, which are misspelt or meant for another version. Values are read by `sett
 import os
 from collections.abc import Iterable
 
+import click
 import structlog
 
 from pointsman.runtime.engine_command import PLUGIN_PREFIX
-from pointsman.runtime.settings import CONFIG, ENVIRONMENT_PREFIX, FILE_SUFFIX, ProcessSettings
+from pointsman.runtime.settings import CONFIG, ENVIRONMENT_PREFIX, FILE_SUFFIX, OVERRIDING, ProcessSettings
 from pointsman.runtime.settings_file import SECRETS, SETTINGS, meant
 from pointsman.runtime.structured_logs import configure_logging
 
@@ -20,14 +21,19 @@ VARIABLES = {ENVIRONMENT_PREFIX + name.upper(): name for name in {*SETTINGS, CON
 
 
 def start_logs(settings: ProcessSettings) -> None:
-    """Logs as the settings say, and warns of variables that no process reads."""
+    """Logs as the settings say, and warns of variables."""
     configure_logging(settings.log_level, settings.log_format)
-    warn_of_unknown_variables()
+    warn_of_variables()
 
 
-def warn_of_unknown_variables() -> None:
+def warn_of_variables() -> None:
+    """Of those that no process reads, and of those because of which a key in the process's table of the settings file counts
+    for nothing."""
     if unknown := unknown_variables(os.environ):
         log.warning("unknown_variables", ignored=", ".join(unknown))
+    context = click.get_current_context(silent=True)
+    if context is not None and (overriding := context.meta.get(OVERRIDING)):
+        log.warning("settings_overridden", file=str(context.params.get(CONFIG, "")), by=", ".join(overriding))
 
 
 def given_settings(environment: Iterable[str]) -> dict[str, str]:

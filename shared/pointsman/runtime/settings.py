@@ -24,6 +24,8 @@ from pointsman.runtime.settings_file import read_settings_file
 
 ENVIRONMENT_PREFIX = "POINTSMAN_"
 CONFIG = "config"
+OVERRIDING = f"{__name__}.overriding"
+"""In the command's context: variables that win over the process's own table of the settings file."""
 PUBLIC_SECRET = "pointsman-development"
 """The default; see `runtime.public_secret`."""
 FILE_SUFFIX = "_FILE"
@@ -353,10 +355,11 @@ def _load(context: click.Context, path: Path | None, table: str) -> Path | None:
         for parameter in context.command.params
         if isinstance(parameter, click.Option) and parameter.name != CONFIG
     }
-    context.default_map = {
-        key: _value_of_file(path, known[key], value)
-        for key, value in read_settings_file(path, table, known).merged.items()
-    }
+    file = read_settings_file(path, table, known)
+    context.default_map = {key: _value_of_file(path, known[key], value) for key, value in file.merged.items()}
+    context.meta[OVERRIDING] = [
+        str(known[key].envvar) for key in file.table if known[key].resolve_envvar_value(context) is not None
+    ]
     return path
 
 

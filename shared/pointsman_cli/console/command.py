@@ -17,7 +17,7 @@ from pointsman.analysis.shadow import RECORDED_WINDOWS_MAX, SHADOWS_MAX, Shadow
 from pointsman.bounds import PORT
 from pointsman.primitives import PoolName
 from pointsman.runtime.bus_users import valid_operator
-from pointsman.runtime.environment_names import warn_of_unknown_variables
+from pointsman.runtime.environment_names import warn_of_variables
 from pointsman.runtime.health import HealthBoard, HttpServer
 from pointsman.runtime.http_protocol import HttpLimits
 from pointsman.runtime.log_connection import open_link
@@ -139,7 +139,7 @@ def console_command(
     if place == STANDARD_INPUT:
         raise click.UsageError("the console reads a log more than once: name a file")
     configure_logging(log_level, log_format)
-    warn_of_unknown_variables()
+    warn_of_variables()
     guard = Guard(
         time.monotonic,
         hosts=frozenset(allow_host) | {host},

@@ -11,7 +11,7 @@ from pointsman.primitives import EngineSeconds, wall_time_of
 from pointsman_cli.terminal import UNIX_SECONDS_MAX
 
 Health = Literal["starting", "catching up", "live", "disconnected", "recorded"]
-Lateness = Literal["in time", "late", "open", "unserved"]
+Lateness = Literal["in time", "late", "open", "unserved", "left out"]
 RunState = Literal["waiting", "running", "done", "failed", "cancelled"]
 
 
@@ -121,7 +121,8 @@ class MomentView(View, frozen=True, kw_only=True):
 
 class RequestView(View, frozen=True, kw_only=True):
     """`stage`: pending, prefill, handed over, decoding, or how it ended (finished, failed, cancelled, rejected). `instance`:
-    where it is or was last. `lateness`: of the first token against its SLO; open until it is known."""
+    where it is or was last. `lateness`: of the first token against its SLO; open until it is known; left out if its end says
+    nothing of the pool, as when its client left."""
 
     request: str
     client_request_id: str

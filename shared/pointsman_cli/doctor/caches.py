@@ -38,6 +38,7 @@ class Caches(Examiner):
         self._resyncs: Counter[InstanceId] = Counter()
         self._doubts: Counter[InstanceId] = Counter()
         self._doubted_since: dict[InstanceId, tuple[EngineSeconds, str]] = {}
+        self._left_in_doubt = 0
         self._longest: dict[InstanceId, tuple[EngineSeconds, str]] = {}
         self._undecodable: dict[InstanceId, int] = {}
         self._disparity: dict[InstanceId, str] = {}
@@ -108,6 +109,7 @@ class Caches(Examiner):
             self._doubts[name] += 1
         elif not doubt and since is not None:
             del self._doubted_since[name]
+            self._left_in_doubt += instance is None
             lasted = self.wall(at - since[0])
             if lasted > self._longest.get(name, (0.0, ""))[0]:
                 self._longest[name] = lasted, since[1]
@@ -149,7 +151,8 @@ class Caches(Examiner):
     def _doubted(self) -> Iterator[Finding]:
         if self._doubts:
             slow = [name for name, (seconds, _) in self._longest.items() if seconds > HEALED_WALL_SECONDS]
-            lasting = f", {len(self._doubted_since)} of them to the end" if self._doubted_since else ", and healed"
+            open_ends = ((len(self._doubted_since), "to the end"), (self._left_in_doubt, "until the instance left"))
+            lasting = "".join(f", {count} of them {until}" for count, until in open_ends if count) or ", and healed"
             yield self.finding(
                 Severity.WARNING if slow else Severity.NOTE,
                 f"what the log says of caches was out of step {times(self._doubts.total())}{lasting}",

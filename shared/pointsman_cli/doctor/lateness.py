@@ -12,7 +12,7 @@ from pointsman.analysis.client_faults import tells_of_fleet
 from pointsman.analysis.lateness_rules import HALF, SLOW_FACTOR_MIN, USUAL_MAX, is_hot, is_less_busy
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import Candidate, RequestPlaced, RequestRejected
-from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished
+from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import EMPTY_QUEUE, Request
@@ -22,7 +22,7 @@ from pointsman_cli.doctor.late_causes import advice_for, because
 from pointsman_cli.doctor.missed_hits import MissedHits
 from pointsman_cli.doctor.request_ends import Ended
 from pointsman_cli.doctor.samples import Sample, keep
-from pointsman_cli.explain.causes import REFUSALS, Cause, cause_ahead
+from pointsman_cli.explain.causes import REFUSALS, Cause, cause_ahead, cause_alone
 from pointsman_cli.explain.wait import Wait
 
 LATE_MIN = 5
@@ -187,9 +187,11 @@ class Lateness(Examiner):
             best = min(event.candidates, key=lambda candidate: candidate.predicted_ttft)
             queued = self._ahead(state, best.instance, request, event.candidates, event.at)
             slow = state.latency.correction(best.instance) > SLOW_FACTOR_MIN * USUAL_MAX
-            self._late.add(
-                _Late(event.request, Cause.SLOW_ENGINE if slow else queued.cause(slo_ttft, Wait(ahead=queued.seconds)))
+            alone = cause_alone(
+                event.reason, queue=best.queue_seconds, predicted_ttft=best.predicted_ttft, objective=slo_ttft
             )
+            cause = Cause.SLOW_ENGINE if slow else alone or queued.cause(slo_ttft, Wait(ahead=queued.seconds))
+            self._late.add(_Late(event.request, cause))
 
     @override
     def findings(self, state: State) -> Iterator[Finding]:
@@ -247,7 +249,7 @@ class Lateness(Examiner):
 def _is_judged(end: Ended) -> bool:
     """Failed ones have findings of their own."""
     known = end.request is not None or isinstance(end.event, RequestRejected)
-    return known and not isinstance(end.event, RequestFailed) and tells_of_fleet(end.event)
+    return known and not isinstance(end.event, RequestFailed | RequestCancelled) and tells_of_fleet(end.event)
 
 
 def _less_busy_elsewhere(

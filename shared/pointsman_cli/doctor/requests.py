@@ -33,12 +33,32 @@ FAILED_SHARE_MAX = 0.01
 REFUSED_SHARE_MAX = 0.10
 SHOWN_MAX = 8
 TENANTS_MAX = 1_000
-ADVICE = {
-    CancelCause.INGRESS_SILENT: "The ingress died, hung or lost its connection to NATS. Its log, or its machine's, says why.",
-    CancelCause.ENGINE_IDLE: "The engine hung or its step took seconds, it is gone behind a connection that is still open, or their ends were lost on the way into the log.",
-    CancelCause.NEVER_ENDED: "Look at the engine: it neither answered nor broke off. The schedulers' --request-seconds-max is the bound; it must be longer "
-    "than the ingresses' --request-timeout-seconds.",
+CUT_OFF = {
+    CancelCause.INGRESS_SILENT: (
+        f"given up: {CancelCause.INGRESS_SILENT.sentence}",
+        "The ingress died, hung or lost its connection to NATS. Its log, or its machine's, says why.",
+    ),
+    CancelCause.ENGINE_IDLE: (
+        f"given up: {CancelCause.ENGINE_IDLE.sentence}",
+        "The engine hung or its step took seconds, it is gone behind a connection that is still open, or their ends were lost on the way into the log.",
+    ),
+    CancelCause.NEVER_ENDED: (
+        f"given up: {CancelCause.NEVER_ENDED.sentence}",
+        "Look at the engine: it neither answered nor broke off. The schedulers' --request-seconds-max is the bound; it must be longer "
+        "than the ingresses' --request-timeout-seconds.",
+    ),
+    CancelCause.INGRESS_STOPPED: (
+        "cut off: their ingress stopped",
+        "A stop waits for them: raise --drain-seconds-max, and the grace of whatever stops the ingress (docs/operations.md). A second "
+        "signal cuts at once.",
+    ),
+    CancelCause.TIMEOUT: (
+        "cut off: the time limit of their ingress ended",
+        "No engine took them until then: more engines, or an admission that refuses at once. The limit is the ingresses' "
+        "--request-timeout-seconds.",
+    ),
 }
+"""Cancellations that no client asked for: what they are called, and what to do."""
 
 
 class Requests(Examiner):
@@ -56,8 +76,8 @@ class Requests(Examiner):
         """For what the client asked, by status of the engine."""
         self._examples: dict[str, str] = {}
         self._cancelled: Counter[str] = Counter()
-        self._given_up: dict[CancelCause, Counter[str]] = {cause: Counter() for cause in ADVICE}
-        """Requests that the leader gave up, by cause and ingress or instance."""
+        self._cut_off: dict[CancelCause, Counter[str]] = {cause: Counter() for cause in CUT_OFF}
+        """By ingress or instance."""
         self._ended_after_all: Counter[CancelCause] = Counter()
         self._second_end_examples: list[str] = []
         self._second_ends = 0
@@ -89,10 +109,12 @@ class Requests(Examiner):
     @override
     def ended(self, end: Ended, state: State) -> None:
         event = end.event
-        if (lost := end.given_up) is not None:
-            at_engine = lost.cause is CancelCause.ENGINE_IDLE
-            self._given_up[lost.cause][lost.instance if at_engine else end.ingress] += 1
-            self._ended_after_all[lost.cause] += event is not lost
+        cut = end.given_up or event
+        if isinstance(cut, RequestCancelled) and cut.cause in CUT_OFF:
+            at_engine = cut.cause is CancelCause.ENGINE_IDLE
+            self._cut_off[cut.cause][cut.instance if at_engine else end.ingress] += 1
+            self._ended_after_all[cut.cause] += event is not cut
+            self._examples.setdefault(cut.cause, cut.request)
         match event:
             case RequestFinished():
                 self._finished += 1
@@ -109,7 +131,7 @@ class Requests(Examiner):
                 if event.reason in TENANT_LIMITS:
                     self._limit(end.request)
                 self._examples.setdefault(event.reason, f"{event.request}: {event.detail}")
-            case RequestCancelled() if event is not lost:
+            case RequestCancelled() if event.cause not in CUT_OFF:
                 self._cancelled[event.reason] += 1
             case _:
                 pass
@@ -135,7 +157,7 @@ class Requests(Examiner):
             )
 
     def _lost(self) -> Iterator[Finding]:
-        for cause, of in self._given_up.items():
+        for cause, of in self._cut_off.items():
             if not of:
                 continue
             where = "at" if cause is CancelCause.ENGINE_IDLE else "of"
@@ -151,11 +173,9 @@ class Requests(Examiner):
                 evidence.append(f"{alive:,} of them ended after all: {why}")
             if cause is CancelCause.INGRESS_SILENT:
                 evidence += [hang.line(self.settings.speed) for hang in self.hangs.seen[:SHOWN_MAX]]
-            yield self.warning(
-                f"{plural(of.total(), 'request')} {were(of.total())} given up: {cause.sentence}",
-                evidence,
-                ADVICE[cause],
-            )
+            evidence.append(f"for example request {self._examples[cause]}")
+            what, advice = CUT_OFF[cause]
+            yield self.warning(f"{plural(of.total(), 'request')} {were(of.total())} {what}", evidence, advice)
 
     def _orphans(self, state: State) -> Iterator[Finding]:
         bound = max(OVERDUE_WALL_SECONDS * self.settings.speed, LONGEST_FACTOR * self._longest)

@@ -1,5 +1,5 @@
-"""Service: share of first tokens within the SLO. Rejected and failed requests are late; cancelled ones, those beyond
-their tenant's limits and those that engines refused for what the client asked are left out. So are those whose arrival,
+"""Service: share of first tokens within the SLO. Rejected, failed and cut off requests are late; those that their clients
+cancelled, those beyond their tenant's limits and those that engines refused for what the client asked are left out. So are those whose arrival,
 with the SLO, is not in the log; the summary counts them."""
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +11,13 @@ from typing_extensions import override
 from pointsman.analysis.client_faults import tells_of_fleet
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestPlaced, RequestRejected
-from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished, tpot_of_each
+from pointsman.contracts.requests import (
+    RequestArrived,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    tpot_of_each,
+)
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tenant, Tokens
 from pointsman.simulation.goodput import TARGET
 from pointsman.simulation.metrics import percentile
@@ -100,7 +106,7 @@ class Service(Examiner):
                     self._ttfts.add(event.ttft)
                     self._count(request, event.instance, on_time=event.ttft <= end.slo_ttft)
                     self._count_tokens(request, event)
-            case RequestRejected() | RequestFailed() if tells_of_fleet(event):
+            case RequestRejected() | RequestFailed() | RequestCancelled() if tells_of_fleet(event):
                 self._unjudged += request is None
                 if request is not None:
                     self._turned_away += 1
@@ -154,7 +160,7 @@ class Service(Examiner):
             "or they came before it"
         )
         if not self._all.whole:
-            yield unjudged if self._unjudged else "no request was answered, refused or failed"
+            yield unjudged if self._unjudged else "no request was answered, refused, failed or cut off"
             return
         text = f"{plural(self._all.whole, 'request')}, {self._all.value:.1%} with the first token in time"
         p50, p99 = (percentile(self._ttfts.values, percent) for percent in (50, 99))
@@ -180,7 +186,7 @@ class Service(Examiner):
         if not overall and not stretches:
             return
         late = whole.whole - whole.part
-        turned_away = [f"of {late:,} that were late {self._turned_away:,} were rejected or failed"] * bool(
+        turned_away = [f"of {late:,} that were late {self._turned_away:,} were rejected, failed or cut off"] * bool(
             self._turned_away
         )
         yield self.finding(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pointsman.analysis.lateness_rules import HALF
+from pointsman.analysis.lateness_rules import HALF, NOTICED_SECONDS
 from pointsman.contracts.reasons import RejectReason
 from pointsman.primitives import EngineSeconds
 
@@ -78,6 +78,16 @@ class Reason:
     seconds: EngineSeconds
     sentence: str
     because: str = ""
+
+
+def cause_alone(
+    reason: str, *, queue: EngineSeconds, predicted_ttft: EngineSeconds, objective: EngineSeconds
+) -> Cause | None:
+    """Of a rejection where the soonest engine had no queue (`queue`, `predicted_ttft`: there): no load was too much. Its
+    prompt alone takes too long, or its objective was used up before."""
+    if reason != RejectReason.SLO_TTFT or queue >= NOTICED_SECONDS:
+        return None
+    return Cause.LONG_PROMPT if predicted_ttft > objective else Cause.TRANSPORT
 
 
 def cause_ahead(

@@ -6,10 +6,10 @@ from pointsman.contracts.requests import RequestCancelled, RequestFailed, Reques
 from pointsman.primitives import EngineSeconds
 from pointsman_cli.explain.alternatives import why_not_elsewhere
 from pointsman_cli.explain.background import background
-from pointsman_cli.explain.causes import REFUSALS, Cause, Reason, Verdict
+from pointsman_cli.explain.causes import REFUSALS, Cause, Reason, Verdict, cause_alone
 from pointsman_cli.explain.findings import found, why_ahead
 from pointsman_cli.explain.text import FAILURES
-from pointsman_cli.explain.values import RequestTimeline, soonest
+from pointsman_cli.explain.values import RequestTimeline, WeighedCandidate, soonest
 from pointsman_cli.explain.wait import Wait, divided, instance_of
 from pointsman_cli.formatting import seconds
 
@@ -19,6 +19,11 @@ SLOW_SHARE_OF_OBJECTIVE = 0.2
 """A request in time that waited less than this has no cause."""
 REASON_SHARE_MIN = 0.05
 REASONS_MIN, REASONS_MAX = 3, 7
+CANCELLED_BECAUSE = {
+    CancelCause.CLIENT_GONE: "the client left",
+    CancelCause.TIMEOUT: "its time limit ended",
+    CancelCause.INGRESS_STOPPED: "its ingress stopped",
+}
 
 
 def verdict(timeline: RequestTimeline) -> Verdict:
@@ -112,6 +117,9 @@ def _of_rejected(timeline: RequestTimeline) -> Verdict:
     if end.reason == RejectReason.QUEUE_FULL:
         return Verdict(Cause.OVERLOAD, f"rejected because the queue was full: {end.detail}")
     best = soonest(decision.candidates) if decision is not None else None
+    arrival = timeline.arrival
+    if best is not None and arrival is not None and (alone := _alone(end.reason, best, arrival.slo_ttft)) is not None:
+        return alone
     if end.reason in LOADED and decision is not None and decision.ahead and best is not None:
         cause, because = why_ahead(timeline, Wait(ahead=decision.ahead_seconds), decision)
         left = f"{seconds(best.predicted_ttft)} predicted at least, {seconds(max(0.0, decision.budget_seconds))} left"
@@ -119,6 +127,17 @@ def _of_rejected(timeline: RequestTimeline) -> Verdict:
         return Verdict(cause, f"rejected because {because} ({left}{kept})")
     cause = REFUSALS.get(end.reason, Cause.REJECTED)
     return Verdict(cause, f"rejected because {end.detail or end.reason}")
+
+
+def _alone(reason: str, best: WeighedCandidate, objective: EngineSeconds) -> Verdict | None:
+    """If no load was too much for it."""
+    cause = cause_alone(reason, queue=best.queue_seconds, predicted_ttft=best.predicted_ttft, objective=objective)
+    if cause is None:
+        return None
+    takes = f"{seconds(best.predicted_ttft)} on {best.instance}, which was idle"
+    if cause is Cause.LONG_PROMPT:
+        return Verdict(cause, f"rejected because its prompt takes longer than its objective: {takes}")
+    return Verdict(cause, f"rejected because too much of its objective had gone by before: it takes {takes}")
 
 
 def _of_failed(timeline: RequestTimeline, wait: Wait) -> Verdict:
@@ -146,9 +165,9 @@ def _of_cancelled(timeline: RequestTimeline, wait: Wait) -> Verdict:
     top = _top(timeline, wait) if timeline.first_token is None else None
     before = "before its first token" if timeline.first_token is None else "while its answer was coming"
     why = f"; until then {top.because}" if top is not None else ""
-    if end.cause in (CancelCause.CLIENT_GONE, CancelCause.TIMEOUT):
-        who = "the client left" if end.cause is CancelCause.CLIENT_GONE else "its time limit ended"
-        return Verdict(Cause.CLIENT_GONE, f"cancelled because {who} after {seconds(after)}, {before}{why}")
+    if (what := CANCELLED_BECAUSE.get(end.cause)) is not None:
+        cause = Cause.CLIENT_GONE if end.cause is CancelCause.CLIENT_GONE else Cause.CANCELLED
+        return Verdict(cause, f"cancelled because {what} after {seconds(after)}, {before}{why}")
     return Verdict(Cause.CANCELLED, f"cancelled after {seconds(after)}, {before}: {end.reason}{why}")
 
 

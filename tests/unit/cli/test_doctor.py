@@ -37,6 +37,7 @@ from pointsman.contracts.requests import (
     PrefillFinished,
     RequestArrived,
     RequestAttemptFailed,
+    RequestCancelled,
     RequestFailed,
     RequestFinished,
 )
@@ -49,8 +50,10 @@ from pointsman_cli.console.log.observer import Observer
 from pointsman_cli.discovery import fleet_as_given
 from pointsman_cli.doctor import examination
 from pointsman_cli.doctor.balance import Balance
+from pointsman_cli.doctor.caches import Caches
 from pointsman_cli.doctor.engine_failures import EngineFailures
 from pointsman_cli.doctor.examination import Diagnosis, Examiner, examine
+from pointsman_cli.doctor.findings import Severity
 from pointsman_cli.doctor.fleet_health import FleetHealth
 from pointsman_cli.doctor.lateness import Lateness
 from pointsman_cli.doctor.missing_transfers import MissingTransfers
@@ -238,6 +241,33 @@ def test_requests_of_an_ingress_that_is_gone_are_told_with_its_name(healthy: Ent
     assert (told["severity"], told["area"]) == ("warning", "requests")
     assert CancelCause.INGRESS_SILENT.sentence in told["what"]
     assert "ingress" in told["evidence"][0]
+
+
+@pytest.mark.parametrize(
+    ("cause", "severity", "advice"),
+    [
+        (CancelCause.INGRESS_STOPPED, Severity.WARNING, "--drain-seconds-max"),
+        (CancelCause.TIMEOUT, Severity.WARNING, "--request-timeout-seconds"),
+        (CancelCause.CLIENT_GONE, Severity.NOTE, ""),
+    ],
+)
+def test_answers_that_were_cut_off_are_no_mere_note_unless_their_client_left(
+    cause: CancelCause, severity: Severity, advice: str
+) -> None:
+    """By a stop of the ingress, clients have got an error in the middle of their answers."""
+    cut = [
+        RequestCancelled(at=6.0, request=RequestId(f"r-{n}"), reason=cause, cause=cause, instance=ENGINE)
+        for n in range(2)
+    ]
+    log: list[LogEvent] = [joined("engine-1"), asked(0, 10), asked(1, 10), *cut]
+    (told,) = examined(log, Requests).findings
+
+    assert told.severity is severity
+    assert told.what.startswith("2 requests were cut off: " if advice else "2 requests were cancelled")
+    assert advice in told.advice
+    assert told.evidence[:1] == (["2 of i"] if advice else ["2 client_gone"])
+    (summary,) = examined(log, Service).summary
+    assert summary.startswith("2 requests, 0.0% with the first token in time" if advice else "no request was answered")
 
 
 def test_an_ingress_that_only_stood_still_makes_no_second_end(healthy: Entries, tmp_path: Path) -> None:
@@ -445,6 +475,25 @@ def test_what_was_lost_is_told_as_healed_only_once_the_cache_is_known_again(heal
     (said,) = told["engine events were lost for good once, and that has healed"]["evidence"]
     assert said == ("engine-1: 1 gap, 3 missed: not replayed; known again after 4.0 s: the engine cleared its cache")
     assert not any("not known exactly" in what for what in told)
+
+
+@pytest.mark.parametrize(
+    ("then", "told"),
+    [
+        ([], "once, 1 of them to the end"),
+        ([reported("engine-1", 1, [1, 2], at=3.0)], "once, and healed"),
+        (
+            [InstanceLeft(at=3.0, instance=InstanceId("engine-1"), epoch=Epoch(1), reason="stopped")],
+            "once, 1 of them until the instance left",
+        ),
+    ],
+)
+def test_doubts_of_a_cache_have_healed_only_if_the_index_was_found_right(then: list[LogEvent], told: str) -> None:
+    wrong = reported("engine-1", 1, [1, 2, 3], at=2.0)
+    log: list[LogEvent] = [joined("engine-1"), stored("engine-1", 1, [1, 2], at=1.0), wrong, *then]
+    found = [finding.what for finding in examined(log, Caches).findings]
+
+    assert [what for what in found if "out of step" in what] == [f"what the log says of caches was out of step {told}"]
 
 
 def test_an_engine_without_a_replay_socket_is_named(healthy: Entries, tmp_path: Path) -> None:

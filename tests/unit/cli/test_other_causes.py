@@ -20,7 +20,7 @@ from pointsman_cli.explain.causes import Cause, Verdict, cause_ahead
 from pointsman_cli.explain.diagnosis import reasons_and_details, verdict
 from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.explain.values import RequestTimeline
-from tests.support.events import finished, stored
+from tests.support.events import finished, route, stored
 from tests.support.request_story import RequestStory
 from tests.support.slow_log import read_late
 
@@ -286,18 +286,28 @@ def test_a_whole_answer_in_a_split_pool_does_not_count_as_the_transfer_of_its_ca
     )
 
 
-def test_a_client_that_left_is_told_with_what_it_waited_for() -> None:
+@pytest.mark.parametrize(
+    ("ended", "cause", "because"),
+    [
+        (CancelCause.CLIENT_GONE, "client_gone", "the client left"),
+        (CancelCause.TIMEOUT, "cancelled", "its time limit ended"),
+        (CancelCause.INGRESS_STOPPED, "cancelled", "its ingress stopped"),
+    ],
+)
+def test_a_request_that_was_cancelled_is_told_with_what_it_waited_for(
+    ended: CancelCause, cause: str, because: str
+) -> None:
     story = RequestStory(
         engines="a", policies=policy_set(routing="round_robin", admission="none", prefill_window_tokens=100)
     )
     story.asks("long", 300)
     story.asks("left")
     story.later(9.0)
-    story.is_cancelled("left", CancelCause.CLIENT_GONE)
+    story.is_cancelled("left", ended)
     told = of(story, "left")
 
-    assert told.cause == "client_gone"
-    assert told.sentence.startswith("cancelled because the client left after 9.000 s, before its first token")
+    assert told.cause == cause
+    assert told.sentence.startswith(f"cancelled because {because} after 9.000 s, before its first token")
     assert "19,201 tokens were ahead of it on a" in told.sentence
 
 
@@ -323,6 +333,21 @@ def test_a_request_that_was_rejected_for_a_prompt_ahead_says_so() -> None:
     assert told.sentence.startswith(
         "rejected because 19,201 tokens were ahead of it on a, of one long prompt (19.5 s predicted"
     )
+
+
+def test_a_rejection_although_an_engine_was_idle_is_no_overload() -> None:
+    story = RequestStory(policies=policy_set(routing="min_ttft", admission="predicted_ttft"))
+    prompt = list(range(300))
+    for name, objective in (("first", 60.0), ("twin", 5.0)):  # the twin would wait for the first one's prefix
+        command = route(name, prompt, arrived_at=story.now, slo_ttft=objective)
+        story.decides(story.dispatcher.route(command, story.now))
+    story.asks("held up", waited=6.0, slo_ttft=5.0)
+    twin, late = of(story, "twin"), of(story, "held up")
+
+    assert twin.cause == "long_prompt"
+    assert twin.sentence == ("rejected because its prompt takes longer than its objective: 19.2 s on b, which was idle")
+    assert late.cause == "transport"
+    assert late.sentence.startswith("rejected because too much of its objective had gone by before: it takes 0.2")
 
 
 def test_without_an_instance_a_rejection_says_so() -> None:

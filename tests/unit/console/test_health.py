@@ -81,14 +81,16 @@ def test_engines_to_look_at_come_worst_first_with_their_reason() -> None:
 
 
 def test_a_list_of_requests_is_judged_by_those_that_ended() -> None:
-    view = requests(10)
-    words = ["in time"] * 6 + ["late"] + ["open"] * 3
+    view = requests(20)
+    words = ["in time"] * 6 + ["late"] + ["left out"] * 10 + ["open"] * 3
     view = msgspec.structs.replace(
         view,
         requests=[msgspec.structs.replace(one, lateness=word) for one, word in zip(view.requests, words, strict=True)],
     )
 
-    assert requests_verdict(view) == Verdict("warning", "Of the newest 10 requests: 6 in time, 1 late, 3 open.", [])
+    assert requests_verdict(view) == Verdict(
+        "warning", "Of the newest 20 requests: 6 in time, 1 late, 10 left out, 3 open.", []
+    )
     assert requests_verdict(EMPTY["requests"]).sentence == "No request has come by yet."
 
 

@@ -19,7 +19,7 @@ from pointsman.contracts.decisions import (
 )
 from pointsman.contracts.envelope import Stamp, is_fenced
 from pointsman.contracts.fleet import InstanceLeft
-from pointsman.contracts.reasons import FailReason, RejectReason
+from pointsman.contracts.reasons import CancelCause, FailReason, RejectReason
 from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestEvent, RequestFailed, RequestFinished
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
@@ -198,6 +198,10 @@ REFUSED = no_instance("r", at=2.0)
 FAILED = RequestFailed(at=2.0, request=RequestId("r"), reason="engine_failed", status=502)
 
 
+def cancelled(cause: CancelCause) -> RequestCancelled:
+    return RequestCancelled(at=2.0, request=RequestId("r"), reason=cause, cause=cause)
+
+
 @pytest.mark.parametrize(
     ("end", "judged"),
     [
@@ -205,7 +209,10 @@ FAILED = RequestFailed(at=2.0, request=RequestId("r"), reason="engine_failed", s
         (replace(REFUSED, reason=RejectReason.RATE_LIMITED), False),
         (FAILED, True),
         (replace(FAILED, reason=FailReason.ENGINE_REFUSED, status=400), False),
-        (given_up("r", at=2.0), False),
+        (given_up("r", at=2.0), True),
+        (cancelled(CancelCause.INGRESS_STOPPED), True),
+        (cancelled(CancelCause.TIMEOUT), True),
+        (cancelled(CancelCause.CLIENT_GONE), False),
     ],
 )
 def test_what_a_client_or_its_limits_caused_says_nothing_about_the_service(end: LogEvent, judged: bool) -> None:
@@ -214,7 +221,10 @@ def test_what_a_client_or_its_limits_caused_says_nothing_about_the_service(end: 
     expected = 0.0 if judged else None
     assert fleet_view(observer).totals.goodput == expected
     assert [tenant.goodput for tenant in tenants_view(observer).tenants] == [expected]
-    assert fleet_view(observer).totals.failed == (end is FAILED)
+    assert fleet_view(observer).totals.failed == (judged and end is not REFUSED)
+    assert [row.lateness for row in requests_view(observer, RequestFilter()).requests] == [
+        "unserved" if judged else "left out"
+    ]
 
 
 def test_requests_that_their_ingress_placed_alone_are_counted_for_a_minute() -> None:

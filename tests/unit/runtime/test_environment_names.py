@@ -3,7 +3,7 @@
 import pytest
 
 from pointsman.runtime import environment_names
-from pointsman.runtime.environment_names import unknown_variables, warn_of_unknown_variables
+from pointsman.runtime.environment_names import unknown_variables, warn_of_variables
 from tests.unit.runtime.conftest import LinesOf
 
 
@@ -35,12 +35,12 @@ def test_a_misspelt_variable_is_named_and_a_known_one_is_not(variable: str, said
 def test_all_of_them_are_one_warning_and_none_is_silence(monkeypatch: pytest.MonkeyPatch, lines_of: LinesOf) -> None:
     lines = lines_of(environment_names)
     monkeypatch.setenv("POINTSMAN_PORT", "1")
-    warn_of_unknown_variables()
+    warn_of_variables()
     assert lines == []
 
     monkeypatch.setenv("POINTSMAN_A_KNOB", "1")
     monkeypatch.setenv("POINTSMAN_B_KNOB", "2")
-    warn_of_unknown_variables()
+    warn_of_variables()
     assert [(line["log_level"], line["ignored"]) for line in lines] == [
         ("warning", "POINTSMAN_A_KNOB, POINTSMAN_B_KNOB")
     ]

@@ -21,7 +21,6 @@ from pointsman.state.checkpoint import encode_state
 from pointsman.state.state import FOLD_VERSION, State
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_lab.memory.stores import MemoryCheckpoints
-from pointsman_scheduler.policy_config import empty_state
 from pointsman_scheduler.settings import SchedulerSettings
 from tests.support.events import joined
 
@@ -54,7 +53,7 @@ class TroubledCheckpoints(MemoryCheckpoints):
 
 async def _a_log_that_begins_late() -> tuple[MemoryBroker, list[tuple[LogEntry, State]]]:
     """Entries 1 to 6, each a new instance, with the State after each. The first three were dropped."""
-    broker, state = MemoryBroker(PoolName("default")), empty_state(SETTINGS, POLICIES)
+    broker, state = MemoryBroker(PoolName("default")), SETTINGS.empty_state(POLICIES)
     log, passed = broker.client(ScaledClock(), name="test").log, []
     for number in range(1, ENTRIES + 1):
         await log.append(joined(f"engine-{number}"))
@@ -75,7 +74,7 @@ def _following(broker: MemoryBroker, checkpoints: MemoryCheckpoints) -> Recovery
         clock=ScaledClock(),
         board=HealthBoard(),
         part="fold",
-        empty_state=lambda: empty_state(SETTINGS, POLICIES),
+        empty_state=lambda: SETTINGS.empty_state(POLICIES),
     )
 
 

@@ -6,11 +6,12 @@ from pathlib import Path
 import click
 import pytest
 
-from pointsman.runtime import settings_file
-from pointsman.runtime.environment_names import unknown_variables
+from pointsman.runtime import environment_names, settings_file
+from pointsman.runtime.environment_names import unknown_variables, warn_of_variables
 from pointsman.runtime.settings import CONFIG
 from pointsman.runtime.settings_file import REMOVED, SETTINGS, TABLES, read_settings_file
 from tests.support.settings_types import COMMANDS, process_settings, settable
+from tests.unit.runtime.conftest import LinesOf
 
 ROOT = Path(__file__).parents[3]
 FILES = ("deploy/compose/pointsman.toml", "deploy/image.toml", "deploy/systemd/pointsman.toml")
@@ -62,6 +63,24 @@ def test_what_is_set_for_the_whole_deployment_reaches_each_service_that_has_it(
     told = {"block_tokens": 32, "pool": "main", "secret": "of the deployment"}
     assert {name: accepted[name] for name in told if name in accepted}.items() <= told.items()
     assert unknown_variables(["POINTSMAN_SECRET"]) == []
+
+
+@pytest.mark.parametrize("table", sorted(TABLES - {"up"}))
+def test_a_variable_that_wins_over_the_processs_own_table_is_named(
+    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines_of: LinesOf
+) -> None:
+    lines = lines_of(environment_names)
+    file = tmp_path / "fleet.toml"
+    file.write_text(f'[{table}]\nport = 9000\nhost = "0.0.0.0"\n')
+    for variable in ("POINTSMAN_PORT", "POINTSMAN_LOG_LEVEL"):  # the second outranks no key
+        with COMMANDS[table].make_context(table, ["--config", str(file)]):
+            warn_of_variables()
+        monkeypatch.setenv(variable, "8080" if variable == "POINTSMAN_PORT" else "debug")
+    with COMMANDS[table].make_context(table, ["--config", str(file)]):
+        warn_of_variables()
+
+    told = {"event": "settings_overridden", "log_level": "warning", "file": str(file), "by": "POINTSMAN_PORT"}
+    assert lines == [told, told]
 
 
 @pytest.mark.parametrize("name", sorted(REMOVED))

@@ -31,6 +31,9 @@ SILENCE_SECONDS_MAX = 3.0
 LAG_SECONDS_MAX = 5.0
 """A server that has just become the log's leader may not have applied what its predecessor confirmed."""
 
+NO_ROOM = frozenset({10005, 10023, 10047})
+"""No server with room for another stream, or none in this one."""
+
 DUPLICATE_SECONDS: Seconds = 120.0
 """For this long the server knows a write again."""
 
@@ -117,13 +120,22 @@ class Stream:
             if answer.error is not None:  # another process was faster, with other settings
                 answer = await self._request("STREAM.INFO", refusal=answer.error)
         if answer.error is not None:
-            raise LogUnavailableError(answer.error.description)
+            raise LogUnavailableError(self._refusal(answer.error))
         changes = self._lacking(answer.config) if self._creates else {}
         refused: list[str] = []
         if changes:
             answer, refused = await self._updated(answer, changes)
         differences = [*self._differences(answer.config), *refused]
         return _extent(answer), differences, int(answer.config.get("num_replicas", 1))
+
+    def _refusal(self, error: ApiError) -> str:
+        """A store of which everything is reserved may be empty: the words of the server send people to its disk."""
+        if error.err_code not in NO_ROOM:
+            return error.description
+        reserved = self._settings.bytes_max / 1024**3
+        return (
+            f"{error.description}: a new log reserves {reserved:g} GiB (--log-bytes-max) of the server's max_file_store"
+        )
 
     def _lacking(self, found: dict[str, Any]) -> dict[str, Any]:
         """What takes nothing away: subjects of new events, compression, direct reads, and a larger size or age that was

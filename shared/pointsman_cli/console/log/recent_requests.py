@@ -77,7 +77,7 @@ class RecentRequest:
     @property
     def lateness(self) -> Lateness:
         if self.stage in UNSERVED:
-            return "unserved"
+            return "unserved" if self.judged else "left out"
         if self.ttft is None:
             return "open"
         return "late" if self.slo_ttft > 0 and self.ttft > self.slo_ttft else "in time"

@@ -25,6 +25,7 @@ class Figures:
     judged: int = 0
     rejected: int = 0
     failed: int = 0
+    """Or cut off, by anybody but their clients."""
     prompt_tokens: Tokens = 0
     cached_tokens: Tokens = 0
     predicted_tokens: Tokens = 0
@@ -35,7 +36,7 @@ class Figures:
         self.in_time += record.lateness == "in time"
         self.judged += record.judged
         self.rejected += record.stage == REJECTED
-        self.failed += record.judged and record.stage == FAILED
+        self.failed += record.judged and record.stage in (FAILED, CANCELLED)
         if record.ttft is not None:
             self.ttfts.append(record.ttft)
         if record.cached_tokens >= 0:

@@ -18,7 +18,7 @@ LEVELS: dict[str, Level] = {
     "half-open": "warning",
     "unschedulable": "serious", "down": "serious", "left": "note", "gone": "note",
     "exact": "ok", "degraded": "warning", "blind": "serious",
-    "in time": "ok", "late": "warning", "open": "note", "unserved": "serious",
+    "in time": "ok", "late": "warning", "open": "note", "unserved": "serious", "left out": "note",
     "pending": "note", "prefill": "note", "handed over": "note", "decoding": "note", "finished": "ok",
     "failed": "serious", "cancelled": "note", "rejected": "serious",
     "live": "ok", "recorded": "note", "starting": "note", "catching up": "warning", "disconnected": "serious",

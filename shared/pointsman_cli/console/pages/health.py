@@ -41,7 +41,7 @@ def pool_verdict(fleet: FleetView, status: StatusView) -> Verdict:
     totals = fleet.totals
     engines = f"{plural(totals.ready, 'engine')} ready, every cache index exact"
     if totals.goodput is None:
-        return Verdict("ok", f"{engines}. No request ended in the last minute.", [])
+        return Verdict("ok", f"{engines}. No request was answered in the last minute.", [])
     return Verdict("ok", f"{engines}, {totals.goodput:.1%} of requests in time.", [])
 
 
@@ -151,8 +151,9 @@ def requests_verdict(view: RequestsView, slowest: bool = False) -> Verdict:
         return Verdict("note", "No request fits." if view.kept else "No request has come by yet.", [])
     if slowest:
         return _of_slowest(shown[0], view.matching)
-    numbers = {word: sum(one.lateness == word for one in shown) for word in ("in time", "late", "unserved", "open")}
-    ended = len(shown) - numbers["open"]
+    words = ("in time", "late", "unserved", "left out", "open")
+    numbers = {word: sum(one.lateness == word for one in shown) for word in words}
+    ended = numbers["in time"] + numbers["late"] + numbers["unserved"]
     goodput = numbers["in time"] / ended if ended else 1.0
     said = ", ".join(f"{number:,} {word}" for word, number in numbers.items() if number)
     return Verdict(goodput_level(goodput), f"Of the newest {plural(len(shown), 'request')}: {said}.", [])

@@ -23,7 +23,6 @@ from pointsman_lab.torture.engines import MAX_MODEL_LEN, MODEL
 from pointsman_lab.torture.network import Stored
 from pointsman_lab.torture.pool_model import PoolModel
 from pointsman_lab.torture.reference_model import ReferenceModel
-from pointsman_scheduler import policy_config
 
 REQUESTS = "list of requests"
 FLEET = "fleet"
@@ -362,7 +361,8 @@ def leading(cluster: Cluster) -> State | None:
 
 
 def empty_state(cluster: Cluster) -> State:
-    return policy_config.empty_state(cluster.plan.scheduler, policy_config.chosen_policies(cluster.plan.scheduler))
+    settings = cluster.plan.scheduler
+    return settings.empty_state(settings.policies())
 
 
 def empty_model(cluster: Cluster) -> PoolModel:

@@ -34,7 +34,6 @@ from pointsman_scaler.settings import ScalerSettings
 from pointsman_scheduler.checkpointer import checkpointer_over
 from pointsman_scheduler.checkpointing import Cadence
 from pointsman_scheduler.main import start_scheduler
-from pointsman_scheduler.policy_config import chosen_policies
 from pointsman_scheduler.service import SchedulerService
 from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import WorkerSettings
@@ -53,7 +52,7 @@ class SchedulerProcess(Process):
             supervisor,
             self.link.ports,
             settings=settings,
-            policies=chosen_policies(settings),
+            policies=settings.policies(),
             clock=self.clock,
             board=run.board,
             name=self.link.name,
