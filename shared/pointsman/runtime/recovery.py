@@ -48,11 +48,13 @@ class _RetryLookUpError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StartPoint:
-    """`label`: the checkpoint it came from."""
+    """`label`: the checkpoint it came from. `passed_over`: others that were looked at and not used: unreadable, of another
+    fold, or beyond the end of a log that lost its tail."""
 
     state: State
     extent: LogExtent
     label: CheckpointLabel | None
+    passed_over: frozenset[CheckpointLabel]
 
     @property
     def end(self) -> Sequence:
@@ -109,6 +111,7 @@ class Recovery:
         self._empty_state = empty_state
         self._loads = loads
         self._unfit: set[CheckpointLabel] = set()
+        self._passed_over: set[CheckpointLabel] = set()
         self._others: dict[UnusableCheckpoints, set[CheckpointLabel]] = {}
         """Of other folds, newest first, by why; only `unavailable` if none could be read in time."""
         self.form = checkpoint_form(empty_state())
@@ -119,11 +122,11 @@ class Recovery:
         if found is not None:
             label, state = found
             log.info("checkpoint_restored", as_of=label.as_of, entries_behind=extent.last - label.as_of)
-            return StartPoint(state, extent, label)
+            return StartPoint(state, extent, label, frozenset(self._passed_over - {label}))
         if extent.first > 1:
             log.warning("log_truncated", first=extent.first, lost="what was known before, until workers report again")
         self._tell_why_whole(extent)
-        return StartPoint(self._empty_state(), extent, None)
+        return StartPoint(self._empty_state(), extent, None, frozenset(self._passed_over))
 
     def _tell_why_whole(self, extent: LogExtent) -> None:
         """The start takes as long as the log is. Loudly if there are, or may be, checkpoints of this log."""
@@ -179,7 +182,7 @@ class Recovery:
     async def _newest_fitting(self, extent: LogExtent) -> tuple[CheckpointLabel, State] | None:
         """Raises _RetryLookUpError."""
         replaced, young = "", None
-        self._others = {}
+        self._others, self._passed_over = {}, set()
         try:
             for label in await self._checkpoints.labels():
                 problem = self._unfitness(label, extent)
@@ -189,6 +192,7 @@ class Recovery:
                 young = young if look.state is None else (label, look.state)
                 if look.gone or self._is_newer_than(extent, label):
                     replaced = "a newer one was taken meanwhile"
+                self._passed_over.add(label)
                 log.info("checkpoint_skipped", as_of=label.as_of, problem=look.problem)
         except StoreUnavailableError as error:
             raise _RetryLookUpError(str(error)) from error
