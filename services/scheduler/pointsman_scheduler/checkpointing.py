@@ -3,7 +3,7 @@ events or seconds, or if the newest lies in the older half of the log. Of severa
 a newer checkpoint than its own drops its State, and resumes once no more come."""
 
 import gc
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 
 import structlog
@@ -70,8 +70,6 @@ class Checkpointer:
         """Of the last try, which may have been stored though it failed."""
         self._saved_at = WallSeconds(0.0)
         self._passed_over: frozenset[CheckpointLabel] = frozenset()
-        """Newer than where the fold began, which could not be used: unreadable, or beyond the end of a log that lost its
-        tail."""
         self._not_before = WallSeconds(0.0)
 
     async def run(self) -> None:
@@ -92,8 +90,7 @@ class Checkpointer:
         self._end = beginning.end
         self._extent, self._extent_at = beginning.extent, self._clock.wall()
         self._saved, self._saved_at = state.sequence, self._clock.wall()
-        with suppress(StoreUnavailableError):
-            self._passed_over = frozenset(label for label in await self._labels() if label.as_of > state.sequence)
+        self._passed_over = beginning.passed_over
         async with aclosing(self._following.entries(beginning)) as entries:  # type: ignore[type-var]
             async for entry in entries:
                 state.apply_entry(entry)

@@ -50,11 +50,13 @@ class _RetryLookUpError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StartPoint:
-    """`label`: the checkpoint it came from."""
+    """`label`: the checkpoint it came from. `passed_over`: others that were looked at and not used: unreadable, of another
+    fold, or beyond the end of a log that lost its tail."""
 
     state: State
     extent: LogExtent
     label: CheckpointLabel | None
+    passed_over: frozenset[CheckpointLabel]
 
     @property
     def end(self) -> Sequence:
@@ -111,6 +113,7 @@ class Recovery:
         self._empty_state = empty_state
         self._loads = loads
         self._unfit: set[CheckpointLabel] = set()
+        self._passed_over: set[CheckpointLabel] = set()
         self._ahead: dict[CheckpointLabel, WallSeconds] = {}
         """Since when the log is known to lack their entries."""
         self._others: dict[UnusableCheckpoints, set[CheckpointLabel]] = {}
@@ -123,11 +126,11 @@ class Recovery:
         if found is not None:
             label, state = found
             log.info("checkpoint_restored", as_of=label.as_of, entries_behind=extent.last - label.as_of)
-            return StartPoint(state, extent, label)
+            return StartPoint(state, extent, label, frozenset(self._passed_over - {label}))
         if extent.first > 1:
             log.warning("log_truncated", first=extent.first, lost="what was known before, until workers report again")
         self._tell_why_whole(extent)
-        return StartPoint(self._empty_state(), extent, None)
+        return StartPoint(self._empty_state(), extent, None, frozenset(self._passed_over))
 
     def _tell_why_whole(self, extent: LogExtent) -> None:
         """The start takes as long as the log is. Loudly if there are, or may be, checkpoints of this log."""
@@ -183,7 +186,7 @@ class Recovery:
     async def _newest_fitting(self, extent: LogExtent) -> tuple[CheckpointLabel, State] | None:
         """Raises _RetryLookUpError."""
         replaced, young = "", None
-        self._others = {}
+        self._others, self._passed_over = {}, set()
         try:
             for label in await self._checkpoints.labels():
                 problem = self._unfitness(label, extent)
@@ -191,8 +194,11 @@ class Recovery:
                 if look.state is not None and not look.problem:
                     return label, look.state
                 young = young if look.state is None else (label, look.state)
-                if look.gone or self._is_newer_than(extent, label):
+                if look.gone:
                     replaced = "a newer one was taken meanwhile"
+                elif self._is_newer_than(extent, label):
+                    replaced = f"one is of entry {label.as_of}, the log ended at {extent.last}"
+                self._passed_over.add(label)
                 log.info("checkpoint_skipped", as_of=label.as_of, problem=look.problem)
         except StoreUnavailableError as error:
             raise _RetryLookUpError(str(error)) from error

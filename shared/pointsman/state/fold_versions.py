@@ -3,7 +3,7 @@ decisions of before stay as they were made. 1 is a log that names none. A new ru
 an old decision is made, gets the next version, an entry here and a golden fold (`tests/golden`). So does a new event that
 State folds: checkpoints of the release before, which skips it, lack what it says."""
 
-FOLD_VERSION = 15
+FOLD_VERSION = 16
 """Of this release."""
 
 DELIVERIES_CHECKED = 2
@@ -100,3 +100,6 @@ UNHEARD_SERVE = 15
 of a worker says nothing about the engines of other hosts."""
 RESTS_FORGOTTEN = 15
 """A rest that is over is forgotten, and nothing is learned of a source that has left: names may never come back."""
+UPPER_TRACKED = 16
+"""The upper value of a prediction follows first tokens by what would be told now (`TtftIntervals`): by what was told, it swung
+between nothing and 20 times the prediction where hundreds of requests wait."""

@@ -403,6 +403,7 @@ def finish_prefill(parts: StateParts, event: PrefillFinished) -> None:
             upper=request.predicted_ttft_upper,
             actual=event.at - request.placed_at,
             work=request.prefill_seconds,
+            as_told=parts.settings.fold_version < fold_versions.UPPER_TRACKED,
         )
     request.stage = Stage.DECODING
     promise_until_confirmed(parts, request, event.at)

@@ -1,8 +1,10 @@
 """Calibrated upper values of predicted TTFT: COVERAGE of the first tokens come within them. `upper = predicted * e^q`,
-where q is the quantile of log(actual / predicted) since the placement, learned online by gradient steps on the pinball
-loss (adaptive conformal inference: Gibbs and Candes 2021, for overlapping groups as in Bastani et al. 2022): a first token beyond its
-upper value widens q, one within it narrows q by a ninth of that. q is a sum over the groups of a request: all, its
-predicted seconds, whether it waits behind others, and its instance. A new instance starts wide.
+where q is a quantile of log(actual / predicted) since the placement, learned online by gradient steps on the pinball
+loss, for overlapping groups as in Bastani et al. 2022: a first token beyond the upper value that it would be told now widens q, one
+within it narrows q. q is a sum over the groups of a request: all, its predicted seconds, whether it waits behind
+others, and its instance. A new instance starts wide. Which quantile follows what was told: while more than 1 - COVERAGE
+of the first tokens come beyond it, as where queues grow, a higher one (adaptive conformal inference, Gibbs and Candes
+2021).
 
 Only requests with a first token count: those that are refused or give up are not known."""
 
@@ -13,7 +15,9 @@ from math import exp
 from pointsman.primitives import EngineSeconds, InstanceId
 
 COVERAGE = 0.9
-STEP = 0.05
+STEP, STEP_AS_TOLD = 0.02, 0.05
+BEYOND_MAX, BEYOND_MIN, BEYOND_STEP = 1 - COVERAGE, 0.01, 0.001
+"""Share of the first tokens that q leaves beyond it."""
 FIRST, FIRST_OF_INSTANCE = 0.3, 0.3
 WIDTH_MAX = 3.0
 WAITS_TIMES = 1.5
@@ -29,6 +33,7 @@ class TtftIntervals:
     by_seconds: list[float] = field(default_factory=lambda: [0.0] * (len(SECONDS_EDGES) + 1))
     by_waiting: list[float] = field(default_factory=lambda: [0.0] * 2)
     by_instance: dict[InstanceId, float] = field(default_factory=dict)
+    beyond: float = BEYOND_MAX
     within: float = 0.0
     counted: float = 0.0
 
@@ -48,14 +53,21 @@ class TtftIntervals:
         upper: EngineSeconds,
         actual: EngineSeconds,
         work: EngineSeconds,
+        as_told: bool = False,
     ) -> None:
-        beyond = actual > upper
+        """`upper`: as it was told at the placement. `as_told`: learned by it alone. What is told to the requests under way
+        then counts again and again, and the more of them there are, the further q swings."""
+        told_beyond = actual > upper
         self.counted = COVERAGE_FADE * self.counted + 1.0
-        self.within = COVERAGE_FADE * self.within + (not beyond)
+        self.within = COVERAGE_FADE * self.within + (not told_beyond)
         quantile = self._quantile(instance, predicted, work)
+        beyond = told_beyond if as_told else actual > predicted * self.factor(instance, predicted, work)
         if (beyond and quantile >= WIDTH_MAX) or (not beyond and quantile <= 0.0):
             return
-        step = STEP * (beyond - (1 - COVERAGE))
+        if not as_told:
+            aim = self.beyond - BEYOND_STEP * (told_beyond - (1 - COVERAGE))
+            self.beyond = min(BEYOND_MAX, max(BEYOND_MIN, aim))
+        step = (STEP_AS_TOLD if as_told else STEP) * (beyond - self.beyond)
         self.all += step
         self.by_seconds[_band(predicted)] += step
         self.by_waiting[_waits(predicted, work)] += step

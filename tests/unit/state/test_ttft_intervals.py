@@ -1,5 +1,6 @@
 """Upper values of predicted TTFT: nine of ten first tokens come within them, whatever the error's distribution."""
 
+from collections.abc import Callable
 from math import isfinite
 from random import Random
 
@@ -74,10 +75,44 @@ def test_a_long_outage_is_forgotten_soon() -> None:
     intervals = TtftIntervals()
     for _ in range(2_000):
         observe(intervals, A, 1.0, 1e6)
-    for _ in range(300):
+    for _ in range(500):
         observe(intervals, A, 1.0, 0.9)
 
     assert intervals.factor(A, 1.0, 1.0) < 1.5
+
+
+def told_late(bias: Callable[[int], float], *, requests: int, under_way: int) -> list[tuple[bool, float]]:
+    """Of each request, whether it came within, and its upper value over the predicted one. So many others are placed before its
+    first token. Log-normal errors."""
+    intervals, chance = TtftIntervals(), Random(1)
+    told = [(0.0, 0.0)] * requests
+    ended = []
+    for number in range(requests + under_way):
+        if number < requests:
+            factor = intervals.factor(A, 1.0, 1.0)
+            told[number] = factor, chance.lognormvariate(bias(number), 0.3)
+        if number >= under_way:
+            factor, actual = told[number - under_way]
+            intervals.learn(A, predicted=1.0, upper=factor, actual=actual, work=1.0)
+            ended.append((actual <= factor, factor))
+    return ended
+
+
+def test_it_does_not_swing_where_hundreds_wait() -> None:
+    """What is told to those that wait cannot be changed any more."""
+    ended = told_late(lambda _: 0.3, requests=6_000, under_way=500)[2_000:]
+    factors = sorted(factor for _, factor in ended)
+    quarters = [sum(within for within, _ in ended[start : start + 500]) / 500 for start in range(0, 4_000, 500)]
+
+    assert factors[len(factors) // 20] > 1.5
+    assert factors[-len(factors) // 20] < 2.6, "nine of ten come within 1.98 times the prediction"
+    assert all(0.8 < share < 0.98 for share in quarters)
+
+
+def test_it_follows_queues_that_grow() -> None:
+    ended = told_late(lambda number: number / 6_000, requests=6_000, under_way=300)[1_000:]
+
+    assert sum(within for within, _ in ended) / len(ended) > 0.87
 
 
 @given(
