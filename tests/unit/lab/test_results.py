@@ -432,6 +432,17 @@ def test_the_steps_from_the_bound_to_ours_add_up_and_the_dearest_is_named() -> N
     )
 
 
+def test_what_floors_gain_is_no_cost_of_eight_queues() -> None:
+    numbers = planted(ours=0.9, others=0.8)
+    key = "gap-long-document-qa"
+    numbers.studies[key] = numbers_of(study(key), ours=0.8, others=0.8, **{ONE_CACHE_ROW: 0.85, DEFAULT_ROW: 0.88})
+
+    (gap,) = [one for one in gaps(numbers) if one.workload == "long-document-qa"]
+
+    assert [round(points, 6) for points in gap.steps.values()] == [0.0, 10.0, 5.0, -8.0]
+    assert gap.dearest == "eight caches"
+
+
 def test_the_trace_and_the_generator_of_one_name_are_two_workloads() -> None:
     workloads = [gap.workload for gap in gaps(planted(ours=0.9, others=0.8))]
 
