@@ -474,6 +474,18 @@ def test_the_page_is_made_of_the_numbers_alone() -> None:
     assert text != page(every, planted(ours=0.7, others=0.8))
 
 
+def test_beside_each_capacity_stand_the_p99_and_how_long_late_requests_wait() -> None:
+    text = page(studies(HERE), planted(ours=0.9, others=0.8))
+    heads = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| policy")]
+    counts = [
+        [sum(title.endswith(what) for title in head) for what in ("capacity", "P99", "late ones wait")]
+        for head in heads
+    ]
+
+    assert all(capacity <= min(p99, waits) for capacity, p99, waits in counts)
+    assert sum(capacity for capacity, *_ in counts) > 20
+
+
 def test_headings_and_tables_of_the_page_stand_apart() -> None:
     lines = page(studies(HERE), planted(ours=0.9, others=0.8)).splitlines()
 

@@ -173,6 +173,8 @@ def _is_held_out(duel: Duel) -> bool:
 
 
 def columns(study: str, rate: float | None, called: str, *shown: str) -> list[Column]:
+    """With a capacity the P99 and how long late requests wait, named or not: capacity alone hides what a few pay for it."""
+    shown += tuple(what for what in ("ttft_p99_s", "late_wait_s") if "capacity" in shown and what not in shown)
     headings = [METRICS[what].heading if what in METRICS else what for what in shown]
     if called:
         headings[0] = f"{called}: {headings[0]}"
