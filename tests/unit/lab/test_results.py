@@ -518,6 +518,9 @@ def test_the_page_in_docs_is_what_its_numbers_give() -> None:
     numbers = numbers_in_docs()
 
     assert (DOCS / "results.md").read_text() == page(studies(HERE), numbers)
+    for one in studies(HERE):
+        found = numbers.studies[one.key]
+        assert (found.seeds, {*found.rates()}) == ([*one.seeds], {*one.rates}), one.key
 
 
 # --- The command ---
