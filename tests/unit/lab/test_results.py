@@ -474,6 +474,17 @@ def test_the_page_is_made_of_the_numbers_alone() -> None:
     assert text != page(every, planted(ours=0.7, others=0.8))
 
 
+def test_where_tbt_counts_too_the_worst_is_told() -> None:
+    one = study("answers-alone-chat")
+    numbers = only(one, numbers_of(one, ours=0.9, others=0.9))
+    (ours,) = [point for point in numbers.studies[one.key].points if point.row == OURS]
+    assert Figures([one], numbers).with_tbt().startswith("best or level at 1 of 1")
+
+    ours.metrics["capacity_with_tbt"] = 0.4
+
+    assert "at 0 of 1 points; the worst is -10.0 (alone-chat, " in Figures([one], numbers).with_tbt()
+
+
 def test_beside_each_capacity_stand_the_p99_and_how_long_late_requests_wait() -> None:
     text = page(studies(HERE), planted(ours=0.9, others=0.8))
     heads = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| policy")]

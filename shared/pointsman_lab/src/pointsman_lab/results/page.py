@@ -15,7 +15,7 @@ from pointsman_lab.results.numbers import METRICS, Numbers
 from pointsman_lab.results.studies import CLAIMS
 from pointsman_lab.results.studies.rows import AS_WRITTEN, TUNED
 from pointsman_lab.results.study import OURS, WARMUP, Study
-from pointsman_lab.results.verdict import Duel, duels
+from pointsman_lab.results.verdict import LEVEL_POINTS, Duel, duels
 
 HERE = Path(__file__).parent
 TEMPLATE = "page.md.j2"
@@ -40,7 +40,7 @@ class Figures:
     def names(self) -> dict[str, object]:
         functions: list[Callable[..., object]] = [self.value, self.ratio, self.gap, self.about, self.ablation]
         functions += [self.predictions, self.tuned_short, self.measured, self.pivot, self.window, self.best_window]
-        functions += [self.claims, self.verdicts, self.comparison, self.disturbed, self.tally, self.gaps]
+        functions += [self.claims, self.verdicts, self.comparison, self.disturbed, self.tally, self.gaps, self.with_tbt]
         return {function.__name__: function for function in functions} | {
             "columns": columns,
             "gap_table": gap_table,
@@ -135,6 +135,17 @@ class Figures:
         found = compare.duels_of(self.duels, admission=admission)
         chosen = [duel for duel in found if held_out in (None, _is_held_out(duel))]
         return compare.tally(chosen).text()
+
+    def with_tbt(self) -> str:
+        """Where answers are whole, and TBT counts too, which duels do not judge."""
+        found = []
+        for key in (key for key in self._numbers.studies if key.startswith("answers-")):
+            share = {row: self._numbers.mean(key, row, "capacity_with_tbt") for row in self.rows(key)}
+            best = max((row for row in share if row != OURS), key=lambda row: share[row])
+            found.append((100 * (share[OURS] - share[best]), key.removeprefix("answers-"), best))
+        points, worst, best = min(found)
+        level = sum(points > -LEVEL_POINTS for points, *_ in found)
+        return f"best or level at {level} of {len(found)} points; the worst is {points:+.1f} ({worst}, `{best}`)"
 
     def gaps(self) -> list[Gap]:
         return gaps(self._numbers)
