@@ -126,10 +126,17 @@ def _ablation(workloads: Workloads) -> Iterable[Study]:
     yield _without_rules("alone-code-completion", code_completion, 240.0)
     yield _without_rules("default-code-completion", code_completion, 240.0, *LIVE_DEFAULT)
     yield _without_rules("alone-answers", short_conversation, 3.0, prefill_only=False)
+    yield _without_rules("default-answers", short_conversation, 3.0, *LIVE_DEFAULT, prefill_only=False)
     yield _without_rules("alone-small-kv", short_conversation, 2.5, prefill_only=False, kv_capacity_tokens=100_000)
+    yield _without_rules(
+        "default-small-kv", short_conversation, 2.5, *LIVE_DEFAULT, prefill_only=False, kv_capacity_tokens=100_000
+    )
     yield _without_rules("alone-old-load", short_conversation, 6.0, load_lag_s=0.5)
     yield _without_rules("alone-one-floods", floods, 90.0, instances=4)
     yield _without_rules("default-one-floods", floods, 130.0, *LIVE_DEFAULT, instances=4)
+    unseen = workloads.generated("code_completion_team", 2000)
+    yield _without_rules("alone-code-completion-team", unseen, 124.0)
+    yield _without_rules("default-code-completion-team", unseen, 124.0, *LIVE_DEFAULT)
     trees = workloads.generated("tree_of_thoughts", 6000)
     yield _without_rules("alone-equal-tenants", trees, 180.0, "fair_edf", seeds=(0, 1, 2, 3))
 
