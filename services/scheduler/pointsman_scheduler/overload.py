@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 LOG_LOAD_PART = "log load"
 SLOWED, REFUSING, CALM = 0.25, 0.5, 0.1
-"""Shares of the log's window of unconfirmed writes: from where less is recorded, from where new requests are refused, and
+"""Shares of the log's window of unconfirmed writes: from where plans of moves are refused, from where new requests are, and
 below which that is over."""
 REQUESTS_PART = "request load"
 WAIT_MAX: WallSeconds = WallSeconds(1.0)

@@ -168,12 +168,14 @@ def test_waiting_requests_of_all_rivals_move_alike_and_those_of_dualmap_by_its_o
             assert one.scenario(row, 0).rebalancing == own, (one.key, one.name(row))
 
 
-def test_two_seeds_have_the_tables_that_the_page_says() -> None:
+def test_several_seeds_have_the_tables_that_the_page_says() -> None:
     two = {one.key for one in studies(HERE) if len(one.seeds) == 2}
     generated = {one.key for one in studies(HERE) if one.key.startswith(("generated-", "default-"))}
     long = {key for key in generated if key.endswith(("-batch-classification", "-code-completion"))}
 
-    assert {len(one.seeds) for one in studies(HERE)} == {1, 2}
+    assert {one.key: len(one.seeds) for one in studies(HERE) if len(one.seeds) > 2} == {
+        "ablation-alone-equal-tenants": 4
+    }
     assert two == generated - long | {
         "admission-conversation",
         "admission-tools",
@@ -430,6 +432,17 @@ def test_the_steps_from_the_bound_to_ours_add_up_and_the_dearest_is_named() -> N
     )
 
 
+def test_what_floors_gain_is_no_cost_of_eight_queues() -> None:
+    numbers = planted(ours=0.9, others=0.8)
+    key = "gap-long-document-qa"
+    numbers.studies[key] = numbers_of(study(key), ours=0.8, others=0.8, **{ONE_CACHE_ROW: 0.85, DEFAULT_ROW: 0.88})
+
+    (gap,) = [one for one in gaps(numbers) if one.workload == "long-document-qa"]
+
+    assert [round(points, 6) for points in gap.steps.values()] == [0.0, 10.0, 5.0, -8.0]
+    assert gap.dearest == "eight caches"
+
+
 def test_the_trace_and_the_generator_of_one_name_are_two_workloads() -> None:
     workloads = [gap.workload for gap in gaps(planted(ours=0.9, others=0.8))]
 
@@ -459,6 +472,29 @@ def test_the_page_is_made_of_the_numbers_alone() -> None:
     assert all(one.title in study_section(one, numbers) for one in every)
     assert text == page([replace(one) for one in every], numbers)
     assert text != page(every, planted(ours=0.7, others=0.8))
+
+
+def test_where_tbt_counts_too_the_worst_is_told() -> None:
+    one = study("answers-alone-chat")
+    numbers = only(one, numbers_of(one, ours=0.9, others=0.9))
+    (ours,) = [point for point in numbers.studies[one.key].points if point.row == OURS]
+    assert Figures([one], numbers).with_tbt().startswith("best or level at 1 of 1")
+
+    ours.metrics["capacity_with_tbt"] = 0.4
+
+    assert "at 0 of 1 points; the worst is -10.0 (alone-chat, " in Figures([one], numbers).with_tbt()
+
+
+def test_beside_each_capacity_stand_the_p99_and_how_long_late_requests_wait() -> None:
+    text = page(studies(HERE), planted(ours=0.9, others=0.8))
+    heads = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| policy")]
+    counts = [
+        [sum(title.endswith(what) for title in head) for what in ("capacity", "P99", "late ones wait")]
+        for head in heads
+    ]
+
+    assert all(capacity <= min(p99, waits) for capacity, p99, waits in counts)
+    assert sum(capacity for capacity, *_ in counts) > 20
 
 
 def test_headings_and_tables_of_the_page_stand_apart() -> None:
@@ -493,6 +529,9 @@ def test_the_page_in_docs_is_what_its_numbers_give() -> None:
     numbers = numbers_in_docs()
 
     assert (DOCS / "results.md").read_text() == page(studies(HERE), numbers)
+    for one in studies(HERE):
+        found = numbers.studies[one.key]
+        assert (found.seeds, {*found.rates()}) == ([*one.seeds], {*one.rates}), one.key
 
 
 # --- The command ---

@@ -73,6 +73,13 @@ def test_a_target_is_met_up_to_its_bound(what: str, name: str, met: float, misse
     assert verdicts(page([planted(512, **{name: None})]))[what] == "not measured"
 
 
+def test_a_target_is_met_at_its_rate_only() -> None:
+    text = page([planted(512, requests_a_second=200.0, take_over_seconds=2.1)])
+
+    assert set(verdicts(text).values()) == {"**met at 200/s only**", "**missed**"}
+    assert "The targets are for 400" in text
+
+
 def test_targets_are_of_512_instances() -> None:
     assert len(verdicts(page([planted(16), planted(512)]))) == 4
     assert not verdicts(page([planted(16), planted(256)]))

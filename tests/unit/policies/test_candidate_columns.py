@@ -24,7 +24,7 @@ from pointsman.policies import candidate_columns, pool_view
 from pointsman.policies.dispatch.recording import Recording
 from pointsman.policies.pool_view import CandidateEstimate, PoolView, prepare_columns
 from pointsman.policies.routing import ROUTING_POLICIES
-from pointsman.policies.routing.weighed import Rows, weighed_list
+from pointsman.policies.routing.weighed import Rows, cost, weighed_list
 from pointsman.policies.routing.weighed_columns import WeighedColumns
 from pointsman.primitives import InstanceId
 from pointsman.state.checkpoint import decode_state, encode_state
@@ -241,6 +241,7 @@ def _compare_answers(view: PoolView, seed: int) -> None:
     assert fast.shortest() == slow.shortest()
     limit = Random(seed).choice([candidate.queue_seconds for candidate in slow])
     assert fast.demand(view, limit) == slow.demand(view, limit)
+    assert fast.costs(0.05).tolist() == [cost(candidate, 0.05) for candidate in slow]
     assert fast.cheapest(None, 0.05) == slow.cheapest(None, 0.05)
     near, near_too = fast.with_queue_within(limit), slow.with_queue_within(limit)
     on_time, on_time_too = fast.on_time(limit + 0.1), slow.on_time(limit + 0.1)

@@ -105,9 +105,9 @@ class WeighedList(Weighed):
     @override
     def cheapest(self, among: Rows | None, stall: EngineSeconds) -> dict[InstanceId, int]:
         rows, candidates = self._all if among is None else _rows(among), self._candidates
-        costs = [_cost(candidates[row], stall) for row in rows]
+        costs = [cost(candidates[row], stall) for row in rows]
         least = min(costs)
-        return {candidates[row].instance: row for row, cost in zip(rows, costs, strict=True) if cost == least}
+        return {candidates[row].instance: row for row, each in zip(rows, costs, strict=True) if each == least}
 
     @override
     def with_cached(self, tokens: float, among: Rows) -> Rows:
@@ -161,7 +161,7 @@ def _rows(among: Rows) -> list[int]:
     return among
 
 
-def _cost(candidate: CandidateEstimate, stall: EngineSeconds) -> float:
+def cost(candidate: CandidateEstimate, stall: EngineSeconds) -> float:
     decoding, prefill_seconds = candidate.requests - candidate.queued_requests, candidate.prefill_seconds
     wait = candidate.predicted_ttft - prefill_seconds + stall * decoding
     return (wait + prefill_seconds / 2) * prefill_seconds

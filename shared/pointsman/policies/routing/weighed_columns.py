@@ -41,14 +41,19 @@ class WeighedColumns(ColumnCandidates, Weighed):
 
     @override
     def cheapest(self, among: Rows | None, stall: EngineSeconds) -> dict[InstanceId, int]:
-        known, names, prefill = self.columns.known, self.columns.names, self.columns.prefill_seconds
-        wait = self.predicted_ttft - prefill + stall * (known.requests - known.queued_requests)
-        costs = (wait + prefill / 2) * prefill
+        names, costs = self.columns.names, self.costs(stall)
         if among is None or len(among) == len(names):
             return {names[row]: row for row in (costs == costs.min()).nonzero()[0].tolist()}
         rows = _rows(among)
         costs = costs[rows]
         return {names[row]: row for row in rows[costs == costs.min()].tolist()}
+
+    def costs(self, stall: EngineSeconds) -> NDArray[np.float64]:
+        """As `cost` of each candidate, operation by operation."""
+        known, prefill = self.columns.known, self.columns.prefill_seconds
+        wait = self.predicted_ttft - prefill + stall * (known.requests - known.queued_requests)
+        costs: NDArray[np.float64] = (wait + prefill / 2) * prefill
+        return costs
 
     @override
     def with_cached(self, tokens: float, among: Rows) -> Rows:

@@ -15,7 +15,7 @@ from pointsman_lab.results.numbers import METRICS, Numbers
 from pointsman_lab.results.studies import CLAIMS
 from pointsman_lab.results.studies.rows import AS_WRITTEN, TUNED
 from pointsman_lab.results.study import OURS, WARMUP, Study
-from pointsman_lab.results.verdict import Duel, duels
+from pointsman_lab.results.verdict import LEVEL_POINTS, Duel, duels
 
 HERE = Path(__file__).parent
 TEMPLATE = "page.md.j2"
@@ -40,7 +40,7 @@ class Figures:
     def names(self) -> dict[str, object]:
         functions: list[Callable[..., object]] = [self.value, self.ratio, self.gap, self.about, self.ablation]
         functions += [self.predictions, self.tuned_short, self.measured, self.pivot, self.window, self.best_window]
-        functions += [self.claims, self.verdicts, self.comparison, self.disturbed, self.tally, self.gaps]
+        functions += [self.claims, self.verdicts, self.comparison, self.disturbed, self.tally, self.gaps, self.with_tbt]
         return {function.__name__: function for function in functions} | {
             "columns": columns,
             "gap_table": gap_table,
@@ -136,6 +136,17 @@ class Figures:
         chosen = [duel for duel in found if held_out in (None, _is_held_out(duel))]
         return compare.tally(chosen).text()
 
+    def with_tbt(self) -> str:
+        """Where answers are whole, and TBT counts too, which duels do not judge."""
+        found = []
+        for key in (key for key in self._numbers.studies if key.startswith("answers-")):
+            share = {row: self._numbers.mean(key, row, "capacity_with_tbt") for row in self.rows(key)}
+            best = max((row for row in share if row != OURS), key=lambda row: share[row])
+            found.append((100 * (share[OURS] - share[best]), key.removeprefix("answers-"), best))
+        points, worst, best = min(found)
+        level = sum(points > -LEVEL_POINTS for points, *_ in found)
+        return f"best or level at {level} of {len(found)} points; the worst is {points:+.1f} ({worst}, `{best}`)"
+
     def gaps(self) -> list[Gap]:
         return gaps(self._numbers)
 
@@ -173,6 +184,8 @@ def _is_held_out(duel: Duel) -> bool:
 
 
 def columns(study: str, rate: float | None, called: str, *shown: str) -> list[Column]:
+    """With a capacity the P99 and how long late requests wait, named or not: capacity alone hides what a few pay for it."""
+    shown += tuple(what for what in ("ttft_p99_s", "late_wait_s") if "capacity" in shown and what not in shown)
     headings = [METRICS[what].heading if what in METRICS else what for what in shown]
     if called:
         headings[0] = f"{called}: {headings[0]}"

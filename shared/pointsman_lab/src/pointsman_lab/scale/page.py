@@ -13,7 +13,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Target:
-    """`most`: of the figure `name`, with 512 instances and 400 requests a second."""
+    """`most`: of the figure `name`, with TARGET_INSTANCES and TARGET_RATE."""
 
     what: str
     name: str
@@ -24,7 +24,10 @@ class Target:
         value = row[self.name]
         if value is None:
             return "not measured"
-        return "met" if value <= self.most else "**missed**"
+        if value > self.most:
+            return "**missed**"
+        rate = row["requests_a_second"]
+        return "met" if rate >= TARGET_RATE else f"**met at {rate:g}/s only**"
 
 
 TARGETS = (
@@ -34,6 +37,7 @@ TARGETS = (
     Target("start from a checkpoint", "start_seconds", 10.0, "s"),
 )
 TARGET_INSTANCES = 512
+TARGET_RATE = 400
 COLUMNS = (
     ("instances", "instances"),
     ("requests/s", "requests_a_second"),
@@ -71,6 +75,7 @@ def page(rows: list[Row]) -> str:
     return environment.get_template("page.md.j2").render(
         rows=ordered,
         largest=ordered[-1],
+        target_rate=TARGET_RATE,
         targets=TARGETS if ordered[-1]["instances"] >= TARGET_INSTANCES else (),
         results=table(ordered, COLUMNS),
         contention=table([beside(row) for row in ordered], CONTENTION),

@@ -1,6 +1,6 @@
 """Our own policy: placement alone, with admission, under disturbed conditions, and each of its rules left out."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pointsman_cli.simulate.experiment import Source
@@ -126,14 +126,30 @@ def _ablation(workloads: Workloads) -> Iterable[Study]:
     yield _without_rules("alone-code-completion", code_completion, 240.0)
     yield _without_rules("default-code-completion", code_completion, 240.0, *LIVE_DEFAULT)
     yield _without_rules("alone-answers", short_conversation, 3.0, prefill_only=False)
+    yield _without_rules("default-answers", short_conversation, 3.0, *LIVE_DEFAULT, prefill_only=False)
     yield _without_rules("alone-small-kv", short_conversation, 2.5, prefill_only=False, kv_capacity_tokens=100_000)
+    yield _without_rules(
+        "default-small-kv", short_conversation, 2.5, *LIVE_DEFAULT, prefill_only=False, kv_capacity_tokens=100_000
+    )
     yield _without_rules("alone-old-load", short_conversation, 6.0, load_lag_s=0.5)
     yield _without_rules("alone-one-floods", floods, 90.0, instances=4)
     yield _without_rules("default-one-floods", floods, 130.0, *LIVE_DEFAULT, instances=4)
+    unseen = workloads.generated("code_completion_team", 2000)
+    yield _without_rules("alone-code-completion-team", unseen, 124.0)
+    yield _without_rules("default-code-completion-team", unseen, 124.0, *LIVE_DEFAULT)
+    trees = workloads.generated("tree_of_thoughts", 6000)
+    yield _without_rules("alone-equal-tenants", trees, 180.0, "fair_edf", seeds=(0, 1, 2, 3))
 
 
 def _without_rules(
-    key: str, source: Source, rate: float, ordering: str = "fcfs", admission: str = "none", **conditions: Any
+    key: str,
+    source: Source,
+    rate: float,
+    ordering: str = "fcfs",
+    admission: str = "none",
+    *,
+    seeds: Sequence[int] = SEEDS[:1],
+    **conditions: Any,
 ) -> Study:
     return Study(
         key=f"ablation-{key}",
@@ -149,6 +165,7 @@ def _without_rules(
             ),
         ],
         rates=(rate,),
+        seeds=seeds,
         conditions={**AS_LIVE, **conditions},
         metrics=("capacity_with_tbt", "hit_rate", "ttft_p99_s", "late_wait_s", "worst_length", "jain"),
     )
