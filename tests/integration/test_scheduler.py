@@ -28,7 +28,7 @@ from pointsman.contracts.commands import (
     UndrainInstance,
 )
 from pointsman.contracts.decisions import LeaderElected, RequestPlaced
-from pointsman.contracts.fleet import InstanceEjected, InstanceUnejected, LivenessTimeouts
+from pointsman.contracts.fleet import InstanceEjected, InstanceRoleChanged, InstanceUnejected, LivenessTimeouts
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import PrefillFinished, RequestAttemptFailed, RequestCancelled
 from pointsman.contracts.subjects import (
@@ -535,6 +535,42 @@ async def test_who_drains_the_last_that_serves_something_is_warned_and_told_how_
     assert harmless == ""
     assert adapter == f"no instance takes requests for poet now; {then} a --undo"
     assert last == f"no instance takes requests now; {then} b --undo"
+
+
+@in_virtual_time
+async def test_a_changed_role_is_told_again_behind_each_join_and_by_each_leader() -> None:
+    """An ingress may begin behind the change."""
+    world = World()
+    either = {"role_switching": True}
+    roles = {"a": "prefill", "b": "prefill", "c": "decode"}
+    await world.append(*(world.joined(instance, role=role, **either) for instance, role in roles.items()))
+
+    async def kinds_of_a(times: int) -> list[str]:
+        """What the log says of it once it has said so many times that its role changed."""
+        async with asyncio.timeout(10):
+            while True:
+                kinds = [
+                    type(event).__name__ for event in await world.events() if getattr(event, "instance", "") == "a"
+                ]
+                if kinds.count("InstanceRoleChanged") == times:
+                    return kinds
+                await asyncio.sleep(0.05)
+
+    async with world.leader() as service:
+        await eventually(lambda: service.leading)
+        await world.operate(DrainInstance(instance=InstanceId("a"), reason="test", becomes="decode"), action="drain")
+        await kinds_of_a(1)
+        await world.append(
+            world.joined("a", role="prefill", epoch=2, **either), world.joined("b", role="prefill", epoch=2)
+        )
+        rejoined = await kinds_of_a(2)
+    async with world.leader():
+        await kinds_of_a(3)
+        roles_told = [event.role for event in await world.events() if isinstance(event, InstanceRoleChanged)]
+
+    assert rejoined[-2:] == ["InstanceJoined", "InstanceRoleChanged"]
+    assert roles_told == ["decode"] * 3
+    assert verify(await world.entries()).different == 0
 
 
 @in_virtual_time

@@ -179,6 +179,30 @@ def test_the_same_announcement_does_not_undo_a_change_and_another_one_wins() -> 
     assert verify(pool.log).ok
 
 
+def test_a_reader_that_begins_with_a_later_join_is_told_the_role_again() -> None:
+    """The log may have dropped the change."""
+    pool = Pool()
+    pool.drains(P1, 1.0, "decode")
+    pool.changes(1.1)
+    pool.happens(join_again(P1, "prefill", 2))
+    read_from = len(pool.log) - 1
+
+    [told] = pool.decides(pool.dispatcher.repeat_role(P1, 5.1))
+    untold = [pool.decides(pool.dispatcher.repeat_role(instance, 5.1)) for instance in (P2, D1, InstanceId("absent"))]
+    pool.drains(P1, 5.2, "prefill")
+    draining = pool.dispatcher.repeat_role(P1, 5.3)
+    later = State(PoolSettings())
+    for entry in pool.log[read_from : read_from + 2]:
+        later.apply_entry(entry)
+
+    assert isinstance(told, InstanceRoleChanged)
+    assert (told.instance, told.epoch, told.role, told.left) == (P1, 2, "decode", 0)
+    assert untold == [[], [], []]
+    assert draining == [], "it would end the drain"
+    assert later.fleet[P1].role == pool.state.fleet[P1].role == "decode"
+    assert pool.proven
+
+
 @given(
     announced=st.sampled_from(["prefill", "decode", "both"]),
     switching=st.booleans(),

@@ -84,6 +84,9 @@ class Dispatcher(DecisionContext):
     def change_roles(self, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, fleet_care.change_roles)
 
+    def repeat_role(self, instance: InstanceId, now: EngineSeconds) -> list[LogEvent]:
+        return self._run(now, fleet_care.repeat_role, instance)
+
     def undrain(self, instance: InstanceId, now: EngineSeconds, *, by: str = "") -> list[LogEvent]:
         return self._run(now, fleet_care.undrain, instance, by=by)
 

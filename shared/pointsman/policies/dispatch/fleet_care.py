@@ -138,6 +138,17 @@ def change_roles(turn: Turn) -> None:
         relocate_pending(turn)
 
 
+def repeat_role(turn: Turn, instance: InstanceId) -> None:
+    """Where it has another role than its worker announces: a reader that begins behind the decision, which the log may have
+    dropped, knows the announcement alone. It would end a drain."""
+    found = turn.state.fleet.get(instance)
+    if found is None or found.role == found.announced_role or found.draining:
+        return
+    turn.decide(
+        InstanceRoleChanged(at=turn.now, stamp=turn.stamp, instance=instance, epoch=found.epoch, role=found.role, left=0)
+    )
+
+
 def refuse(turn: Turn, instance: InstanceId, reason: str) -> None:
     found = turn.state.fleet.get(instance)
     if found is not None:

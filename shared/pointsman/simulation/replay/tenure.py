@@ -176,7 +176,11 @@ class Tenure:
                     event.instance, event.reason, now, leaving=event.leaving, by=event.by, becomes=event.becomes
                 )
             case InstanceRoleChanged():
-                dispatcher.change_roles(now)
+                known_instance = self._state.fleet.get(event.instance)
+                if known_instance is not None and known_instance.becomes:
+                    dispatcher.change_roles(now)
+                else:
+                    dispatcher.repeat_role(event.instance, now)
             case InstanceUndrained():
                 dispatcher.undrain(event.instance, now, by=event.by)
             case ApiKeyChanged():

@@ -109,6 +109,8 @@ class DecisionRules(PlacementRules):
         left = sum(
             request.instance == event.instance and request.stage != ARRIVED for request in self._model.requests.values()
         )
+        if not known.draining and event.role == known.role != known.announced:
+            return "" if not event.left else f"{event.instance} keeps its role, and none of its requests ends"
         if known.becomes != event.role:
             return f"{event.instance} drains for {known.becomes!r}, not for {event.role}"
         if left != event.left:
