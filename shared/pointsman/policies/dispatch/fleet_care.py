@@ -145,7 +145,9 @@ def repeat_role(turn: Turn, instance: InstanceId) -> None:
     if found is None or found.role == found.announced_role or found.draining:
         return
     turn.decide(
-        InstanceRoleChanged(at=turn.now, stamp=turn.stamp, instance=instance, epoch=found.epoch, role=found.role, left=0)
+        InstanceRoleChanged(
+            at=turn.now, stamp=turn.stamp, instance=instance, epoch=found.epoch, role=found.role, left=0
+        )
     )
 
 
