@@ -545,27 +545,23 @@ async def test_a_changed_role_is_told_again_behind_each_join_and_by_each_leader(
     roles = {"a": "prefill", "b": "prefill", "c": "decode"}
     await world.append(*(world.joined(instance, role=role, **either) for instance, role in roles.items()))
 
-    async def kinds_of_a(times: int) -> list[str]:
-        """What the log says of it once it has said so many times that its role changed."""
-        async with asyncio.timeout(10):
-            while True:
-                kinds = [
-                    type(event).__name__ for event in await world.events() if getattr(event, "instance", "") == "a"
-                ]
-                if kinds.count("InstanceRoleChanged") == times:
-                    return kinds
-                await asyncio.sleep(0.05)
+    async def kinds_of_a() -> list[str]:
+        return [type(event).__name__ for event in await world.events() if getattr(event, "instance", "") == "a"]
+
+    async def is_told(times: int) -> bool:
+        return (await kinds_of_a()).count("InstanceRoleChanged") == times
 
     async with world.leader() as service:
         await eventually(lambda: service.leading)
         await world.operate(DrainInstance(instance=InstanceId("a"), reason="test", becomes="decode"), action="drain")
-        await kinds_of_a(1)
+        await eventually(lambda: is_told(1))
         await world.append(
             world.joined("a", role="prefill", epoch=2, **either), world.joined("b", role="prefill", epoch=2)
         )
-        rejoined = await kinds_of_a(2)
+        await eventually(lambda: is_told(2))
+        rejoined = await kinds_of_a()
     async with world.leader():
-        await kinds_of_a(3)
+        await eventually(lambda: is_told(3))
         roles_told = [event.role for event in await world.events() if isinstance(event, InstanceRoleChanged)]
 
     assert rejoined[-2:] == ["InstanceJoined", "InstanceRoleChanged"]

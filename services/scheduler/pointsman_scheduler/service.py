@@ -192,8 +192,7 @@ class SchedulerService:
             if (term := leader.leading) is not None:  # instances that joined or drained while no scheduler led
                 now = self._clock.now()
                 self._url_guard.refuse(term.dispatcher, now)
-                for instance in self.state.fleet.instances:
-                    term.dispatcher.repeat_role(instance.id, now)
+                term.dispatcher.repeat_roles([instance.id for instance in self.state.fleet.instances], now)
                 term.dispatcher.relocate_pending(now)
                 await term.publish()
 
@@ -264,7 +263,7 @@ class SchedulerService:
         elif isinstance(event, FleetEvent):
             if isinstance(event, InstanceJoined):
                 self._url_guard.refuse(term.dispatcher, now)
-                term.dispatcher.repeat_role(event.instance, now)
+                term.dispatcher.repeat_roles([event.instance], now)
             term.dispatcher.relocate_pending(now)
             term.dispatcher.place_held(now)
         else:

@@ -1,10 +1,10 @@
 """Calibrated upper values of predicted TTFT: COVERAGE of the first tokens come within them. `upper = predicted * e^q`,
 where q is a quantile of log(actual / predicted) since the placement, learned online by gradient steps on the pinball
-loss, for overlapping groups as in Bastani et al. 2022: a first token beyond the upper value that it would be told now widens q, one
-within it narrows q. q is a sum over the groups of a request: all, its predicted seconds, whether it waits behind
-others, and its instance. A new instance starts wide. Which quantile follows what was told: while more than 1 - COVERAGE
-of the first tokens come beyond it, as where queues grow, a higher one (adaptive conformal inference, Gibbs and Candes
-2021).
+loss, for overlapping groups as in Bastani et al. 2022: a first token beyond the upper value that it would be told now
+widens q, one within it narrows q. q is a sum over the groups of a request: all, its predicted seconds, whether it waits
+behind others, and its instance. A new instance starts wide. Which quantile follows what was told: while more than
+1 - COVERAGE of the first tokens come beyond it, as where queues grow, a higher one (adaptive conformal inference, Gibbs
+and Candes 2021).
 
 Only requests with a first token count: those that are refused or give up are not known."""
 
@@ -43,7 +43,7 @@ class TtftIntervals:
 
     def factor(self, instance: InstanceId, predicted: EngineSeconds, work: EngineSeconds) -> float:
         """Upper value over the predicted one, at least 1. `work`: of its own prefill."""
-        return exp(min(WIDTH_MAX, max(0.0, self._quantile(instance, predicted, work))))
+        return _factor(self._quantile(instance, predicted, work))
 
     def learn(
         self,
@@ -61,7 +61,7 @@ class TtftIntervals:
         self.counted = COVERAGE_FADE * self.counted + 1.0
         self.within = COVERAGE_FADE * self.within + (not told_beyond)
         quantile = self._quantile(instance, predicted, work)
-        beyond = told_beyond if as_told else actual > predicted * self.factor(instance, predicted, work)
+        beyond = told_beyond if as_told else actual > predicted * _factor(quantile)
         if (beyond and quantile >= WIDTH_MAX) or (not beyond and quantile <= 0.0):
             return
         if not as_told:
@@ -79,6 +79,10 @@ class TtftIntervals:
     def _quantile(self, instance: InstanceId, predicted: EngineSeconds, work: EngineSeconds) -> float:
         shared = self.all + self.by_seconds[_band(predicted)] + self.by_waiting[_waits(predicted, work)]
         return shared + self.by_instance.get(instance, FIRST_OF_INSTANCE)
+
+
+def _factor(quantile: float) -> float:
+    return exp(min(WIDTH_MAX, max(0.0, quantile)))
 
 
 def _band(predicted: EngineSeconds) -> int:

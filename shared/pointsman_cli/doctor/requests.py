@@ -147,7 +147,7 @@ class Requests(Examiner):
             )
         ends = self._finished + self._failed.total() + self._refused.total() + self._rejected.total()
         yield from self._shares(ends)
-        yield from self._lost()
+        yield from self._of_cut_off()
         if self._alone:
             yield self.warning(
                 f"{plural(self._alone, 'request')} {were(self._alone)} placed by ingresses alone, because no scheduler answered",
@@ -156,7 +156,7 @@ class Requests(Examiner):
                 "stood still, or nats-server was away (nats_unreachable in their logs).",
             )
 
-    def _lost(self) -> Iterator[Finding]:
+    def _of_cut_off(self) -> Iterator[Finding]:
         for cause, of in self._cut_off.items():
             if not of:
                 continue

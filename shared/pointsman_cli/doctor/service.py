@@ -1,6 +1,6 @@
 """Service: share of first tokens within the SLO. Rejected, failed and cut off requests are late; those that their clients
-cancelled, those beyond their tenant's limits and those that engines refused for what the client asked are left out. So are those whose arrival,
-with the SLO, is not in the log; the summary counts them."""
+cancelled, those beyond their tenant's limits and those that engines refused for what the client asked are left out. So
+are those whose arrival, with the SLO, is not in the log; the summary counts them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

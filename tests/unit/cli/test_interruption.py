@@ -1,6 +1,5 @@
 """Exit codes of commands that Ctrl-C ends: 0 only where the command would have run until then."""
 
-import signal
 import subprocess
 import sys
 from typing import NoReturn
@@ -40,9 +39,10 @@ def test_ctrl_c_is_no_success_of_a_command_that_had_an_end(
 
 
 SILENT_DNS = """
-import socket, sys, time
+import os, signal, socket, time
 def getaddrinfo(*_, **__):
     print("asked", flush=True)
+    os.kill(os.getpid(), signal.SIGINT)  # as it is asked: on a busy machine another process would come too late
     time.sleep(600)
 socket.getaddrinfo = getaddrinfo
 from pointsman_cli.main import main
@@ -57,7 +57,6 @@ def test_ctrl_c_does_not_wait_for_a_name_that_no_dns_answers(command: str) -> No
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == b"asked\n"
-            process.send_signal(signal.SIGINT)
-            assert process.wait(60) in (0, 130, 1, 2), "2: on a busy machine it has given up before"
+            assert process.wait(60) in (0, 130, 1)
         finally:
             process.kill()

@@ -187,17 +187,17 @@ def test_a_reader_that_begins_with_a_later_join_is_told_the_role_again() -> None
     pool.happens(join_again(P1, "prefill", 2))
     read_from = len(pool.log) - 1
 
-    [told] = pool.decides(pool.dispatcher.repeat_role(P1, 5.1))
-    untold = [pool.decides(pool.dispatcher.repeat_role(instance, 5.1)) for instance in (P2, D1, InstanceId("absent"))]
+    [told] = pool.decides(pool.dispatcher.repeat_roles([P1], 5.1))
+    untold = pool.decides(pool.dispatcher.repeat_roles([P2, D1, InstanceId("absent")], 5.1))
     pool.drains(P1, 5.2, "prefill")
-    draining = pool.dispatcher.repeat_role(P1, 5.3)
+    draining = pool.dispatcher.repeat_roles([P1], 5.3)
     later = State(PoolSettings())
     for entry in pool.log[read_from : read_from + 2]:
         later.apply_entry(entry)
 
     assert isinstance(told, InstanceRoleChanged)
     assert (told.instance, told.epoch, told.role, told.left) == (P1, 2, "decode", 0)
-    assert untold == [[], [], []]
+    assert untold == []
     assert draining == [], "it would end the drain"
     assert later.fleet[P1].role == pool.state.fleet[P1].role == "decode"
     assert pool.proven

@@ -1,6 +1,6 @@
 """Methods of the leader. Each returns decisions that are applied already and are to be published in order."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Concatenate, Literal, ParamSpec
 
@@ -84,8 +84,8 @@ class Dispatcher(DecisionContext):
     def change_roles(self, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, fleet_care.change_roles)
 
-    def repeat_role(self, instance: InstanceId, now: EngineSeconds) -> list[LogEvent]:
-        return self._run(now, fleet_care.repeat_role, instance)
+    def repeat_roles(self, instances: Iterable[InstanceId], now: EngineSeconds) -> list[LogEvent]:
+        return self._run(now, fleet_care.repeat_roles, instances)
 
     def undrain(self, instance: InstanceId, now: EngineSeconds, *, by: str = "") -> list[LogEvent]:
         return self._run(now, fleet_care.undrain, instance, by=by)

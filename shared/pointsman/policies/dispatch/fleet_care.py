@@ -1,6 +1,6 @@
 """Decisions about instances: suspect and remove silent ones, eject outliers, drain, change roles."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import msgspec
@@ -138,17 +138,18 @@ def change_roles(turn: Turn) -> None:
         relocate_pending(turn)
 
 
-def repeat_role(turn: Turn, instance: InstanceId) -> None:
-    """Where it has another role than its worker announces: a reader that begins behind the decision, which the log may have
-    dropped, knows the announcement alone. It would end a drain."""
-    found = turn.state.fleet.get(instance)
-    if found is None or found.role == found.announced_role or found.draining:
-        return
-    turn.decide(
-        InstanceRoleChanged(
-            at=turn.now, stamp=turn.stamp, instance=instance, epoch=found.epoch, role=found.role, left=0
-        )
-    )
+def repeat_roles(turn: Turn, instances: Iterable[InstanceId]) -> None:
+    """Of those that have another role than their workers announce: a reader that begins behind the decision, which the log
+    may have dropped, knows the announcement alone. Not while one drains, which this event would end."""
+    fleet = turn.state.fleet
+    for instance in instances:
+        known = fleet.get(instance)
+        if known is not None and known.role != known.announced_role and not known.draining:
+            turn.decide(
+                InstanceRoleChanged(
+                    at=turn.now, stamp=turn.stamp, instance=instance, epoch=known.epoch, role=known.role
+                )
+            )
 
 
 def refuse(turn: Turn, instance: InstanceId, reason: str) -> None:

@@ -180,7 +180,7 @@ class Tenure:
                 if known_instance is not None and known_instance.becomes:
                     dispatcher.change_roles(now)
                 else:
-                    dispatcher.repeat_role(event.instance, now)
+                    dispatcher.repeat_roles([event.instance], now)
             case InstanceUndrained():
                 dispatcher.undrain(event.instance, now, by=event.by)
             case ApiKeyChanged():
