@@ -105,6 +105,10 @@ class CandidateColumns:
             return False  # nearly always: no need to look at the others
         return bool(budget < (self.predicted_ttft - self.queue_seconds).min())
 
+    def on_time_alone(self) -> list[InstanceId]:
+        rows = (self.predicted_ttft - self.queue_seconds <= self.view.budget).nonzero()[0]
+        return [self.names[row] for row in rows.tolist()]
+
     def soonest_of_little_work(self, work_max: float, price: float, spare: EngineSeconds) -> CandidateEstimate | None:
         """See `admission.predicted_ttft_fair`."""
         waiting, work = int(self.known.queued_requests.sum()), plain_sum(self.queue_seconds.tolist())

@@ -187,6 +187,24 @@ class PoolView:
         budget = self.budget
         return all(budget < candidate.predicted_ttft - candidate.queue_seconds for candidate in self.candidates)
 
+    def on_time_by_promises(self) -> list[InstanceId]:
+        """Where it could meet its budget alone; empty if it could somewhere without blocks that are promised and not yet held."""
+        state, budget, keys = self._state, self.budget, self.request.keys
+        if budget <= 0 or state.settings.fold_version < fold_versions.PROMISED_LATE:
+            return []
+        if self.columns is not None:
+            names = self.columns.on_time_alone()
+        else:
+            names = [c.instance for c in self.candidates if c.predicted_ttft - c.queue_seconds <= budget]
+        if not all(name in state.promises.beginning_with(keys) for name in names):
+            return []
+        held = state.held_hits(keys)
+        for name in names:
+            candidate = self.candidate(name, hit_blocks=held.get(name, 0))
+            if candidate.predicted_ttft - candidate.queue_seconds <= budget:
+                return []
+        return names
+
     @property
     def least_prefill(self) -> EngineSeconds:
         if self.columns is not None:

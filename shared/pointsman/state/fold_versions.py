@@ -3,7 +3,7 @@ decisions of before stay as they were made. 1 is a log that names none. A new ru
 an old decision is made, gets the next version, an entry here and a golden fold (`tests/golden`). So does a new event that
 State folds: checkpoints of the release before, which skips it, lack what it says."""
 
-FOLD_VERSION = 16
+FOLD_VERSION = 17
 """Of this release."""
 
 DELIVERIES_CHECKED = 2
@@ -103,3 +103,5 @@ RESTS_FORGOTTEN = 15
 UPPER_TRACKED = 16
 """The upper value of a prediction follows first tokens by what would be told now (`TtftIntervals`): by what was told, it swung
 between nothing and 20 times the prediction where hundreds of requests wait."""
+PROMISED_LATE = 17
+"""What is on time alone only by a prefix that others compute is best effort where it would be refused, as they are."""

@@ -215,6 +215,12 @@ class StateParts:
         self.delivered.extend_hits(keys, hits)
         return hits
 
+    def held_hits(self, keys: list[BlockKey]) -> dict[InstanceId, int]:
+        """Without promises."""
+        hits = self.index.hits(keys)
+        self.delivered.extend_hits(keys, hits)
+        return hits
+
     def hits_of(self, request: Request) -> dict[InstanceId, int]:
         """Without an index: what its placement recorded, and promises."""
         if not isinstance(self.index, NoIndex):

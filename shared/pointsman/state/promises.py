@@ -4,7 +4,7 @@ exact. `holdings` and `lifecycle` make and release promises, at instances of the
 ends when it leaves."""
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import ClassVar
 
 from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId
@@ -57,7 +57,7 @@ class Promises:
     def extend_hits(self, keys: list[BlockKey], hits: dict[InstanceId, int]) -> None:
         """Raise `hits` (leading blocks by instance) to the promised blocks."""
         count = len(keys)
-        for instance in self._beginning_with(keys):
+        for instance in self.beginning_with(keys):
             promised = self._promised[instance]
             low = hits.get(instance, 0)
             if low >= count or keys[low] not in promised:
@@ -72,7 +72,8 @@ class Promises:
                     high = middle
             hits[instance] = low
 
-    def _beginning_with(self, keys: list[BlockKey]) -> Iterable[InstanceId]:
+    def beginning_with(self, keys: list[BlockKey]) -> Collection[InstanceId]:
+        """Those that may have promised some of a prompt."""
         if not keys:
             return ()
         if self._by_first is None:

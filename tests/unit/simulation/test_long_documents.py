@@ -52,6 +52,17 @@ def test_a_long_document_on_an_idle_pool_is_answered_every_time() -> None:
     assert all(row.ttft is not None and row.ttft < 0.3 and not row.best_effort for row in later)
 
 
+@pytest.mark.parametrize("gap", [0.0, 0.3])
+@pytest.mark.parametrize("instances", [8, 40])
+def test_copies_of_it_that_come_while_it_is_computed_are_answered_behind_it(instances: int, gap: float) -> None:
+    """With its prefix they take 0.15 s each. Nine were refused: on time alone, and late behind the first."""
+    outcome = simulate(replace(DEFAULTS, instances=instances), [document(gap * number) for number in range(10)])
+
+    assert [row.end for row in outcome.rows] == ["finished"] * 10
+    assert len({row.instance for row in outcome.rows}) == 1
+    assert max(row.ttft or 0.0 for row in outcome.rows) < 6.0 + 10 * 0.2
+
+
 def test_a_hard_limit_refuses_it() -> None:
     limited = replace(DEFAULTS, routing_settings={"admission.hard_limit": True})
     outcome = simulate(limited, [document(30.0 * asked) for asked in range(3)])

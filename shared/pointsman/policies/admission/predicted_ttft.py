@@ -3,6 +3,7 @@ the TTFT budget with corrected queue plus prefill, and the TPOT SLO with recent 
 be late even alone is no matter of load: it is admitted as best effort (`state.best_effort`), where its first token is
 soonest. Bias: prompts that just meet their SLO alone are rejected first. Limit: uses the present decode load."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,7 +14,7 @@ from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decode_load import DecodeLoad
 
@@ -39,9 +40,14 @@ class PredictedTtft(AdmissionPolicy):
 
     @override
     def admit(self, view: PoolView, choice: Choice) -> Choice | Refusal:
-        if not self.hard_limit and is_late_alone(view):
+        if self.hard_limit:
+            return self.in_time(view, choice)
+        if is_late_alone(view):
             return best_effort(view, self.best_effort_wait_max)
-        return self.in_time(view, choice)
+        answer = self.in_time(view, choice)
+        if isinstance(answer, Refusal) and (promised := view.on_time_by_promises()):
+            return best_effort(view, self.best_effort_wait_max, promised)
+        return answer
 
     def in_time(self, view: PoolView, choice: Choice) -> Choice | Refusal:
         """Of a request that could meet its TTFT SLO alone, or with a hard limit."""
@@ -58,8 +64,10 @@ def is_late_alone(view: PoolView) -> bool:
     return view.was_best_effort or (view.budget > 0 and view.is_late_alone())
 
 
-def best_effort(view: PoolView, wait_max: EngineSeconds) -> Choice | Refusal:
-    candidates = [view.best_effort_candidate(instance) for instance in view.eligible]
+def best_effort(
+    view: PoolView, wait_max: EngineSeconds, among: Collection[InstanceId] | None = None
+) -> Choice | Refusal:
+    candidates = [view.best_effort_candidate(instance) for instance in among or view.eligible]
     soonest = min(candidates, key=lambda candidate: (candidate.predicted_ttft, -candidate.cached_tokens))
     if wait_max and soonest.queue_seconds > wait_max:
         detail = (
