@@ -84,7 +84,7 @@ def remove(parts: StateParts, event: BlocksRemoved) -> None:
         _release_computed(parts, event.instance, set(removed))
         parts.delivered.remove(event.instance, removed)
     if parts.learns_from_deliveries:
-        parts.contradictions.removed(event.instance, removed, parts.sequence)
+        parts.contradictions.removed(event.instance, event.keys, parts.sequence)
 
 
 def clear(parts: StateParts, event: CacheCleared) -> None:

@@ -2,11 +2,12 @@
 count as held while events are not relied on (`ReportedHits`), and reports events that deliveries contradict twice
 within a minute (`Contradictions`)."""
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice, takewhile
-from typing import TypeVar
 
+from pointsman.contracts.block_keys import KEY_BYTES, pack_keys, unpack_keys
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Sequence
 
 DELIVERED_KEYS_MAX = 65_536
@@ -20,16 +21,10 @@ CONTRADICTIONS_MAX = 2
 CONTRADICTIONS_WALL_SECONDS = 60.0
 
 
-T = TypeVar("T")
-
-
-def forget_oldest(known: dict[BlockKey, T], kept_max: int) -> T | None:
-    """The value of the last key forgotten. One pass over a dict's start, which keeps the places of deleted keys: a pass
-    for each key would be quadratic."""
-    value = None
+def forget_oldest(known: dict[BlockKey, EngineSeconds], kept_max: int) -> None:
+    """One pass over a dict's start, which keeps the places of deleted keys: a pass for each key would be quadratic."""
     for key in list(islice(known, max(0, len(known) - kept_max))):
-        value = known.pop(key)
-    return value
+        del known[key]
 
 
 def forget_until(known: dict[BlockKey, EngineSeconds], now: EngineSeconds) -> None:
@@ -88,12 +83,66 @@ class _Suspicion:
     """First report after it, worker's clock."""
 
 
+class Removals:
+    """The newest REMOVALS_REMEMBERED_MAX blocks that an instance removed. An event is remembered as it came: most are never
+    asked about. `known_from`: what was removed up to this log entry is forgotten."""
+
+    def __init__(self, known_from: Sequence = 0) -> None:
+        self.known_from = known_from
+        self._sequences: deque[Sequence] = deque()
+        self._keys: deque[bytes] = deque()
+        """Packed, with their last removal last; now and then without repeats (`_forget`)."""
+        self._count = 0
+
+    def add(self, packed: bytes, sequence: Sequence) -> None:
+        self._sequences.append(sequence)
+        self._keys.append(packed)
+        self._count += len(packed) // KEY_BYTES
+        if self._count > 2 * REMOVALS_REMEMBERED_MAX:
+            self._forget()
+
+    def has(self, key: BlockKey, as_of: Sequence) -> bool:
+        """Whether it was removed after log entry `as_of`."""
+        sought = pack_keys([key])
+        return any(_has(packed, sought) for packed in self._after(as_of))
+
+    def all_known(self, as_of: Sequence) -> bool:
+        """Whether everything that was removed after `as_of` is remembered."""
+        after = list(self._after(as_of))
+        count = sum(map(len, after)) // KEY_BYTES
+        return self.known_from <= as_of and (
+            count <= REMOVALS_REMEMBERED_MAX or len(set(unpack_keys(b"".join(after)))) <= REMOVALS_REMEMBERED_MAX
+        )
+
+    def _after(self, as_of: Sequence) -> Iterator[bytes]:
+        for sequence, packed in zip(reversed(self._sequences), reversed(self._keys), strict=True):
+            if sequence <= as_of:
+                return
+            yield packed
+
+    def _forget(self) -> None:
+        seen: set[BlockKey] = set()
+        sequences, keys = self._sequences, self._keys
+        self._sequences, self._keys = deque(), deque()
+        while sequences:
+            sequence = sequences.pop()
+            fresh = [key for key in dict.fromkeys(reversed(unpack_keys(keys.pop()))) if key not in seen]
+            kept = fresh[: REMOVALS_REMEMBERED_MAX - len(seen)]
+            if kept:
+                seen.update(kept)
+                self._sequences.appendleft(sequence)
+                self._keys.appendleft(pack_keys(reversed(kept)))
+            if len(kept) < len(fresh):
+                self.known_from = sequence
+                break
+        self._count = len(seen)
+
+
 class Contradictions:
     """Times are wall seconds."""
 
     def __init__(self) -> None:
-        self._removed: dict[InstanceId, dict[BlockKey, Sequence]] = {}
-        self._known_from: dict[InstanceId, Sequence] = {}
+        self._removals: dict[InstanceId, Removals] = {}
         self._stored_at: dict[InstanceId, Sequence] = {}
         self._open: dict[InstanceId, list[_Suspicion]] = {}
         self._found: dict[InstanceId, list[EngineSeconds]] = {}
@@ -101,10 +150,10 @@ class Contradictions:
     def begin(self, instance: InstanceId, sequence: Sequence) -> None:
         """The index of the instance was replaced; earlier entries do not count."""
         self.drop(instance)
-        self._known_from[instance] = sequence
+        self._removals[instance] = Removals(sequence)
 
     def drop(self, instance: InstanceId) -> None:
-        for kept in (self._removed, self._known_from, self._stored_at, self._open, self._found):
+        for kept in (self._removals, self._stored_at, self._open, self._found):
             kept.pop(instance, None)
 
     def stored(self, instance: InstanceId, sequence: Sequence) -> None:
@@ -114,23 +163,23 @@ class Contradictions:
         """The index has more than a decision as of log entry `as_of` could know."""
         return self._stored_at.get(instance, 0) > as_of
 
-    def removed(self, instance: InstanceId, keys: list[BlockKey], sequence: Sequence) -> None:
-        known = self._removed.setdefault(instance, {})
-        for key in keys:
-            known.pop(key, None)
-            known[key] = sequence
-        forgotten = forget_oldest(known, REMOVALS_REMEMBERED_MAX)
-        if forgotten is not None:
-            self._known_from[instance] = forgotten
+    def removed(self, instance: InstanceId, packed: bytes, sequence: Sequence) -> None:
+        """`packed`: block keys."""
+        removals = self._removals.get(instance)
+        if removals is None:
+            removals = self._removals[instance] = Removals()
+        removals.add(packed, sequence)
         if instance in self._open:
-            gone = set(keys)
+            gone = set(unpack_keys(packed))
             self._open[instance] = [suspicion for suspicion in self._open[instance] if suspicion.key not in gone]
 
     def explained(self, instance: InstanceId, key: BlockKey, as_of: Sequence) -> bool:
-        return self._known_from.get(instance, 0) > as_of or self.removed_after(instance, key, as_of)
+        removals = self._removals.get(instance)
+        return removals is not None and (removals.has(key, as_of) or not removals.all_known(as_of))
 
     def removed_after(self, instance: InstanceId, key: BlockKey, as_of: Sequence) -> bool:
-        return self._removed.get(instance, {}).get(key, 0) > as_of
+        removals = self._removals.get(instance)
+        return removals is not None and removals.has(key, as_of)
 
     def suspect(self, instance: InstanceId, key: BlockKey, as_of: Sequence, reason: str, *, held: bool) -> None:
         """A request placed as of log entry `as_of` contradicts the index."""
@@ -160,3 +209,10 @@ class Contradictions:
             self._open[instance] = waiting
         found[:] = [when for when in found if at - when < CONTRADICTIONS_WALL_SECONDS]
         return reason if len(found) >= CONTRADICTIONS_MAX else ""
+
+
+def _has(packed: bytes, sought: bytes) -> bool:
+    at = packed.find(sought)
+    while at % KEY_BYTES and at >= 0:
+        at = packed.find(sought, at + 1)
+    return at >= 0
