@@ -13,6 +13,8 @@ from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Sequence
 DELIVERED_KEYS_MAX = 65_536
 REMOVALS_REMEMBERED_MAX = 16_384
 """Per instance. Requests placed before the oldest are not compared."""
+FORGOTTEN_AT = 3
+"""Times as many, repeats included, before any is forgotten: to look for repeats at each removal takes longer."""
 SUSPICIONS_MAX = 16
 SETTLING_WALL_SECONDS = 3.0
 """Time for an event that explains a contradiction: a lost batch is requested after two seconds."""
@@ -84,21 +86,21 @@ class _Suspicion:
 
 
 class Removals:
-    """The newest REMOVALS_REMEMBERED_MAX blocks that an instance removed. An event is remembered as it came: most are never
-    asked about. `known_from`: what was removed up to this log entry is forgotten."""
+    """The newest blocks that an instance removed since log entry `known_from`, more than REMOVALS_REMEMBERED_MAX of them. An
+    event is remembered as it came: most are never asked about."""
 
     def __init__(self, known_from: Sequence = 0) -> None:
         self.known_from = known_from
         self._sequences: deque[Sequence] = deque()
         self._keys: deque[bytes] = deque()
-        """Packed, with their last removal last; now and then without repeats (`_forget`)."""
+        """Packed; now and then rid of repeats."""
         self._count = 0
 
     def add(self, packed: bytes, sequence: Sequence) -> None:
         self._sequences.append(sequence)
         self._keys.append(packed)
         self._count += len(packed) // KEY_BYTES
-        if self._count > 2 * REMOVALS_REMEMBERED_MAX:
+        if self._count > FORGOTTEN_AT * REMOVALS_REMEMBERED_MAX:
             self._forget()
 
     def has(self, key: BlockKey, as_of: Sequence) -> bool:
@@ -107,7 +109,7 @@ class Removals:
         return any(_has(packed, sought) for packed in self._after(as_of))
 
     def all_known(self, as_of: Sequence) -> bool:
-        """Whether everything that was removed after `as_of` is remembered."""
+        """Whether all that was removed after `as_of` is remembered: no more than REMOVALS_REMEMBERED_MAX blocks."""
         after = list(self._after(as_of))
         count = sum(map(len, after)) // KEY_BYTES
         return self.known_from <= as_of and (
@@ -123,19 +125,17 @@ class Removals:
     def _forget(self) -> None:
         seen: set[BlockKey] = set()
         sequences, keys = self._sequences, self._keys
-        self._sequences, self._keys = deque(), deque()
-        while sequences:
-            sequence = sequences.pop()
-            fresh = [key for key in dict.fromkeys(reversed(unpack_keys(keys.pop()))) if key not in seen]
-            kept = fresh[: REMOVALS_REMEMBERED_MAX - len(seen)]
-            if kept:
-                seen.update(kept)
+        self._sequences, self._keys, self._count = deque(), deque(), 0
+        while sequences and len(seen) <= REMOVALS_REMEMBERED_MAX:
+            sequence, packed = sequences.pop(), keys.pop()
+            fresh = set(unpack_keys(packed)) - seen
+            if len(fresh) * KEY_BYTES < len(packed):
+                packed = pack_keys(sorted(fresh))
+            if fresh:
+                seen |= fresh
                 self._sequences.appendleft(sequence)
-                self._keys.appendleft(pack_keys(reversed(kept)))
-            if len(kept) < len(fresh):
-                self.known_from = sequence
-                break
-        self._count = len(seen)
+                self._keys.appendleft(packed)
+                self._count += len(fresh)
 
 
 class Contradictions:

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.contracts.block_keys import pack_keys
+from pointsman.contracts.block_keys import KEY_BYTES, pack_keys
 from pointsman.primitives import BlockKey, InstanceId
 from pointsman.state import reported_hits
-from pointsman.state.reported_hits import Contradictions
+from pointsman.state.reported_hits import FORGOTTEN_AT, REMOVALS_REMEMBERED_MAX, Contradictions, Removals
 
 REMEMBERED = 6
 INSTANCE = InstanceId("gpu-1")
@@ -43,6 +43,15 @@ def test_what_was_removed_and_what_is_forgotten(events: list[list[BlockKey]], kn
                     after = expected.last.get(key, 0) > as_of
                     assert found.explained(INSTANCE, key, as_of) == (forgotten or after)
                     assert forgotten or found.removed_after(INSTANCE, key, as_of) == after
+
+
+def test_repeats_take_no_memory() -> None:
+    removals = Removals()
+    for sequence in range(10_000):
+        removals.add(pack_keys(map(BlockKey, range(1, 33))), sequence)
+
+    assert sum(map(len, vars(removals)["_keys"])) <= FORGOTTEN_AT * REMOVALS_REMEMBERED_MAX * KEY_BYTES
+    assert removals.has(BlockKey(7), 9_998)
 
 
 def test_keys_across_two_others_are_not_found() -> None:
