@@ -10,12 +10,12 @@ help: ## list the targets
 
 setup: .venv/.ready ## create .venv with everything that development needs
 
-.venv/.ready: deploy/requirements.txt pyproject.toml shared/pointsman_lab/pyproject.toml
+.venv/.ready: deploy/requirements.txt pyproject.toml shared/pointsman_lab/pyproject.toml shared/pointsman_native/src/pointsman_native/key_table.pyx
 	@echo "setting up .venv (once; a minute or two)"
 	@$(PYTHON) -c 'import sys; sys.exit("Pointsman needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try: make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r deploy/requirements.txt
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . -e shared/pointsman_lab
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . -e shared/pointsman_lab ./shared/pointsman_native
 	@touch $@
 
 up: setup ## run a fleet of simulated engines until Ctrl-C

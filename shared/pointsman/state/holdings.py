@@ -62,7 +62,7 @@ def count(parts: StateParts, event: CacheEvent) -> None:
         case BlocksRemoved(tier="device"):
             index.add_blocks(event.instance, -(len(event.keys) // KEY_BYTES))
             if not event.expired:
-                _release_computed(parts, event.instance, set(unpack_keys(event.keys)))
+                _release_computed(parts, event.instance, unpack_keys(event.keys))
         case CacheCleared():
             _release_computed(parts, event.instance)
             instance.cache, instance.cache_detail = "empty", ""
@@ -81,7 +81,7 @@ def remove(parts: StateParts, event: BlocksRemoved) -> None:
         return
     parts.index.remove(event.instance, removed)
     if not event.expired:
-        _release_computed(parts, event.instance, set(removed))
+        _release_computed(parts, event.instance, removed)
         parts.delivered.remove(event.instance, removed)
     if parts.learns_from_deliveries:
         parts.contradictions.removed(event.instance, event.keys, parts.sequence)
@@ -209,14 +209,13 @@ def settle_promises(parts: StateParts, now: EngineSeconds) -> None:
         release(parts, instance, epoch, keys)
 
 
-def _release_computed(parts: StateParts, instance: InstanceId, removed: set[BlockKey] | None = None) -> None:
+def _release_computed(parts: StateParts, instance: InstanceId, removed: list[BlockKey] | None = None) -> None:
     """Release promises of computed prompts that lost a block of `removed` (None: any)."""
     unconfirmed = parts.promises.unconfirmed
-    lost = [
-        promise
-        for promise in unconfirmed
-        if promise[1] == instance and (removed is None or not removed.isdisjoint(promise[3]))
-    ]
+    lost = [promise for promise in unconfirmed if promise[1] == instance]
+    if lost and removed is not None:
+        gone = set(removed)
+        lost = [promise for promise in lost if not gone.isdisjoint(promise[3])]
     for promise in lost:
         unconfirmed.remove(promise)
         release(parts, instance, promise[2], promise[3])

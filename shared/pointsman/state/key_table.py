@@ -3,7 +3,9 @@ one `bytes`, searched by `find`. Keys are hashes, so their low bits choose the b
 
 Nothing is ever rebuilt in one piece. When buckets get full their number doubles: as keys are inserted, the list grows, and
 each new bucket begins as the same bytes as its *twin* in the lower half; then all are rid of entries that belong to the
-twin. Nobody looks for a key in the twin, once there are both."""
+twin. Nobody looks for a key in the twin, once there are both.
+
+`shared/pointsman_native` has the same compiled, for whoever installs it (`new_table`)."""
 
 import struct
 from collections.abc import Iterator
@@ -23,6 +25,15 @@ GROWN, GROWN_MIN = 8, 64
 """New buckets for each key inserted, and for each call."""
 FILLED_AT_ONCE = 65_536
 """Buckets: all at once would be in memory several times."""
+NATIVE_VERSION = 1
+
+
+try:
+    from pointsman_native import key_table as native
+except ImportError:
+    COMPILED = False
+else:
+    COMPILED = native.VERSION == NATIVE_VERSION
 
 
 class KeyTable:
@@ -159,6 +170,10 @@ class KeyTable:
                 entry for key, entry in zip(keys, entries, strict=True) if key & mask == slot
             )
         self._unswept -= count
+
+
+def new_table() -> "KeyTable | native.KeyTable":
+    return native.KeyTable() if COMPILED else KeyTable()
 
 
 def _halves(packed: bytes, place: int) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:

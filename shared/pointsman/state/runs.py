@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from pointsman.contracts.block_keys import KEY_BYTES, pack_keys, unpack_keys
 from pointsman.primitives import BlockKey
-from pointsman.state.key_table import NOWHERE, KeyTable
+from pointsman.state.key_table import NOWHERE, new_table
 
 LOW = 2**32 - 1
 HIGH = LOW << 32
@@ -43,7 +43,7 @@ class Runs:
     )
 
     def __init__(self) -> None:
-        self.table = KeyTable()
+        self.table = new_table()
         self.doubled: set[BlockKey] = set()
         self.content = [b""]
         self.parent, self.at, self.owner = array("I", [NOBODY]), array("I", [0]), array("I", [NOBODY])

@@ -1,0 +1,1 @@
+"""The compiled part of Pointsman's library; see the README."""
