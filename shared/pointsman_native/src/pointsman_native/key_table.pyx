@@ -50,10 +50,18 @@ cdef inline uint32_t _home(uint64_t hashed, uint32_t size) noexcept:
     return <uint32_t>((((hashed << PART_BITS) >> 32) * size) >> 32)
 
 
+cdef inline uint32_t _next(uint32_t slot, uint32_t size) noexcept:
+    return slot + 1 if slot + 1 < size else 0
+
+
+cdef inline Part* _part(Part* parts, uint64_t hashed) noexcept:
+    return &parts[hashed >> (64 - PART_BITS)]
+
+
 cdef void _put(Entry* entries, uint32_t size, uint64_t key, uint64_t place) noexcept:
     cdef uint32_t slot = _home(key * FACTOR, size)
     while entries[slot].place != FREE:
-        slot = slot + 1 if slot + 1 < size else 0
+        slot = _next(slot, size)
     entries[slot].key, entries[slot].place = key, place
 
 
@@ -68,7 +76,7 @@ cdef int _resize(Part* part, uint32_t size) except -1:
         while True:
             if part.entries[slot].place != FREE:
                 _put(entries, size, part.entries[slot].key, part.entries[slot].place)
-            slot = slot + 1 if slot + 1 < part.size else 0
+            slot = _next(slot, part.size)
             if slot == first:
                 break
         PyMem_Free(part.entries)
@@ -124,7 +132,7 @@ cdef class KeyTable:
             if part.used:
                 slot, left = _beginning(part), part.used
                 while left:
-                    slot = slot + 1 if slot + 1 < part.size else 0
+                    slot = _next(slot, part.size)
                     if part.entries[slot].place != FREE:
                         written[0] = part.entries[slot]
                         written += 1
@@ -133,7 +141,7 @@ cdef class KeyTable:
 
     cdef Entry* _find(self, uint64_t key) noexcept:
         cdef uint64_t hashed = key * FACTOR
-        cdef Part* part = &self._parts[hashed >> (64 - PART_BITS)]
+        cdef Part* part = _part(self._parts, hashed)
         cdef uint32_t slot
         if not part.size:
             return NULL
@@ -141,11 +149,11 @@ cdef class KeyTable:
         while part.entries[slot].place != FREE:
             if part.entries[slot].key == key:
                 return &part.entries[slot]
-            slot = slot + 1 if slot + 1 < part.size else 0
+            slot = _next(slot, part.size)
         return NULL
 
     cdef int _insert(self, uint64_t key, uint64_t place) except -1:
-        cdef Part* part = &self._parts[(key * FACTOR) >> (64 - PART_BITS)]
+        cdef Part* part = _part(self._parts, key * FACTOR)
         if 5 * (part.used + 1) > 4 * part.size:
             _resize(part, part.size + part.size // 4 + SLOTS_MIN)
         _put(part.entries, part.size, key, place)
@@ -158,7 +166,7 @@ cdef class KeyTable:
         cdef Py_ssize_t at
         cdef Part* part
         for at in range(count):
-            part = &self._parts[(keys[at] * FACTOR) >> (64 - PART_BITS)]
+            part = _part(self._parts, keys[at] * FACTOR)
             if part.size:
                 prefetch(&part.entries[_home(keys[at] * FACTOR, part.size)])
 
@@ -168,7 +176,7 @@ cdef class KeyTable:
 
     def places(self, uint64_t key):
         cdef uint64_t hashed = key * FACTOR
-        cdef Part* part = &self._parts[hashed >> (64 - PART_BITS)]
+        cdef Part* part = _part(self._parts, hashed)
         cdef uint32_t slot
         found = []
         if part.size:
@@ -176,7 +184,7 @@ cdef class KeyTable:
             while part.entries[slot].place != FREE:
                 if part.entries[slot].key == key:
                     found.append(part.entries[slot].place)
-                slot = slot + 1 if slot + 1 < part.size else 0
+                slot = _next(slot, part.size)
         return found
 
     def insert(self, keys, const unsigned char[::1] packed, uint64_t place):
@@ -200,7 +208,7 @@ cdef class KeyTable:
 
     cdef int _delete(self, uint64_t key, uint64_t place) except -1:
         cdef uint64_t hashed = key * FACTOR
-        cdef Part* part = &self._parts[hashed >> (64 - PART_BITS)]
+        cdef Part* part = _part(self._parts, hashed)
         cdef Entry* entries = part.entries
         cdef uint32_t size = part.size, hole, slot, home
         if not size:
@@ -209,10 +217,10 @@ cdef class KeyTable:
         while entries[hole].key != key or entries[hole].place != place:
             if entries[hole].place == FREE:
                 raise AssertionError(f"block {key:016x} is not at its place")
-            hole = hole + 1 if hole + 1 < size else 0
+            hole = _next(hole, size)
         slot = hole
         while True:  # what follows moves up, unless it would come before its home
-            slot = slot + 1 if slot + 1 < size else 0
+            slot = _next(slot, size)
             if entries[slot].place == FREE:
                 break
             home = _home(entries[slot].key * FACTOR, size)
