@@ -133,15 +133,6 @@ class WeighedList(Weighed):
         return view.pending_share(blocks, queues)
 
 
-def weighed(view: PoolView, kv_turnover: float, kv_tpot_max: EngineSeconds) -> Weighed:
-    """All eligible instances of a view that has some."""
-    if view.columns is not None:
-        from pointsman.policies.routing.weighed_columns import WeighedColumns  # needs arrays, a small pool does not
-
-        return WeighedColumns(view.columns, kv_turnover, kv_tpot_max)
-    return weighed_list(view, view.candidates, kv_turnover, kv_tpot_max)
-
-
 def weighed_list(
     view: PoolView, candidates: list[CandidateEstimate], kv_turnover: float, kv_tpot_max: EngineSeconds
 ) -> WeighedList:
