@@ -234,7 +234,7 @@ async def test_a_defect_of_ours_has_a_line(monkeypatch: pytest.MonkeyPatch) -> N
         raise AssertionError(SECRET)
 
     async with logged_world() as (world, output):
-        monkeypatch.setattr("pointsman_ingress.context.session_of", broken)
+        monkeypatch.setattr("pointsman_ingress.resolver.session_of", broken)
         async with world.post(COMPLETIONS, TOKENS) as answer:
             await answer.read()
         line = await only_line(output)

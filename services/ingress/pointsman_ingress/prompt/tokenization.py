@@ -91,6 +91,14 @@ class PromptTokens:
         return sum(map(len, self.prompts)) + self.estimated
 
     @property
+    def shortest(self) -> int:
+        return min(map(len, self.prompts), default=0)
+
+    @property
+    def longest(self) -> int:
+        return max(map(len, self.prompts), default=0)
+
+    @property
     def keyed(self) -> Sequence[int]:
         return self.prompts[0] if self.known is None else self.prompts[0][: self.known]
 
