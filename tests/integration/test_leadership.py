@@ -158,8 +158,8 @@ async def test_a_follower_takes_over_from_a_leader_that_was_killed_and_knows_wha
             await eventually(lambda: RequestId("waiting") in two.state.workload.requests)
             assert not two.leading
             one_is_gone = world.clock.wall()
-            one._leader._leadership._acts_until = WallSeconds(0.0)  # no more renewals either: its tasks are stuck
-            one._leader._leadership._lease = StuckLease()  # type: ignore[assignment]
+            one.leader._leadership._acts_until = WallSeconds(0.0)  # no more renewals either: its tasks are stuck
+            one.leader._leadership._lease = StuckLease()  # type: ignore[assignment]
             await eventually(lambda: two.leading)
 
             print(f"took over after {world.clock.wall() - one_is_gone:.2f} s")
@@ -219,7 +219,7 @@ async def test_a_leader_whose_clock_stood_still_decides_nothing_once_it_reads_th
         await eventually(lambda: one.state.term == 2)
 
         assert one.leading is None
-        assert one._leader._leadership.holds, "by its clock"
+        assert one.leader._leadership.holds, "by its clock"
 
 
 @in_virtual_time
@@ -317,7 +317,7 @@ async def test_a_leader_that_cannot_read_the_log_leaves_the_lease_to_one_that_ca
     world = World()
     await world.append(joined("a", at=world.clock.now()))
     async with world.scheduler("one", lease_seconds=12.0) as one, world.scheduler("two", lease_seconds=12.0) as two:
-        unreadable.add(one._log)
+        unreadable.add(one.event_log)
         await world.append(stored("a", 1, [1]))
         await eventually(lambda: two.leading, seconds=8.0, what="taking over before the lease would end")
 
@@ -337,14 +337,14 @@ async def test_who_cannot_read_its_own_election_leaves_the_lease_to_one_that_can
     world = World()
     await world.append(joined("a", at=world.clock.now()))
     async with world.scheduler("one") as one, world.scheduler("two") as two:
-        unreadable.add(two._log)
+        unreadable.add(two.event_log)
         await one.resign()
-        await eventually(lambda: two._leader._leadership.holds)
+        await eventually(lambda: two.leader._leadership.holds)
         async with world.scheduler("three") as three:
             await eventually(lambda: three.leading)
 
             assert (await world.route("r", [1])).term == three.state.term
-            assert not two._leader._leadership.holds
+            assert not two.leader._leadership.holds
             elections = [event.scheduler for event in await world.events() if isinstance(event, LeaderElected)]
             assert elections.count("two") <= 1
 
@@ -432,7 +432,7 @@ async def test_while_the_lease_cannot_be_renewed_nobody_decides_and_then_the_lea
         await eventually(lambda: one.leading is None)
         await asyncio.sleep(2 * LEASE_SECONDS)
         assert two.leading is None
-        assert "the lease cannot be written: the broker is away" in one._board.missing_parts["leadership"]
+        assert "the lease cannot be written: the broker is away" in one.board.missing_parts["leadership"]
         world.broker.reconnect()
 
         assert (await world.route("r", [1])).term == 1
@@ -531,15 +531,15 @@ async def test_a_follower_that_reads_a_large_checkpoint_after_the_log_went_back_
         return await load(store, label)
 
     async with world.scheduler("leader"), world.scheduler("follower") as follower:
-        await eventually(lambda: follower._board.whole)
+        await eventually(lambda: follower.board.whole)
         monkeypatch.setattr(MemoryCheckpoints, "load", slowly)
         world.broker.lose_after(await world.newest())
         await asyncio.sleep(5.0)
-        lacks = dict(follower._board.lacks)
+        lacks = dict(follower.board.lacks)
         read.set()
 
         assert lacks == {LEADERSHIP: "folding the log"}
-        await eventually(lambda: follower._board.whole)
+        await eventually(lambda: follower.board.whole)
 
 
 @in_virtual_time

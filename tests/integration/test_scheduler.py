@@ -490,9 +490,9 @@ async def test_the_fleet_is_described_with_why_checkpoints_are_overdue() -> None
         await eventually(lambda: service.leading)
         for reason in ("none for long", ""):
             if reason:
-                service._board.degraded(CHECKPOINTS_PART, reason)
+                service.board.degraded(CHECKPOINTS_PART, reason)
             else:
-                service._board.restored(CHECKPOINTS_PART)
+                service.board.restored(CHECKPOINTS_PART)
             described = await world.ask(DescribeFleet(), kind="fleet")
             assert isinstance(described, FleetDescribed)
             told.append(described.checkpoints_overdue)
