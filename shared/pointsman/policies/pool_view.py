@@ -12,7 +12,7 @@ from pointsman.contracts.decisions import TierTokens
 from pointsman.policies.candidates import CandidateEstimate as CandidateEstimate  # policies import both from here
 from pointsman.policies.prefix_fetch import FetchSource, fetch_source, fetch_to, shared_fetch_seconds
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tokens, plain_sum
-from pointsman.state import fold_versions
+from pointsman.state import fold_versions, kv_shares
 from pointsman.state.fleet import Instance
 from pointsman.state.latency_model import LatencyModel
 from pointsman.state.priority_classes import LOWEST, RANK, QueueClass
@@ -291,7 +291,7 @@ class PoolView:
     @cached_property
     def _reserved(self) -> Request | None:
         """The best-effort request whose turn it is: it goes before requests that come now."""
-        known = self._state.best_effort_turn(self.now)
+        known = kv_shares.best_effort_turn(self._state, self.now)
         return known[0] if known is not None else None
 
     @cached_property
@@ -302,7 +302,7 @@ class PoolView:
 
     def _overtaken(self, queue: InstanceQueue) -> tuple[EngineSeconds, Tokens]:
         """Pending work of other tenants that wait for their share of the KV capacity."""
-        request, waits = self.request, self._state.kv_waiters()
+        request, waits = self.request, kv_shares.waiters(self._state)
         waiting = [
             other
             for other in queue.pending.values()
