@@ -1,7 +1,7 @@
-"""The candidates as the policy `pointsman` weighs them, with their waits for KV blocks: what it asks about all of them at
-once. `WeighedList` passes over estimates; `WeighedColumns` gives the same answers, to the last bit and with the same ties,
-by array operations (`weighed_columns`), and makes only the estimates that are chosen or recorded. A row is the place of
-a candidate among those weighed, which are sorted by name."""
+"""The candidates of the policy `pointsman`: their queues include the wait for KV blocks. `Weighed` is the interface, what the
+policy asks about all of them at once. `WeighedList` passes over estimates, for small pools. `WeighedColumns`
+(`weighed_columns`) gives the same answers by array operations, to the last bit and with the same ties, and makes only the
+estimates that are chosen or recorded. A row is the place of a candidate in the order of names."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence, Sized
