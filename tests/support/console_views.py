@@ -145,7 +145,7 @@ def _phase(kind: str, name: str, since: float, seconds: float, whole: float) -> 
 def _candidate(number: int, *, chosen: bool) -> dict[str, Any]:
     queue, prefill = 0.2 * number, 0.9 - 0.07 * number
     return {
-        "instance": f"engine-{number}", "chosen": chosen, "weighed": number < 6, "status": "ready", "knowledge": "exact",
+        "instance": f"engine-{number}", "chosen": chosen, "weighed": number < 6, "recorded": True, "status": "ready", "knowledge": "exact",
         "doubt": "", "why_out": "", "hit_blocks": 300 - 30 * number, "held_blocks": 280 - 30 * number, "uncached_tokens": 900 + 400 * number,
         "queue_seconds": queue, "prefill_seconds": prefill, "predicted_ttft": queue + prefill, "pending": number,
         "in_prefill": 1, "decoding": 12, "correction": 1.04,

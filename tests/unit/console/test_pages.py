@@ -316,7 +316,7 @@ def test_a_failed_attempt_says_where_and_what() -> None:
     event = RequestAttemptFailed(
         at=1.0, request=RequestId("r"), instance=InstanceId("engine-1"), failure="http_5xx", status=503
     )
-    html = PAGES.render("request", request_page(failed_attempts=[msgspec.to_builtins(event)]), status=status())
+    html = PAGES.render("request", request_page(failed_attempts=[event]), status=status())
 
     assert "attempt 1 failed</span><span>engine-1</span><span" in html
     assert "503 http_5xx" in html
