@@ -22,8 +22,8 @@ from pointsman.contracts.requests import PrefillFinished, RequestAttemptFailed, 
 from pointsman.primitives import Epoch, InstanceId, WallSeconds
 from pointsman.state.fleet import Instance
 from pointsman_ingress import key_probe, metrics
-from pointsman_ingress.engine import client
-from pointsman_ingress.engine.client import EngineFailedError
+from pointsman_ingress.engine import answer as engine_answer
+from pointsman_ingress.engine.answer import EngineFailedError
 from pointsman_ingress.engine.first_byte import POSTPONED_MAX, FirstByteDeadline
 from pointsman_ingress.key_probe import KeyProber
 from pointsman_ingress.lifecycle import RequestLifecycle
@@ -562,7 +562,7 @@ async def test_a_response_that_hides_reasoning_or_begins_with_a_tool_call_is_no_
 
 @pytest.fixture
 def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "CUT_CHECK_WALL_SECONDS", 0.05)
+    monkeypatch.setattr(engine_answer, "CUT_CHECK_WALL_SECONDS", 0.05)
 
 
 async def tell(world: World, *events: LogEvent) -> None:

@@ -28,7 +28,7 @@ from pointsman.runtime.processes import PROCESSES_MAX
 from pointsman.runtime.supervision import Supervisor
 from pointsman_cli.fleet import fleet_table
 from pointsman_ingress import delivery
-from pointsman_ingress.engine import client
+from pointsman_ingress.engine import answer as engine_answer
 from pointsman_worker.settings import WorkerSettings
 from tests.support.events import joined
 from tests.support.fake_publisher import BLOCK, FakePublisher, ScriptedCache
@@ -269,7 +269,7 @@ BROKEN_STREAMS = {
 async def test_a_stream_that_goes_wrong_ends_with_one_error_event_of_its_own(
     world: World, liar: RawEngine, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "CUT_CHECK_WALL_SECONDS", 0.2)
+    monkeypatch.setattr(engine_answer, "CUT_CHECK_WALL_SECONDS", 0.2)
     liar.otherwise = BROKEN_STREAMS[name]
     liar.pause_seconds = 0.1
 
@@ -331,8 +331,8 @@ async def test_a_stream_without_an_empty_line_passes_through_and_holds_up_nobody
 async def test_an_engine_that_floods_its_streams_rests_and_nobody_else_does(
     world: World, liar: RawEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "HEAVY_SECONDS", 1e-4)
-    monkeypatch.setattr(client, "REST_TIMES", 1e9)
+    monkeypatch.setattr(engine_answer, "HEAVY_SECONDS", 1e-4)
+    monkeypatch.setattr(engine_answer, "REST_TIMES", 1e9)
     liar.answers[COMPLETIONS] = [STREAM_HEAD + CHUNK + b"\n\n", b'data: "error"\n\n' * 5000, b"data: [DONE]\n\n"]
     liar.pause_seconds = 0.01  # so that the second is a chunk of its own
     flooded = asyncio.create_task(ask(world, body=STREAMED))
@@ -381,7 +381,7 @@ def mangled(chance: random.Random, answer: bytes) -> list[bytes]:
 async def test_whatever_an_engine_sends_each_request_has_one_end_and_none_is_a_mistake_of_ours(
     world: World, liar: RawEngine, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "CUT_CHECK_WALL_SECONDS", 0.1)
+    monkeypatch.setattr(engine_answer, "CUT_CHECK_WALL_SECONDS", 0.1)
     chance = random.Random(seed)
     asked: list[str] = []
     for _ in range(25):
