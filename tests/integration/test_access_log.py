@@ -14,7 +14,7 @@ import pytest
 
 from pointsman.runtime.line_writer import PENDING_BYTES_MAX, PIECE_BYTES_MAX, LineWriter
 from tests.support.fake_engine import Behaviour
-from tests.support.ingress_world import CHAT, COMPLETIONS, STREAM, TOKENS, World, open_world
+from tests.support.ingress_world import CHAT, COMPLETIONS, STREAM, TOKENS, IngressBench, open_world
 from tests.support.services import ingress_settings
 from tests.support.waiting import eventually
 from tests.tidy.pages import ROOT
@@ -48,7 +48,9 @@ class Output:
 
 
 @asynccontextmanager
-async def logged_world(keys: Mapping[str, str] | None = None, **settings: Any) -> AsyncIterator[tuple[World, Output]]:
+async def logged_world(
+    keys: Mapping[str, str] | None = None, **settings: Any
+) -> AsyncIterator[tuple[IngressBench, Output]]:
     output = Output()
     told = ingress_settings(
         **{
@@ -130,10 +132,10 @@ async def test_a_request_that_is_not_placed_is_told_of_too() -> None:
     assert (line["prompt_tokens"], line["queue_ms"]) == (None, None)
 
 
-Arrange = Callable[[World], None]
+Arrange = Callable[[IngressBench], None]
 
 
-def rejects(world: World) -> None:
+def rejects(world: IngressBench) -> None:
     world.scheduler.rejection = (429, "slo_ttft", 1.0)
 
 
@@ -141,12 +143,12 @@ def does(*behaviours: Behaviour) -> Arrange:
     return lambda world: world.one.script.extend(behaviours)
 
 
-def both_err(world: World) -> None:
+def both_err(world: IngressBench) -> None:
     world.one.script.append(Behaviour.ERRS)
     world.two.script.append(Behaviour.ERRS)
 
 
-def nothing(_world: World) -> None:
+def nothing(_world: IngressBench) -> None:
     pass
 
 
@@ -223,7 +225,7 @@ async def test_a_client_that_hangs_up_has_a_line(behaviour: Behaviour, status: i
     assert (line["status"], line["reason"], line["instance"]) == (status, "client_gone", "engine-1")
 
 
-async def _ask(world: World) -> None:
+async def _ask(world: IngressBench) -> None:
     async with world.post(COMPLETIONS, STREAM) as answer:
         await answer.content.readany()
         answer.close()
@@ -234,7 +236,7 @@ async def test_a_defect_of_ours_has_a_line(monkeypatch: pytest.MonkeyPatch) -> N
         raise AssertionError(SECRET)
 
     async with logged_world() as (world, output):
-        monkeypatch.setattr("pointsman_ingress.context.session_of", broken)
+        monkeypatch.setattr("pointsman_ingress.resolver.session_of", broken)
         async with world.post(COMPLETIONS, TOKENS) as answer:
             await answer.read()
         line = await only_line(output)

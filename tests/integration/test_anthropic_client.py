@@ -16,7 +16,7 @@ from tests.support.client_libraries import anthropic_of
 from tests.support.engine_sim import running_engine as simulated_engine
 from tests.support.events import reported
 from tests.support.fake_engine import Behaviour
-from tests.support.ingress_world import ONE, TWO, World, eventually_listed, world_with
+from tests.support.ingress_world import ONE, TWO, IngressBench, eventually_listed, world_with
 
 LONG = "Every block of this prompt has a key of its own. " * 20
 HELLO: Any = [{"role": "user", "content": LONG}]
@@ -24,7 +24,7 @@ WEATHER: Any = {"name": "weather", "input_schema": {"type": "object", "propertie
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+async def world() -> AsyncIterator[IngressBench]:
     async with simulated_engine(model="m") as engine, world_with(tokenizer="builtin") as opened:
         await opened.grants({ONE: engine.url})
         busy = msgspec.structs.replace(reported(TWO, 0, [], at=ScaledClock().now()), running=5, aliases=["known"])
@@ -33,7 +33,7 @@ async def world() -> AsyncIterator[World]:
         yield opened
 
 
-async def test_the_synchronous_client_gets_messages_and_streams(world: World) -> None:
+async def test_the_synchronous_client_gets_messages_and_streams(world: IngressBench) -> None:
     def ask() -> tuple[Any, Any, str]:
         with Anthropic(base_url=world.url, api_key="sk-1") as client:
             whole = client.messages.create(model="m", max_tokens=5, messages=HELLO)
@@ -48,7 +48,7 @@ async def test_the_synchronous_client_gets_messages_and_streams(world: World) ->
     assert whole.usage.output_tokens == streamed.usage.output_tokens == 5
 
 
-async def test_the_second_message_comes_from_the_cache_and_both_say_what_did(world: World) -> None:
+async def test_the_second_message_comes_from_the_cache_and_both_say_what_did(world: IngressBench) -> None:
     async with anthropic_of(world) as client:
         first = await client.messages.create(model="m", max_tokens=5, messages=HELLO)
         second = await client.messages.create(model="m", max_tokens=5, messages=HELLO)
@@ -60,7 +60,7 @@ async def test_the_second_message_comes_from_the_cache_and_both_say_what_did(wor
     assert second.usage.input_tokens + cached == first.usage.input_tokens == world.scheduler.asked[0].prompt_tokens
 
 
-async def test_a_conversation_with_tools_is_counted_as_it_is_placed(world: World) -> None:
+async def test_a_conversation_with_tools_is_counted_as_it_is_placed(world: IngressBench) -> None:
     turns: Any = [
         *HELLO,
         {
@@ -89,7 +89,7 @@ async def test_a_conversation_with_tools_is_counted_as_it_is_placed(world: World
     ],
 )
 async def test_what_cannot_be_served_is_an_exception_that_says_why(
-    world: World, asks: dict[str, Any], exception: type[anthropic.APIStatusError]
+    world: IngressBench, asks: dict[str, Any], exception: type[anthropic.APIStatusError]
 ) -> None:
     told: Any = {"model": "m", "max_tokens": 5, "messages": HELLO} | asks
     async with anthropic_of(world) as client:
@@ -106,7 +106,7 @@ async def test_what_cannot_be_served_is_an_exception_that_says_why(
     [((429, "slo_ttft", 2.5), anthropic.RateLimitError), ((503, "no_instance", 0.2), anthropic.InternalServerError)],
 )
 async def test_a_rejection_is_an_exception_with_the_time_to_wait(
-    world: World, rejection: tuple[int, str, float], exception: type[anthropic.APIStatusError]
+    world: IngressBench, rejection: tuple[int, str, float], exception: type[anthropic.APIStatusError]
 ) -> None:
     world.scheduler.rejection = rejection
     async with anthropic_of(world) as client:
@@ -116,7 +116,7 @@ async def test_a_rejection_is_an_exception_with_the_time_to_wait(
     assert int(raised.value.response.headers["retry-after"]) >= 1
 
 
-async def test_a_stream_that_breaks_off_is_an_exception(world: World) -> None:
+async def test_a_stream_that_breaks_off_is_an_exception(world: IngressBench) -> None:
     start = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
     head = {
         "type": "message_start",

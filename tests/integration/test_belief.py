@@ -63,7 +63,7 @@ BOUNDS: list[tuple[object, str, float]] = [
 ]
 
 
-class World:
+class CacheBench:
     """An engine, its worker and a leader; `cache` is the truth."""
 
     def __init__(self, publisher: FakePublisher, engine: ToldEngine) -> None:
@@ -245,7 +245,7 @@ def prompt(*bits: int, blocks: int = SPAN) -> list[int]:
     return [bit for bit in bits for _ in range(blocks * BLOCK)]
 
 
-Script = Callable[[World], Awaitable[None]]
+Script = Callable[[CacheBench], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -282,427 +282,429 @@ NO_SOCKET = "no replay socket"
 
 
 @case(REPLAY, {"by_position": True})
-async def stores_branches_and_evictions(world: World) -> None:
-    await world.store(1, 2, 3)
-    await world.store(1, 2, 4)
-    await world.evict(1, 2, 3)
-    await world.is_exact()
+async def stores_branches_and_evictions(bench: CacheBench) -> None:
+    await bench.store(1, 2, 3)
+    await bench.store(1, 2, 4)
+    await bench.evict(1, 2, 3)
+    await bench.is_exact()
 
 
 @case(NO_REPLAY)
-async def a_removal_is_lost_and_the_next_batch_shows_the_gap(world: World) -> None:
-    await world.store(1, 2)
-    await world.believes_the_truth()
-    await world.evict(1, 2, lost=True)
-    await world.store(3)
-    await world.says("not replayed")
+async def a_removal_is_lost_and_the_next_batch_shows_the_gap(bench: CacheBench) -> None:
+    await bench.store(1, 2)
+    await bench.believes_the_truth()
+    await bench.evict(1, 2, lost=True)
+    await bench.store(3)
+    await bench.says("not replayed")
 
 
 @case(NO_REPLAY)
-async def a_removal_is_lost_before_silence(world: World) -> None:
-    await world.publisher.publish(world.cache.clear())
-    await world.store(1, 2)
-    await world.believes_the_truth()
-    await world.evict(1, 2, lost=True)
-    await world.says(NO_SOCKET)
+async def a_removal_is_lost_before_silence(bench: CacheBench) -> None:
+    await bench.publisher.publish(bench.cache.clear())
+    await bench.store(1, 2)
+    await bench.believes_the_truth()
+    await bench.evict(1, 2, lost=True)
+    await bench.says(NO_SOCKET)
 
 
 @case()
-async def a_dropped_removal_is_had_again(world: World) -> None:
-    await world.store(1, 2, 3)
-    await world.evict(1, 2, 3, dropped=True)
-    await world.store(3)
-    await world.is_exact()
-    await world.evict(1, 2, dropped=True)
-    await world.is_exact()
+async def a_dropped_removal_is_had_again(bench: CacheBench) -> None:
+    await bench.store(1, 2, 3)
+    await bench.evict(1, 2, 3, dropped=True)
+    await bench.store(3)
+    await bench.is_exact()
+    await bench.evict(1, 2, dropped=True)
+    await bench.is_exact()
 
 
 @case(SHORT_REPLAY)
-async def removals_have_left_the_buffer(world: World) -> None:
-    await world.is_exact()
-    await world.store(1, 2)
-    await world.believes_the_truth()
-    await world.evict(1, 2, lost=True)
-    await world.store(3, lost=True)
-    await world.store(4)
-    await world.says("left the engine's buffer")
-    await world.publisher.publish(world.cache.clear())
-    await world.is_exact()  # before the next batch takes the only place in the buffer
-    await world.store(5)
-    await world.is_exact()
+async def removals_have_left_the_buffer(bench: CacheBench) -> None:
+    await bench.is_exact()
+    await bench.store(1, 2)
+    await bench.believes_the_truth()
+    await bench.evict(1, 2, lost=True)
+    await bench.store(3, lost=True)
+    await bench.store(4)
+    await bench.says("left the engine's buffer")
+    await bench.publisher.publish(bench.cache.clear())
+    await bench.is_exact()  # before the next batch takes the only place in the buffer
+    await bench.store(5)
+    await bench.is_exact()
 
 
 @case()
-async def the_engine_restarts(world: World) -> None:
-    await world.store(1, 2)
-    await world.is_exact()
-    await world.restart()
-    await world.is_exact()
-    await world.store(3)
-    await world.is_exact()
+async def the_engine_restarts(bench: CacheBench) -> None:
+    await bench.store(1, 2)
+    await bench.is_exact()
+    await bench.restart()
+    await bench.is_exact()
+    await bench.store(3)
+    await bench.is_exact()
 
 
 @case()
-async def the_engine_restarts_so_quickly_that_nobody_sees_it(world: World) -> None:
-    await world.store(1, 2)
-    await world.is_exact()
-    await world.restart(seen=False)
-    await world.is_exact()
+async def the_engine_restarts_so_quickly_that_nobody_sees_it(bench: CacheBench) -> None:
+    await bench.store(1, 2)
+    await bench.is_exact()
+    await bench.restart(seen=False)
+    await bench.is_exact()
 
 
 @case(NO_REPLAY)
-async def the_engine_restarts_and_is_idle(world: World) -> None:
-    await world.publisher.publish(world.cache.clear())
-    await world.store(1, 2)
-    await world.believes_the_truth()
-    await world.restart()
-    await eventually(lambda: not world.indexed, seconds=1.0, what="a fresh start without waiting for the decay")
-    await world.says(NO_SOCKET)
+async def the_engine_restarts_and_is_idle(bench: CacheBench) -> None:
+    await bench.publisher.publish(bench.cache.clear())
+    await bench.store(1, 2)
+    await bench.believes_the_truth()
+    await bench.restart()
+    await eventually(lambda: not bench.indexed, seconds=1.0, what="a fresh start without waiting for the decay")
+    await bench.says(NO_SOCKET)
 
 
 @case(REPLAY, NO_REPLAY)
-async def the_engine_ends_and_stays_away(world: World) -> None:
-    await world.publisher.publish(world.cache.clear())
-    await world.store(1, 2)
-    await world.believes_the_truth()
-    world.engine.away = True
-    await eventually(lambda: world.instance and not world.instance.serving)
+async def the_engine_ends_and_stays_away(bench: CacheBench) -> None:
+    await bench.publisher.publish(bench.cache.clear())
+    await bench.store(1, 2)
+    await bench.believes_the_truth()
+    bench.engine.away = True
+    await eventually(lambda: bench.instance and not bench.instance.serving)
     await asyncio.sleep(10 * LOOK_SECONDS)  # two reports
-    assert world.instance
-    assert not world.instance.serving
-    assert len({join.epoch for join in await world.joins()}) == 1
+    assert bench.instance
+    assert not bench.instance.serving
+    assert len({join.epoch for join in await bench.joins()}) == 1
 
 
 @case(NO_REPLAY)
-async def the_engine_restarts_unseen_and_its_next_sequence_fits(world: World) -> None:
-    await world.publisher.publish(world.cache.clear())
-    await world.store(1, 2)
-    await world.store(1, 3)
-    await world.believes_the_truth()
-    await world.restart(seen=False)
+async def the_engine_restarts_unseen_and_its_next_sequence_fits(bench: CacheBench) -> None:
+    await bench.publisher.publish(bench.cache.clear())
+    await bench.store(1, 2)
+    await bench.store(1, 3)
+    await bench.believes_the_truth()
+    await bench.restart(seen=False)
     for bit in (4, 5, 6):
-        await world.store(bit, dropped=True)
-    await world.publisher.subscribed()
-    await world.store(7)
-    await world.says(NO_SOCKET)
+        await bench.store(bit, dropped=True)
+    await bench.publisher.subscribed()
+    await bench.store(7)
+    await bench.says(NO_SOCKET)
 
 
 @case(NO_REPLAY)
-async def another_engine_takes_over_behind_a_proxy(world: World) -> None:
-    await world.store(1, 2)
-    await world.store(1, 3)
-    await world.believes_the_truth()
-    world.cache = ScriptedCache(life=2)
-    world.publisher.begin_again()
-    await world.store(4)
-    await world.believes_the_truth()
-    await world.says(NO_SOCKET)
+async def another_engine_takes_over_behind_a_proxy(bench: CacheBench) -> None:
+    await bench.store(1, 2)
+    await bench.store(1, 3)
+    await bench.believes_the_truth()
+    bench.cache = ScriptedCache(life=2)
+    bench.publisher.begin_again()
+    await bench.store(4)
+    await bench.believes_the_truth()
+    await bench.says(NO_SOCKET)
 
 
 @case(REPLAY, NO_REPLAY)
-async def the_connection_breaks_and_the_engine_lives_on(world: World) -> None:
-    await world.publisher.publish(world.cache.clear())
-    await world.store(1, 2)
-    await world.believes_the_truth()
-    await world.publisher.reconnect()
-    await world.publisher.subscribed()
-    await world.store(1, 3)
-    if world.publisher.replay_endpoint:
-        await world.is_exact()
+async def the_connection_breaks_and_the_engine_lives_on(bench: CacheBench) -> None:
+    await bench.publisher.publish(bench.cache.clear())
+    await bench.store(1, 2)
+    await bench.believes_the_truth()
+    await bench.publisher.reconnect()
+    await bench.publisher.subscribed()
+    await bench.store(1, 3)
+    if bench.publisher.replay_endpoint:
+        await bench.is_exact()
     else:
-        await world.says("the connection was lost")
+        await bench.says("the connection was lost")
 
 
 @case()
-async def hashes_are_bytes_and_prompts_are_salted(world: World) -> None:
-    world.cache = ScriptedCache(bytes_hashes=True)
+async def hashes_are_bytes_and_prompts_are_salted(bench: CacheBench) -> None:
+    bench.cache = ScriptedCache(bytes_hashes=True)
     for salt in ("", "one", "two"):
-        await world.publisher.publish(world.cache.store(prompt(1, 2), salt=salt))
-    await world.publisher.publish(world.cache.evict(prompt(1, 2), salt="one"))
-    await world.is_exact()
-    assert len(world.indexed) == 5
+        await bench.publisher.publish(bench.cache.store(prompt(1, 2), salt=salt))
+    await bench.publisher.publish(bench.cache.evict(prompt(1, 2), salt="one"))
+    await bench.is_exact()
+    assert len(bench.indexed) == 5
 
 
 @case()
-async def blocks_in_the_middle_go_and_come_back(world: World) -> None:
-    await world.store(1, 2, 3, 4)
-    await world.evict(1)
-    await world.is_exact()
-    await world.evict(1, 2, 3)
-    await world.is_exact()
-    await world.publisher.publish(world.cache.store(prompt(1)), world.cache.store(prompt(1, 2, 3)))
-    await world.is_exact()
-    assert len(world.indexed) == 4
+async def blocks_in_the_middle_go_and_come_back(bench: CacheBench) -> None:
+    await bench.store(1, 2, 3, 4)
+    await bench.evict(1)
+    await bench.is_exact()
+    await bench.evict(1, 2, 3)
+    await bench.is_exact()
+    await bench.publisher.publish(bench.cache.store(prompt(1)), bench.cache.store(prompt(1, 2, 3)))
+    await bench.is_exact()
+    assert len(bench.indexed) == 4
 
 
 @case()
-async def messages_are_none_of_the_engines(world: World) -> None:
-    await world.store(1, 2)
-    await world.publisher.publish_frames(b"kv", b"short", b"")
-    await world.publisher.publish_frames(b"two", b"frames")
-    await world.publisher.publish({"type": "BlockPromoted", "block_hashes": [1]})
-    await world.store(1, 3)
-    await world.is_exact()
+async def messages_are_none_of_the_engines(bench: CacheBench) -> None:
+    await bench.store(1, 2)
+    await bench.publisher.publish_frames(b"kv", b"short", b"")
+    await bench.publisher.publish_frames(b"two", b"frames")
+    await bench.publisher.publish({"type": "BlockPromoted", "block_hashes": [1]})
+    await bench.store(1, 3)
+    await bench.is_exact()
 
 
 @case(REPLAY, NO_REPLAY)
-async def payloads_are_garbage(world: World) -> None:
-    await world.store(1, 2)
-    await world.believes_the_truth()
+async def payloads_are_garbage(bench: CacheBench) -> None:
+    await bench.store(1, 2)
+    await bench.believes_the_truth()
     for payload in (b"\xc1", b"\x91" * 100_000, b""):
-        await world.publisher.publish_raw(payload)
-    await world.says("not understood")
-    await world.store(1, 3)
-    await eventually(lambda: world.truth & world.indexed, what="belief in what came afterwards")
+        await bench.publisher.publish_raw(payload)
+    await bench.says("not understood")
+    await bench.store(1, 3)
+    await eventually(lambda: bench.truth & bench.indexed, what="belief in what came afterwards")
 
 
 @case()
-async def a_clear_stands_between_two_stores(world: World) -> None:
-    await world.publisher.publish(world.cache.store(prompt(1, 2)), world.cache.clear(), world.cache.store(prompt(1, 3)))
-    await world.is_exact()
-    assert len(world.indexed) == 2
+async def a_clear_stands_between_two_stores(bench: CacheBench) -> None:
+    await bench.publisher.publish(bench.cache.store(prompt(1, 2)), bench.cache.clear(), bench.cache.store(prompt(1, 3)))
+    await bench.is_exact()
+    assert len(bench.indexed) == 2
 
 
 @case()
-async def batches_come_faster_than_they_are_written(world: World) -> None:
+async def batches_come_faster_than_they_are_written(bench: CacheBench) -> None:
     for bit in range(600):
-        await world.store(bit, dropped=bit % 50 == 7)
+        await bench.store(bit, dropped=bit % 50 == 7)
         if bit >= 100:
-            await world.evict(bit - 100, dropped=bit % 70 == 9)
-    await world.is_exact()
+            await bench.evict(bit - 100, dropped=bit % 70 == 9)
+    await bench.is_exact()
 
 
 @case(REPLAY, NO_REPLAY)
-async def everything_happens_at_random(world: World) -> None:
+async def everything_happens_at_random(bench: CacheBench) -> None:
     chance, lives = Random(3), 1
     for _ in range(150):
         what = chance.random()
         dropped = chance.random() < 0.15
         if what < 0.6:
-            await world.store(*(chance.randrange(4) for _ in range(chance.randrange(1, 5))), dropped=dropped)
-        elif what < 0.85 and world.cache.held:
-            longest = max(world.cache.held, key=lambda block: (len(block[1]), block))[1]
-            await world.publisher.publish(world.cache.evict(longest), dropped=dropped)
+            await bench.store(*(chance.randrange(4) for _ in range(chance.randrange(1, 5))), dropped=dropped)
+        elif what < 0.85 and bench.cache.held:
+            longest = max(bench.cache.held, key=lambda block: (len(block[1]), block))[1]
+            await bench.publisher.publish(bench.cache.evict(longest), dropped=dropped)
         elif what < 0.9:
-            await world.publisher.publish(world.cache.clear(), dropped=dropped)
+            await bench.publisher.publish(bench.cache.clear(), dropped=dropped)
         elif what < 0.98:
-            await world.publisher.repeat_newest()
+            await bench.publisher.repeat_newest()
         else:
             lives += 1
-            await world.publisher.restart()
-            world.cache = ScriptedCache(life=lives)
+            await bench.publisher.restart()
+            bench.cache = ScriptedCache(life=lives)
         await asyncio.sleep(chance.random() * 0.01)
-    if world.publisher.replay_endpoint:
-        await world.is_exact()
+    if bench.publisher.replay_endpoint:
+        await bench.is_exact()
     else:
-        await world.says("")
+        await bench.says("")
 
 
 @case()
-async def children_come_before_their_parents(world: World) -> None:
-    parent = world.cache.store(prompt(1))
-    child = world.cache.store(prompt(1, 2))
-    await world.publisher.publish(child)
-    await world.publisher.publish(parent)
-    await world.is_exact()
+async def children_come_before_their_parents(bench: CacheBench) -> None:
+    parent = bench.cache.store(prompt(1))
+    child = bench.cache.store(prompt(1, 2))
+    await bench.publisher.publish(child)
+    await bench.publisher.publish(parent)
+    await bench.is_exact()
 
 
 @case()
-async def a_parent_is_never_stored(world: World) -> None:
-    await world.is_exact()
-    world.cache.store(prompt(1))
-    await world.store(1, 2)
-    await eventually(lambda: world.knowledge[0] is not Knowledge.EXACT, seconds=6, what="uncertainty")
-    await world.says("follow one which never was")
+async def a_parent_is_never_stored(bench: CacheBench) -> None:
+    await bench.is_exact()
+    bench.cache.store(prompt(1))
+    await bench.store(1, 2)
+    await eventually(lambda: bench.knowledge[0] is not Knowledge.EXACT, seconds=6, what="uncertainty")
+    await bench.says("follow one which never was")
 
 
 @case(REPLAY, NO_REPLAY)
-async def batches_are_repeated(world: World) -> None:
-    await world.store(1, 2)
-    await world.store(1, 3)
-    await world.publisher.repeat(0)
-    await world.publisher.repeat(1)
-    await world.publisher.repeat(0)
-    await world.store(1, 4)
-    await world.believes_the_truth()
-    assert len(await world.joins()) == 1
+async def batches_are_repeated(bench: CacheBench) -> None:
+    await bench.store(1, 2)
+    await bench.store(1, 3)
+    await bench.publisher.repeat(0)
+    await bench.publisher.repeat(1)
+    await bench.publisher.repeat(0)
+    await bench.store(1, 4)
+    await bench.believes_the_truth()
+    assert len(await bench.joins()) == 1
 
 
 @case(NO_REPLAY)
-async def batches_are_reordered(world: World) -> None:
-    await world.store(1, 2)
-    await world.store(1, 3, dropped=True)
-    await world.store(1, 4)
-    await world.publisher.repeat(1)
-    await world.believes_the_truth()
-    assert len(await world.joins()) == 1
+async def batches_are_reordered(bench: CacheBench) -> None:
+    await bench.store(1, 2)
+    await bench.store(1, 3, dropped=True)
+    await bench.store(1, 4)
+    await bench.publisher.repeat(1)
+    await bench.believes_the_truth()
+    assert len(await bench.joins()) == 1
 
 
 @case()
-async def batches_are_reordered_and_can_be_had_again(world: World) -> None:
-    await world.store(1, 2)
-    await world.store(1, 3, dropped=True)
-    await world.evict(1, 2)
-    await world.publisher.repeat(1)
-    await world.is_exact()
+async def batches_are_reordered_and_can_be_had_again(bench: CacheBench) -> None:
+    await bench.store(1, 2)
+    await bench.store(1, 3, dropped=True)
+    await bench.evict(1, 2)
+    await bench.publisher.repeat(1)
+    await bench.is_exact()
 
 
 @case()
-async def blocks_are_offloaded(world: World) -> None:
-    event = world.cache.store(prompt(1, 2))
+async def blocks_are_offloaded(bench: CacheBench) -> None:
+    event = bench.cache.store(prompt(1, 2))
     assert event is not None
-    await world.publisher.publish(event)
+    await bench.publisher.publish(event)
     for medium in ("CPU", "STORAGE"):
-        await world.publisher.publish(event | {"medium": medium, "token_ids": []})
-        await world.publisher.publish(
+        await bench.publisher.publish(event | {"medium": medium, "token_ids": []})
+        await bench.publisher.publish(
             {"type": "BlockRemoved", "block_hashes": event["block_hashes"], "medium": medium, "group_idx": 0}
         )
-    await world.is_exact()
-    await world.evict(1, 2)
-    await world.is_exact()
+    await bench.is_exact()
+    await bench.evict(1, 2)
+    await bench.is_exact()
 
 
 @case()
-async def copies_are_stored_twice_and_removed_once(world: World) -> None:
-    event = world.cache.store(prompt(1))
+async def copies_are_stored_twice_and_removed_once(bench: CacheBench) -> None:
+    event = bench.cache.store(prompt(1))
     assert event is not None
-    await world.publisher.publish(event, event)
-    await world.publisher.publish({"type": "BlockRemoved", "block_hashes": event["block_hashes"], "medium": "GPU"})
-    await world.is_exact()
-    assert world.indexed
+    await bench.publisher.publish(event, event)
+    await bench.publisher.publish({"type": "BlockRemoved", "block_hashes": event["block_hashes"], "medium": "GPU"})
+    await bench.is_exact()
+    assert bench.indexed
 
 
 @case(REPLAY, NO_REPLAY)
-async def a_clear_is_lost(world: World) -> None:
-    await world.store(1, 2)
-    await world.believes_the_truth()
-    await world.publisher.publish(world.cache.clear(), dropped=True)
-    if world.publisher.replay_endpoint:
-        await world.is_exact()
+async def a_clear_is_lost(bench: CacheBench) -> None:
+    await bench.store(1, 2)
+    await bench.believes_the_truth()
+    await bench.publisher.publish(bench.cache.clear(), dropped=True)
+    if bench.publisher.replay_endpoint:
+        await bench.is_exact()
     else:
-        await world.says("")
-    assert not world.indexed
+        await bench.says("")
+    assert not bench.indexed
 
 
 @case(REPLAY, NO_REPLAY, kv_capacity_tokens=16 * BLOCK)
-async def no_removal_is_ever_told(world: World) -> None:
+async def no_removal_is_ever_told(bench: CacheBench) -> None:
     """The engine evicts, the oldest prompt first, and says nothing of it."""
     for bit in range(40):
         if bit >= 8:
             tokens = prompt(bit - 8)
             for end in (len(tokens), BLOCK):
-                world.cache.evict(tokens[:end])
-        await world.store(bit)
+                bench.cache.evict(tokens[:end])
+        await bench.store(bit)
         await asyncio.sleep(0.01)
-    await world.says("")
-    assert world.most_believed <= 16 // SPAN
+    await bench.says("")
+    assert bench.most_believed <= 16 // SPAN
 
 
 @case(block_tokens=SPAN * BLOCK)
-async def block_sizes_differ(world: World) -> None:
-    await world.is_exact()
-    await world.store(1, 2)
-    await world.says(f"the engine's events have blocks of {BLOCK} tokens, its /metrics say {SPAN * BLOCK}")
-    assert f"set --engine-block-tokens {BLOCK}" in world.knowledge[1]
+async def block_sizes_differ(bench: CacheBench) -> None:
+    await bench.is_exact()
+    await bench.store(1, 2)
+    await bench.says(f"the engine's events have blocks of {BLOCK} tokens, its /metrics say {SPAN * BLOCK}")
+    assert f"set --engine-block-tokens {BLOCK}" in bench.knowledge[1]
 
 
 @case(REPLAY, NO_REPLAY)
-async def an_event_is_not_understood(world: World) -> None:
-    await world.store(1, 2)
-    await world.believes_the_truth()
-    world.cache.evict(prompt(1, 2))
-    await world.publisher.publish({"type": "BlockRemoved", "block_hashes": "none"})
-    await world.says("not understood")
+async def an_event_is_not_understood(bench: CacheBench) -> None:
+    await bench.store(1, 2)
+    await bench.believes_the_truth()
+    bench.cache.evict(prompt(1, 2))
+    await bench.publisher.publish({"type": "BlockRemoved", "block_hashes": "none"})
+    await bench.says("not understood")
 
 
 @case()
-async def the_replay_socket_stops_answering(world: World) -> None:
-    await world.store(1, 2)
-    await world.is_exact()
-    world.publisher.answers_replays = False
-    await world.evict(1, 2, dropped=True)
-    await world.says(NO_SOCKET)
-    await eventually(lambda: not world.indexed, seconds=6, what="the decay of what nobody can confirm")
-    world.publisher.answers_replays = True
-    await world.says("could not be confirmed")
+async def the_replay_socket_stops_answering(bench: CacheBench) -> None:
+    await bench.store(1, 2)
+    await bench.is_exact()
+    bench.publisher.answers_replays = False
+    await bench.evict(1, 2, dropped=True)
+    await bench.says(NO_SOCKET)
+    await eventually(lambda: not bench.indexed, seconds=6, what="the decay of what nobody can confirm")
+    bench.publisher.answers_replays = True
+    await bench.says("could not be confirmed")
 
 
 @case()
-async def blocks_are_told_of_that_are_not_there(world: World) -> None:
+async def blocks_are_told_of_that_are_not_there(bench: CacheBench) -> None:
     lies = ScriptedCache()
-    await world.publisher.publish(lies.store(prompt(1, 2, 3, 4)))
-    await eventually(lambda: len(world.indexed) == 4, what="belief in the lie")
+    await bench.publisher.publish(lies.store(prompt(1, 2, 3, 4)))
+    await eventually(lambda: len(bench.indexed) == 4, what="belief in the lie")
     for bit in (5, 6):
-        assert await world.ask(prompt(1, 2, 3, 4, bit), told=False) == 0 or bit == 6
-        world.cache = ScriptedCache()
-    await world.says("the engine had 0 tokens of a prompt cached, its events tell of 32")
-    assert world.oldest_phantom * LOOK_SECONDS < UNCONFIRMED_SECONDS, "what was a lie is forgotten, not left to decay"
+        assert await bench.ask(prompt(1, 2, 3, 4, bit), told=False) == 0 or bit == 6
+        bench.cache = ScriptedCache()
+    await bench.says("the engine had 0 tokens of a prompt cached, its events tell of 32")
+    assert bench.oldest_phantom * LOOK_SECONDS < UNCONFIRMED_SECONDS, "what was a lie is forgotten, not left to decay"
 
 
 @case()
-async def blocks_are_there_that_are_not_told_of(world: World) -> None:
+async def blocks_are_there_that_are_not_told_of(bench: CacheBench) -> None:
     for _ in range(3):
-        await world.ask(prompt(1, 2, 3, 4), told=False)
-    await world.says("its events tell of 0")
+        await bench.ask(prompt(1, 2, 3, 4), told=False)
+    await bench.says("its events tell of 0")
 
 
 @case()
-async def it_is_told_that_nothing_was_cached_though_it_was(world: World) -> None:
+async def it_is_told_that_nothing_was_cached_though_it_was(bench: CacheBench) -> None:
     for bit in (5, 6, 7):
-        await world.ask([*prompt(1, 2, 3, 4), *prompt(bit)], lie=0)
-        await world.believes_the_truth()
-    await world.says("the engine had 0 tokens of a prompt cached")
+        await bench.ask([*prompt(1, 2, 3, 4), *prompt(bit)], lie=0)
+        await bench.believes_the_truth()
+    await bench.says("the engine had 0 tokens of a prompt cached")
 
 
 @case(NO_REPLAY)
-async def hits_teach_what_events_do_not(world: World) -> None:
+async def hits_teach_what_events_do_not(bench: CacheBench) -> None:
     shared = prompt(1, 2, 3)
-    await world.ask(shared)
+    await bench.ask(shared)
     taught_at = None
     for bit in range(10, 20):  # for longer than anything is believed that nothing confirms
         await asyncio.sleep(UNCONFIRMED_SECONDS / 5)
-        asked_at, by_hits_alone = world.clock.wall(), not world.indexed
-        assert await world.ask([*shared, *prompt(bit)], told=False) == len(shared)
-        if taught_at is not None and float(world.clock.wall() - taught_at) < UNCONFIRMED_SECONDS:
-            assert world.predicted_tokens == len(shared), "a decision knows what hits taught"
+        asked_at, by_hits_alone = bench.clock.wall(), not bench.indexed
+        assert await bench.ask([*shared, *prompt(bit)], told=False) == len(shared)
+        if taught_at is not None and float(bench.clock.wall() - taught_at) < UNCONFIRMED_SECONDS:
+            assert bench.predicted_tokens == len(shared), "a decision knows what hits taught"
         taught_at = asked_at if by_hits_alone else None
-    assert not world.indexed
-    await world.says("")
+    assert not bench.indexed
+    await bench.says("")
 
 
 @case()
-async def honest_evictions_under_load_are_no_contradiction(world: World) -> None:
+async def honest_evictions_under_load_are_no_contradiction(bench: CacheBench) -> None:
     chance, prompts = Random(7), [prompt(1, 2, 3, bit) for bit in range(10, 20)]
     for _ in range(60):
         tokens = chance.choice(prompts)
-        await asyncio.gather(world.ask(tokens), world.ask(tokens))
+        await asyncio.gather(bench.ask(tokens), bench.ask(tokens))
         if chance.random() < 0.5:
-            gone = sorted(world.cache.held, key=lambda block: (len(block[1]), block[1]))[-2:]
-            events: list[Event] = [world.cache.evict(tokens) for _, tokens in reversed(gone)]
-            await world.publisher.publish(*events, dropped=chance.random() < 0.3)
-    await world.is_exact()
-    assert len(await world.joins()) == 1
+            gone = sorted(bench.cache.held, key=lambda block: (len(block[1]), block[1]))[-2:]
+            events: list[Event] = [bench.cache.evict(tokens) for _, tokens in reversed(gone)]
+            await bench.publisher.publish(*events, dropped=chance.random() < 0.3)
+    await bench.is_exact()
+    assert len(await bench.joins()) == 1
 
 
 async def _outcome(tried: Case) -> str:
     """What is wrong with a case; empty where nothing is."""
     async with FakePublisher(**tried.publisher) as publisher:
-        world = World(publisher, ToldEngine(**{"kv_capacity_tokens": 4_096, "max_model_len": 2_048} | tried.engine))
+        bench = CacheBench(
+            publisher, ToldEngine(**{"kv_capacity_tokens": 4_096, "max_model_len": 2_048} | tried.engine)
+        )
         try:
-            async with world.running():
+            async with bench.running():
                 try:
-                    await tried.script(world)
+                    await tried.script(bench)
                 except AssertionError as error:
-                    return f"{error!r}; what is known: {world.knowledge}"
+                    return f"{error!r}; what is known: {bench.knowledge}"
                 await asyncio.sleep(5 * LOOK_SECONDS)  # for the monitor to see how it ended
         except AssertionError as error:
             return f"{error!r}"
-        if world.failures:
-            return repr(world.failures)
-        if world.exact_and_wrong > WRONG_LOOKS_MAX:
-            return f"said to be exact and wrong for {world.exact_and_wrong * LOOK_SECONDS:.1f} s"
-        if world.oldest_phantom > PHANTOM_LOOKS_MAX:
-            return f"a phantom lived for {world.oldest_phantom * LOOK_SECONDS:.1f} s"
+        if bench.failures:
+            return repr(bench.failures)
+        if bench.exact_and_wrong > WRONG_LOOKS_MAX:
+            return f"said to be exact and wrong for {bench.exact_and_wrong * LOOK_SECONDS:.1f} s"
+        if bench.oldest_phantom > PHANTOM_LOOKS_MAX:
+            return f"a phantom lived for {bench.oldest_phantom * LOOK_SECONDS:.1f} s"
         return ""
 
 

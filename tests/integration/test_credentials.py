@@ -11,7 +11,7 @@ from pointsman.primitives import InstanceId
 from pointsman_ingress.main import main
 from tests.support.api_keys import api_key, put_key
 from tests.support.events import joined
-from tests.support.ingress_world import CHAT, COMPLETIONS, TOKENS, World, world_with
+from tests.support.ingress_world import CHAT, COMPLETIONS, TOKENS, IngressBench, world_with
 from tests.support.oidc_issuer import SigningKey, running_issuer
 from tests.support.waiting import eventually
 
@@ -29,7 +29,7 @@ FOREIGN_NAMES = (
 )
 
 
-async def refusal(world: World, path: str, body: Any, key: str) -> tuple[int, dict[str, Any]]:
+async def refusal(world: IngressBench, path: str, body: Any, key: str) -> tuple[int, dict[str, Any]]:
     async with world.post(path, body, authorization=f"Bearer {key}") as answer:
         return answer.status, await answer.json()
 

@@ -22,8 +22,8 @@ from pointsman.contracts.requests import PrefillFinished, RequestAttemptFailed, 
 from pointsman.primitives import Epoch, InstanceId, WallSeconds
 from pointsman.state.fleet import Instance
 from pointsman_ingress import key_probe, metrics
-from pointsman_ingress.engine import client
-from pointsman_ingress.engine.client import EngineFailedError
+from pointsman_ingress.engine import answer as engine_answer
+from pointsman_ingress.engine.answer import EngineFailedError
 from pointsman_ingress.engine.first_byte import POSTPONED_MAX, FirstByteDeadline
 from pointsman_ingress.key_probe import KeyProber
 from pointsman_ingress.lifecycle import RequestLifecycle
@@ -39,7 +39,7 @@ from tests.support.ingress_world import (
     STREAM,
     TOKENS,
     TWO,
-    World,
+    IngressBench,
     drop,
     eventually_listed,
     world_with,
@@ -54,11 +54,11 @@ AT_ONCE: dict[str, Any] = {"first_byte_seconds_min": 0.2, "first_byte_factor": 1
 STAYS: dict[str, Any] = {**AT_ONCE, "request_timeout_seconds": 60.0}
 
 
-async def failures(world: World) -> list[RequestAttemptFailed]:
+async def failures(world: IngressBench) -> list[RequestAttemptFailed]:
     return [event for event in await world.events() if isinstance(event, RequestAttemptFailed)]
 
 
-async def asked(world: World, body: dict[str, Any] = TOKENS, path: str = COMPLETIONS) -> tuple[int, str]:
+async def asked(world: IngressBench, body: dict[str, Any] = TOKENS, path: str = COMPLETIONS) -> tuple[int, str]:
     """The status, and who answered."""
     async with world.post(path, body) as answer:
         await answer.read()
@@ -270,7 +270,7 @@ async def test_any_other_engine_that_is_unavailable_has_failed(why: str) -> None
         assert answered == (200, TWO)
 
 
-async def test_an_engine_that_cannot_be_reached_is_told_of_as_such(world_without_engine_one: World) -> None:
+async def test_an_engine_that_cannot_be_reached_is_told_of_as_such(world_without_engine_one: IngressBench) -> None:
     status, instance = await asked(world_without_engine_one)
 
     assert (status, instance) == (200, TWO)
@@ -562,10 +562,10 @@ async def test_a_response_that_hides_reasoning_or_begins_with_a_tool_call_is_no_
 
 @pytest.fixture
 def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "CUT_CHECK_WALL_SECONDS", 0.05)
+    monkeypatch.setattr(engine_answer, "CUT_CHECK_WALL_SECONDS", 0.05)
 
 
-async def tell(world: World, *events: LogEvent) -> None:
+async def tell(world: IngressBench, *events: LogEvent) -> None:
     """What the log says of engine one, which the ingress has then read."""
     report = reported(ONE, 0, [], at=ScaledClock().now())
     for event in (msgspec.structs.replace(report, running=1), *events):
@@ -900,7 +900,7 @@ def serves(prober: KeyProber) -> bool:
     return instance is not None and instance.serving
 
 
-async def probed(world: World, engine: InstanceId) -> bool:
+async def probed(world: IngressBench, engine: InstanceId) -> bool:
     return any(isinstance(event, InstanceProbed) and event.instance == engine for event in await events_in(world.log))
 
 

@@ -18,7 +18,7 @@ from pointsman.state.state import State
 from pointsman_scheduler import resync
 from tests.support.events import joined, reported, route
 from tests.support.fake_engine import running_engine
-from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, TOKENS, TWO, World, world_with
+from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, TOKENS, TWO, IngressBench, world_with
 from tests.support.memory_pool import MemoryPool
 from tests.support.waiting import eventually
 
@@ -217,7 +217,7 @@ async def test_nor_is_a_redispatch_nor_a_decode_engine_at_another_url() -> None:
         assert not stranger.received
 
 
-async def status_of(world: World) -> int:
+async def status_of(world: IngressBench) -> int:
     async with world.post(COMPLETIONS, TOKENS) as answer:
         await answer.read()
         status: int = answer.status

@@ -50,7 +50,7 @@ class Worker:
 
 
 @dataclass
-class World(MemoryPool):
+class HeartbeatPool(MemoryPool):
     usual: dict[str, Any] = field(
         default_factory=lambda: {"suspect_seconds": SUSPECT_SECONDS, "leave_seconds": 60.0, "lease_seconds": 0.6}
     )
@@ -91,78 +91,78 @@ def is_ready(service: SchedulerService, *names: str) -> bool:
 
 @in_virtual_time
 async def test_heartbeats_stay_out_of_the_log_and_keep_instances_in_the_fleet() -> None:
-    world = World()
-    async with world.scheduler() as service, world.worker("a"), world.worker("b"):
+    pool = HeartbeatPool()
+    async with pool.scheduler() as service, pool.worker("a"), pool.worker("b"):
         await eventually(lambda: is_ready(service, "a", "b"))
-        before = len(world.log.events)
+        before = len(pool.log.events)
 
         await asyncio.sleep(4 * SUSPECT_SECONDS)
 
         assert is_ready(service, "a", "b")
         heartbeats = 2 * 4 * SUSPECT_SECONDS / REPORT_SECONDS
-        assert len(world.log.events) - before < heartbeats / 10, [
-            type(event).__name__ for event in world.log.events[before:]
+        assert len(pool.log.events) - before < heartbeats / 10, [
+            type(event).__name__ for event in pool.log.events[before:]
         ]
-    world.check_replay()
+    pool.check_replay()
 
 
 @in_virtual_time
 async def test_a_dead_worker_is_suspected_as_fast_as_before_and_the_log_proves_it() -> None:
-    world = World()
-    async with world.scheduler() as service, world.worker("a") as worker, world.worker("b"):
+    pool = HeartbeatPool()
+    async with pool.scheduler() as service, pool.worker("a") as worker, pool.worker("b"):
         await eventually(lambda: is_ready(service, "a", "b"))
         await asyncio.sleep(2 * SUSPECT_SECONDS)
-        died_at = world.clock.now()
+        died_at = pool.clock.now()
         worker.kill()
-        await eventually(lambda: world.suspicions)
+        await eventually(lambda: pool.suspicions)
 
-    (suspicion,) = world.suspicions
+    (suspicion,) = pool.suspicions
     assert suspicion.instance == "a"
     assert suspicion.patience is not None
     assert suspicion.silent_seconds == suspicion.at - suspicion.patience.heard_since > SUSPECT_SECONDS
     assert died_at - SUSPECT_SECONDS / 2 < suspicion.patience.heard_since <= died_at + REPORT_SECONDS
-    assert suspicion.patience.heard_since > world.reports("a")[-1].at + SUSPECT_SECONDS, "the log alone knew less"
-    world.check_replay()
+    assert suspicion.patience.heard_since > pool.reports("a")[-1].at + SUSPECT_SECONDS, "the log alone knew less"
+    pool.check_replay()
 
 
 @in_virtual_time
 async def test_a_worker_that_is_heard_again_is_back_by_a_report_in_the_log() -> None:
-    world = World()
-    async with world.scheduler() as service, world.worker("b"):
-        async with world.worker("a") as worker:
+    pool = HeartbeatPool()
+    async with pool.scheduler() as service, pool.worker("b"):
+        async with pool.worker("a") as worker:
             await eventually(lambda: is_ready(service, "a", "b"))
             worker.kill()
             await eventually(lambda: is_ready(service, "b"))
-        heard = world.reports("a")[-1]
-        link = world.broker.client(world.clock, name="worker a")
+        heard = pool.reports("a")[-1]
+        link = pool.broker.client(pool.clock, name="worker a")
         answer = await link.commands.request(
             heartbeat_subject(POOL, "a"), NoteHeartbeat(report=heard), timeout=WallSeconds(1.0)
         )
 
         assert getattr(answer, "log", None) is True
-    world.check_replay()
+    pool.check_replay()
 
 
 @in_virtual_time
 async def test_while_nobody_leads_reports_are_logged_and_the_next_leader_suspects_nobody() -> None:
-    world = World()
-    async with world.worker("a"), world.worker("b"):
-        async with world.scheduler("first") as service:
+    pool = HeartbeatPool()
+    async with pool.worker("a"), pool.worker("b"):
+        async with pool.scheduler("first") as service:
             await eventually(lambda: is_ready(service, "a", "b"))
             await asyncio.sleep(2 * SUSPECT_SECONDS)
-        told = len(world.reports("a"))
-        await eventually(lambda: len(world.reports("a")) > told + 3)
-        async with world.scheduler("second") as service:
+        told = len(pool.reports("a"))
+        await eventually(lambda: len(pool.reports("a")) > told + 3)
+        async with pool.scheduler("second") as service:
             await eventually(lambda: service.leading is not None)
             await asyncio.sleep(3 * SUSPECT_SECONDS)
             assert is_ready(service, "a", "b")
-            quiet = len(world.reports("a"))
+            quiet = len(pool.reports("a"))
             await asyncio.sleep(SUSPECT_SECONDS)
-            assert len(world.reports("a")) - quiet < SUSPECT_SECONDS / REPORT_SECONDS / 2
+            assert len(pool.reports("a")) - quiet < SUSPECT_SECONDS / REPORT_SECONDS / 2
 
-    assert [event.term for event in world.log.of(LeaderElected)] == [1, 2]
-    assert not world.suspicions
-    world.check_replay()
+    assert [event.term for event in pool.log.of(LeaderElected)] == [1, 2]
+    assert not pool.suspicions
+    pool.check_replay()
 
 
 @in_virtual_time
@@ -172,51 +172,51 @@ async def test_under_a_leader_that_knows_no_heartbeats_a_worker_reports_through_
     served = CommandHandlers.by_subject
     unknown = heartbeat_subject(POOL, "*")
     monkeypatch.setattr(CommandHandlers, "by_subject", lambda self: [s for s in served(self) if s[0] != unknown])
-    world = World()
-    async with world.scheduler() as service, world.worker("a"):
+    pool = HeartbeatPool()
+    async with pool.scheduler() as service, pool.worker("a"):
         await eventually(lambda: is_ready(service, "a"))
         await asyncio.sleep(3 * SUSPECT_SECONDS)
 
         assert is_ready(service, "a")
-        assert len(world.reports("a")) > SUSPECT_SECONDS / REPORT_SECONDS
+        assert len(pool.reports("a")) > SUSPECT_SECONDS / REPORT_SECONDS
 
 
 @in_virtual_time
 async def test_a_worker_that_sends_no_heartbeats_is_heard_through_the_log_beside_one_that_does() -> None:
-    world = World()
-    old = world.broker.client(world.clock, name="old").log
-    async with world.scheduler() as service, world.worker("new"):
-        await old.append(joined("old", at=world.clock.now()))
+    pool = HeartbeatPool()
+    old = pool.broker.client(pool.clock, name="old").log
+    async with pool.scheduler() as service, pool.worker("new"):
+        await old.append(joined("old", at=pool.clock.now()))
         for _ in range(30):
-            await old.append(reported("old", 0, [], at=world.clock.now()))
+            await old.append(reported("old", 0, [], at=pool.clock.now()))
             await asyncio.sleep(REPORT_SECONDS)
         assert is_ready(service, "old", "new")
-        assert not world.suspicions
+        assert not pool.suspicions
 
-        await eventually(lambda: [suspicion.instance for suspicion in world.suspicions] == ["old"])
+        await eventually(lambda: [suspicion.instance for suspicion in pool.suspicions] == ["old"])
         assert is_ready(service, "new")
-    world.check_replay()
+    pool.check_replay()
 
 
 @in_virtual_time
 async def test_a_load_that_changes_reaches_the_log_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    world, engine = World(), ToldEngine(block_tokens=64)
+    pool, engine = HeartbeatPool(), ToldEngine(block_tokens=64)
     monkeypatch.setattr("pointsman.policies.heard_reports.LOAD_WALL_SECONDS", 4 * REPORT_SECONDS)
-    async with world.scheduler() as service, world.worker("a", engine):
+    async with pool.scheduler() as service, pool.worker("a", engine):
         await eventually(lambda: is_ready(service, "a"))
         for running in (1, 5, 2, 0):
             engine.load_now = EngineLoad(running=running)
-            await eventually(partial(world.last_reported_running, running))
+            await eventually(partial(pool.last_reported_running, running))
     assert float(LOAD_WALL_SECONDS) > 4 * REPORT_SECONDS
 
 
 @in_virtual_time
 async def test_an_instance_speaks_for_itself_only() -> None:
-    world = World()
-    link = world.broker.client(world.clock, name="worker b")
-    async with world.scheduler() as service, world.worker("a"):
+    pool = HeartbeatPool()
+    link = pool.broker.client(pool.clock, name="worker b")
+    async with pool.scheduler() as service, pool.worker("a"):
         await eventually(lambda: is_ready(service, "a"))
-        forged = NoteHeartbeat(report=world.reports("a")[-1])
+        forged = NoteHeartbeat(report=pool.reports("a")[-1])
 
         with pytest.raises(CommandTimeoutError):
             await link.commands.request(heartbeat_subject(POOL, "b"), forged, timeout=WallSeconds(0.2))
@@ -224,43 +224,43 @@ async def test_an_instance_speaks_for_itself_only() -> None:
 
 @in_virtual_time
 async def test_a_worker_whose_name_another_has_taken_says_so_and_serves_again_once_that_is_gone() -> None:
-    world = World()
+    pool = HeartbeatPool()
     leave: dict[str, Any] = {"leave_seconds": 2 * SUSPECT_SECONDS}
-    async with world.scheduler(**leave) as service, world.worker("b"), world.worker("a", host="first") as first:
+    async with pool.scheduler(**leave) as service, pool.worker("b"), pool.worker("a", host="first") as first:
         await eventually(lambda: is_ready(service, "a", "b"))
         assert first.board.ready
-        async with world.worker("a", host="second") as second:
+        async with pool.worker("a", host="second") as second:
             await eventually(lambda: not first.board.ready)
             assert "http://second:1" in first.board.lacks[NAME_PART]
             assert second.board.ready
             assert service.state.fleet[InstanceId("a")].url == "http://second:1"
-            before = len(world.log.events)
+            before = len(pool.log.events)
             await asyncio.sleep(1.0)
-            assert len(world.log.events) - before < 0.5 / REPORT_SECONDS, "what does not count is not logged"
+            assert len(pool.log.events) - before < 0.5 / REPORT_SECONDS, "what does not count is not logged"
             second.kill()
 
             await eventually(lambda: is_ready(service, "a", "b") and first.board.ready)
 
         assert service.state.fleet[InstanceId("a")].url == "http://first:1"
-    world.check_replay()
+    pool.check_replay()
 
 
 @in_virtual_time
 async def test_a_worker_gathers_changes_for_as_long_as_the_leader_says_and_hurries_for_reports() -> None:
-    world = World()
-    link = world.broker.client(world.clock, name="s")
+    pool = HeartbeatPool()
+    link = pool.broker.client(pool.clock, name="s")
     told = HeartbeatNoted(log=True, flush=30.0)
 
     async def note(_command: AnyCommand, reply: Reply) -> None:
         await reply(told)
 
-    async with link.commands.serve(heartbeat_subject(POOL, "*"), note), world.worker("a", report_seconds=5.0) as worker:
-        await eventually(lambda: world.reports("a"))
+    async with link.commands.serve(heartbeat_subject(POOL, "*"), note), pool.worker("a", report_seconds=5.0) as worker:
+        await eventually(lambda: pool.reports("a"))
         state = worker.service.state
         assert state.flush_seconds == FLUSH_SECONDS_MAX, "never longer, whatever is said"
         state.wake.set()  # a change
         await asyncio.sleep(0.05)
-        began, before = world.clock.wall(), len(world.reports("a"))
+        began, before = pool.clock.wall(), len(pool.reports("a"))
         state.report_now()
-        await eventually(lambda: len(world.reports("a")) > before)
-        assert float(world.clock.wall() - began) < FLUSH_SECONDS_MAX
+        await eventually(lambda: len(pool.reports("a")) > before)
+        assert float(pool.clock.wall() - began) < FLUSH_SECONDS_MAX

@@ -7,22 +7,22 @@ import pytest
 from pointsman.adapters.clocks import ScaledClock
 from pointsman_ingress.placement import hold_queue
 from tests.support.events import joined, reported
-from tests.support.ingress_world import COMPLETIONS, ONE, TOKENS, TWO, World, drop, world_with
+from tests.support.ingress_world import COMPLETIONS, ONE, TOKENS, TWO, IngressBench, drop, world_with
 from tests.support.waiting import eventually
 
 
-async def asked(world: World, model: str = "m", **fields: str) -> tuple[int, str, str]:
+async def asked(world: IngressBench, model: str = "m", **fields: str) -> tuple[int, str, str]:
     """The status, the code of an error, and when to ask again."""
     async with world.post(COMPLETIONS, {**TOKENS, "model": model, **fields}) as answer:
         error = (await answer.json()).get("error") or {}
         return answer.status, error.get("code", ""), answer.headers.get("retry-after", "")
 
 
-async def join(world: World) -> None:
+async def join(world: IngressBench) -> None:
     await world.log.append(joined(ONE, at=ScaledClock().now(), url=world.one.url, max_model_len=1000))
 
 
-async def held(world: World, count: int) -> None:
+async def held(world: IngressBench, count: int) -> None:
     """Wait until so many requests wait in the ingress."""
 
     async def are_held() -> bool:

@@ -11,7 +11,7 @@ import pytest
 from pointsman.contracts import codec
 from pointsman.contracts.requests import RequestFailed
 from pointsman_ingress.http.json_form import BRACKETS_MAX, ENTRIES_MAX, STRINGS_MAX, TOKEN_IDS_MAX
-from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, TOKENS, World, world_with
+from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, TOKENS, IngressBench, world_with
 
 pytestmark = pytest.mark.quiet
 
@@ -67,7 +67,7 @@ WITHIN_BOUNDS: Bodies = {
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+async def world() -> AsyncIterator[IngressBench]:
     async with world_with(tokenizer="builtin", max_model_len=2000) as opened:
         yield opened
 
@@ -101,7 +101,7 @@ async def lags() -> AsyncIterator[list[float]]:
 
 
 @pytest.mark.parametrize(("path", "made"), [*LARGEST.values(), *WITHIN_BOUNDS.values()], ids=[*LARGEST, *WITHIN_BOUNDS])
-async def test_no_body_holds_up_the_loop(world: World, path: str, made: Callable[[], bytes]) -> None:
+async def test_no_body_holds_up_the_loop(world: IngressBench, path: str, made: Callable[[], bytes]) -> None:
     body = made()
     async with world.post(CHAT, HELLO) as answer:
         assert answer.status == 200
@@ -157,7 +157,7 @@ async def test_a_prompt_that_is_too_large_for_the_bus_is_refused_at_once_and_har
         assert [(end.reason, end.status) for end in ends] == [("request_too_large", 413)]
 
 
-async def test_the_product_of_query_and_documents_takes_no_memory(world: World) -> None:
+async def test_the_product_of_query_and_documents_takes_no_memory(world: IngressBench) -> None:
     body = START + b'"query":"' + b"q" * 4_000_000 + b'","documents":[' + b",".join([b'"a"'] * 100_000) + b"]}"
     async with world.post("/rerank", body) as answer:
         await answer.read()

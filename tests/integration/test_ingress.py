@@ -59,7 +59,7 @@ from tests.support.ingress_world import (
     STREAM,
     TOKENS,
     TWO,
-    World,
+    IngressBench,
     eventually_listed,
     world_with,
 )
@@ -69,7 +69,7 @@ from tests.support.waiting import eventually
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+async def world() -> AsyncIterator[IngressBench]:
     async with world_with() as opened:
         yield opened
 
@@ -77,7 +77,7 @@ async def world() -> AsyncIterator[World]:
 # An answer
 
 
-async def test_the_body_reaches_the_engine_byte_for_byte_and_its_answer_the_client(world: World) -> None:
+async def test_the_body_reaches_the_engine_byte_for_byte_and_its_answer_the_client(world: IngressBench) -> None:
     body = b' {"model" : "m",  "prompt":[1,2,3], "max_tokens":2, "structured_outputs": {"x": [null]} }\n'
     async with world.post(COMPLETIONS, body, X_Request_Id="mine") as answer:
         content = await answer.json()
@@ -98,7 +98,7 @@ async def test_the_body_reaches_the_engine_byte_for_byte_and_its_answer_the_clie
     assert (end.request, end.prompt_tokens, end.completion_tokens, end.cached_tokens) == (own, 3, 2, 3)
 
 
-async def test_a_body_of_megabytes_passes_whole(world: World) -> None:
+async def test_a_body_of_megabytes_passes_whole(world: IngressBench) -> None:
     body = json.dumps({**TOKENS, "suffix": "x" * 3_000_000}).encode()
     async with world.post(COMPLETIONS, body) as answer:
         await answer.read()
@@ -107,7 +107,7 @@ async def test_a_body_of_megabytes_passes_whole(world: World) -> None:
     assert world.one.received[0].body == body
 
 
-async def test_a_stream_passes_through_and_its_first_and_last_bytes_are_in_the_log(world: World) -> None:
+async def test_a_stream_passes_through_and_its_first_and_last_bytes_are_in_the_log(world: IngressBench) -> None:
     async with world.post(COMPLETIONS, STREAM) as answer:
         content = await answer.text()
 
@@ -125,7 +125,7 @@ async def test_a_stream_passes_through_and_its_first_and_last_bytes_are_in_the_l
 
 @pytest.mark.parametrize("step", [3_600.0, -3_600.0])
 async def test_an_ingress_whose_clock_is_set_dates_requests_of_before_as_before(
-    world: World, monkeypatch: pytest.MonkeyPatch, step: float
+    world: IngressBench, monkeypatch: pytest.MonkeyPatch, step: float
 ) -> None:
     """Once before the first token and once behind it."""
     now, steps = ScaledClock.now, list[float]()
@@ -162,7 +162,7 @@ async def test_an_ingress_whose_clock_is_set_dates_requests_of_before_as_before(
 
 
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False, "of_tomorrow": 1}])
-async def test_the_usage_of_a_stream_is_learned_without_the_client_seeing_it(world: World, options: Any) -> None:
+async def test_the_usage_of_a_stream_is_learned_without_the_client_seeing_it(world: IngressBench, options: Any) -> None:
     body = {**TOKENS, "stream": True, "stream_options": options, "text": "né\u0301"}
     async with world.post(COMPLETIONS, body if options is not None else {**TOKENS, "stream": True}) as answer:
         content = await answer.text()
@@ -190,7 +190,7 @@ async def test_a_stream_whose_usage_is_not_asked_for_finishes_with_unknown_count
 
 @pytest.mark.parametrize(("granted", "predicted"), [({}, 128), ({"prefilled_by": TWO}, -1)])
 async def test_an_end_says_what_hit_was_predicted_where_that_can_be_compared(
-    world: World, granted: dict[str, Any], predicted: int
+    world: IngressBench, granted: dict[str, Any], predicted: int
 ) -> None:
     world.scheduler.grant_fields = granted
     async with world.post(COMPLETIONS, TOKENS) as answer:
@@ -203,7 +203,7 @@ async def test_an_end_says_what_hit_was_predicted_where_that_can_be_compared(
 
 @pytest.mark.parametrize("several", [{"n": 2}, {"prompt": ["one", "two"]}, {"prompt": [[1, 2], [3]]}])
 async def test_of_several_answers_or_prompts_nobody_can_say_whose_hit_the_engine_reports(
-    world: World, several: dict[str, Any]
+    world: IngressBench, several: dict[str, Any]
 ) -> None:
     async with world.post(COMPLETIONS, {**TOKENS, **several}) as answer:
         await answer.read()
@@ -213,7 +213,7 @@ async def test_of_several_answers_or_prompts_nobody_can_say_whose_hit_the_engine
     assert end.predicted_cached_tokens == -1
 
 
-async def test_the_time_between_tokens_of_several_answers_is_that_of_each(world: World) -> None:
+async def test_the_time_between_tokens_of_several_answers_is_that_of_each(world: IngressBench) -> None:
     measured = telemetry.TIME_PER_OUTPUT_TOKEN_SECONDS.labels(POOL, "m")._sum
     before = measured.get()
     async with world.post(COMPLETIONS, {**TOKENS, "n": 2, "stream": True}) as answer:
@@ -225,7 +225,7 @@ async def test_the_time_between_tokens_of_several_answers_is_that_of_each(world:
     assert measured.get() - before == pytest.approx(2 * end.tpot) != 0.0
 
 
-async def test_a_grant_for_one_rank_of_an_engine_names_the_rank(world: World) -> None:
+async def test_a_grant_for_one_rank_of_an_engine_names_the_rank(world: IngressBench) -> None:
     world.scheduler.grant_fields = {"dp_rank": 1}
     async with world.post(COMPLETIONS, TOKENS) as answer:
         await answer.read()
@@ -233,7 +233,7 @@ async def test_a_grant_for_one_rank_of_an_engine_names_the_rank(world: World) ->
     assert world.one.received[0].headers["x-data-parallel-rank"] == "1"
 
 
-async def test_the_openai_client_works_with_it(world: World) -> None:
+async def test_the_openai_client_works_with_it(world: IngressBench) -> None:
     async with AsyncOpenAI(base_url=world.url + "/v1", api_key="unused", max_retries=0) as client:
         models = await client.models.list()
         stream = await client.completions.create(model="m", prompt="hello", stream=True)
@@ -243,7 +243,7 @@ async def test_the_openai_client_works_with_it(world: World) -> None:
     assert texts == ["t0", "t1", "t2"]
 
 
-async def test_what_routing_needs_reaches_the_scheduler(world: World) -> None:
+async def test_what_routing_needs_reaches_the_scheduler(world: IngressBench) -> None:
     headers = {
         "x-slo-ttft-ms": "750",
         "x-llm-d-slo-tpot-ms": "40",
@@ -262,7 +262,7 @@ async def test_what_routing_needs_reaches_the_scheduler(world: World) -> None:
 
 @pytest.mark.parametrize(("prompt", "output_max"), [([7] * 200, 800), ([[7] * 200, [7] * 150], 850)])
 async def test_a_bound_beyond_what_the_prompt_leaves_of_the_context_counts_as_what_it_leaves(
-    world: World, prompt: list[Any], output_max: int
+    world: IngressBench, prompt: list[Any], output_max: int
 ) -> None:
     """Agents send one large bound with every prompt."""
     async with world.post(COMPLETIONS, {**TOKENS, "prompt": prompt, "max_tokens": 900}) as answer:
@@ -274,7 +274,7 @@ async def test_a_bound_beyond_what_the_prompt_leaves_of_the_context_counts_as_wh
     assert (asked.max_output_tokens, asked.context_tokens) == (output_max, 1000)
 
 
-async def test_an_older_engine_refuses_prompt_and_bound_beyond_its_context_itself(world: World) -> None:
+async def test_an_older_engine_refuses_prompt_and_bound_beyond_its_context_itself(world: IngressBench) -> None:
     words = b"This model's maximum context length is 1000 tokens. However, you requested 900 output tokens"
     refusal = b'{"error": {"message": "%b", "type": "BadRequestError", "param": "input_tokens", "code": 400}}' % words
     async with running_raw_engine() as engine:
@@ -298,7 +298,7 @@ async def test_an_older_engine_refuses_prompt_and_bound_beyond_its_context_itsel
     ],
 )
 async def test_the_scheduler_learns_how_many_answers_a_request_gets(
-    world: World, fields: dict[str, Any], answers: int
+    world: IngressBench, fields: dict[str, Any], answers: int
 ) -> None:
     async with world.post(COMPLETIONS, TOKENS | fields) as answer:
         await answer.read()
@@ -307,7 +307,7 @@ async def test_the_scheduler_learns_how_many_answers_a_request_gets(
 
 
 @pytest.mark.parametrize("path", ["/%74okenize", "/v1/chat%2fcompletions", "/v1/completion%73", "/v1%2fmodels"])
-async def test_a_path_spelled_otherwise_than_a_proxy_knows_it_is_none(world: World, path: str) -> None:
+async def test_a_path_spelled_otherwise_than_a_proxy_knows_it_is_none(world: IngressBench, path: str) -> None:
     url = URL(world.url + path, encoded=True)
     for method in ("GET", "POST"):
         async with world.client.request(method, url, json=TOKENS) as answer:
@@ -316,7 +316,7 @@ async def test_a_path_spelled_otherwise_than_a_proxy_knows_it_is_none(world: Wor
         assert (await answer.json())["id"] == "m"
 
 
-async def test_a_chat_is_tokenised_by_the_engine_where_there_is_no_tokenizer(world: World) -> None:
+async def test_a_chat_is_tokenised_by_the_engine_where_there_is_no_tokenizer(world: IngressBench) -> None:
     async with world.post(CHAT, HELLO) as answer:
         await answer.read()
 
@@ -324,7 +324,7 @@ async def test_a_chat_is_tokenised_by_the_engine_where_there_is_no_tokenizer(wor
     assert world.scheduler.asked[0].exact
 
 
-async def test_a_chat_whose_tokens_can_only_be_guessed_is_served_and_says_so(world: World) -> None:
+async def test_a_chat_whose_tokens_can_only_be_guessed_is_served_and_says_so(world: IngressBench) -> None:
     world.one.has_tokenize = world.two.has_tokenize = False
     async with world.post(CHAT, HELLO) as answer:
         await answer.read()
@@ -356,7 +356,7 @@ async def test_of_a_chat_with_a_picture_the_beginning_is_known_and_the_client_to
     assert text.keys.startswith(with_picture.keys)
 
 
-async def test_an_engine_that_renders_is_asked_with_the_very_same_body(world: World) -> None:
+async def test_an_engine_that_renders_is_asked_with_the_very_same_body(world: IngressBench) -> None:
     world.one.renders = world.two.renders = True
     body = json.dumps({**HELLO, "chat_template": "{{ messages }}", "reasoning_effort": "low"}).encode()
     async with world.post(CHAT, body) as answer:
@@ -367,7 +367,7 @@ async def test_an_engine_that_renders_is_asked_with_the_very_same_body(world: Wo
     assert [asked.body for asked in (*world.one.questions, *world.two.questions)] == [body]
 
 
-async def test_an_engine_that_does_not_render_is_asked_to_once(world: World) -> None:
+async def test_an_engine_that_does_not_render_is_asked_to_once(world: IngressBench) -> None:
     for _ in range(4):
         async with world.post(CHAT, HELLO) as answer:
             await answer.read()
@@ -377,7 +377,7 @@ async def test_an_engine_that_does_not_render_is_asked_to_once(world: World) -> 
     assert sum(paths.count("tokenize") for paths in asked) == 4
 
 
-async def test_an_engine_that_wants_the_clients_key_is_shown_it_with_every_question(world: World) -> None:
+async def test_an_engine_that_wants_the_clients_key_is_shown_it_with_every_question(world: IngressBench) -> None:
     world.one.key = world.two.key = "sesame"
     statuses, ours = [], {}
     for key in ("wrong", "sesame"):
@@ -414,7 +414,7 @@ async def test_of_a_chat_that_the_local_template_refuses_the_engine_decides(tmp_
             assert world.scheduler.asked[0].prompt_tokens == len("system:be niceuser:hello")
 
 
-async def test_a_prompt_that_the_engine_refuses_to_tokenise_is_refused_in_its_words(world: World) -> None:
+async def test_a_prompt_that_the_engine_refuses_to_tokenise_is_refused_in_its_words(world: IngressBench) -> None:
     world.one.objection = world.two.objection = "only user and assistant may speak."
     async with world.post(CHAT, HELLO) as answer:
         error = (await answer.json())["error"]
@@ -424,7 +424,7 @@ async def test_a_prompt_that_the_engine_refuses_to_tokenise_is_refused_in_its_wo
     assert world.scheduler.asked == []
 
 
-async def test_an_engine_without_the_adapter_is_not_asked_about_its_chats(world: World) -> None:
+async def test_an_engine_without_the_adapter_is_not_asked_about_its_chats(world: IngressBench) -> None:
     told = msgspec.structs.replace(reported(TWO, 0, [], at=ScaledClock().now()), adapters=["poet"])
     await world.log.append(told)
     await eventually_listed(world, "poet")
@@ -447,7 +447,7 @@ async def test_a_tokenizer_of_its_own_spares_the_engine_the_question() -> None:
     assert world.scheduler.asked[1].prompt_tokens > 200
 
 
-async def test_ids_in_the_log_are_ours_whatever_id_a_client_sends(world: World) -> None:
+async def test_ids_in_the_log_are_ours_whatever_id_a_client_sends(world: IngressBench) -> None:
     ours = set()
     for sent in ("same", "same", ""):
         async with world.post(COMPLETIONS, TOKENS, **({"X_Request_Id": sent} if sent else {})) as answer:
@@ -487,7 +487,7 @@ JSON_BODY = {"content-type": "application/json"}
     ],
 )
 async def test_every_answer_has_the_clients_id_and_ours(
-    world: World, method: str, path: str, body: Any, headers: dict[str, str], status: int
+    world: IngressBench, method: str, path: str, body: Any, headers: dict[str, str], status: int
 ) -> None:
     if status in (429, 503):
         world.scheduler.rejection = (status, "queue_full", 1.0)
@@ -517,7 +517,7 @@ async def test_a_client_that_is_not_admitted_gets_the_ids_too(path: str) -> None
                 assert OUR_ID.fullmatch(answer.headers["x-pointsman-request-id"])
 
 
-async def test_a_client_that_sends_the_id_of_a_request_under_way_has_its_own(world: World) -> None:
+async def test_a_client_that_sends_the_id_of_a_request_under_way_has_its_own(world: IngressBench) -> None:
     world.one.script.append(Behaviour.PAUSES)
     victim = await world.post(COMPLETIONS, STREAM)
     own = victim.headers["x-pointsman-request-id"]
@@ -533,7 +533,7 @@ async def test_a_client_that_sends_the_id_of_a_request_under_way_has_its_own(wor
     ]
 
 
-async def test_a_request_that_the_leader_has_ended_goes_on_under_a_new_id(world: World) -> None:
+async def test_a_request_that_the_leader_has_ended_goes_on_under_a_new_id(world: IngressBench) -> None:
     world.scheduler.ends_first = 2  # once for each time that this ingress stood still
     async with world.post(COMPLETIONS, TOKENS, X_Request_Id="mine") as answer:
         await answer.read()
@@ -547,7 +547,7 @@ async def test_a_request_that_the_leader_has_ended_goes_on_under_a_new_id(world:
     assert [command.instead_of for command in asked] == ["", *ids[:-1]]
 
 
-async def test_a_leader_that_ends_every_request_is_asked_a_bounded_number_of_times(world: World) -> None:
+async def test_a_leader_that_ends_every_request_is_asked_a_bounded_number_of_times(world: IngressBench) -> None:
     world.scheduler.ends_first = 1000
     async with world.post(COMPLETIONS, TOKENS) as answer:
         assert (answer.status, (await answer.json())["error"]["code"]) == (503, "already_ended")
@@ -555,7 +555,7 @@ async def test_a_leader_that_ends_every_request_is_asked_a_bounded_number_of_tim
     assert 3 <= len(world.scheduler.asked) <= 20
 
 
-async def test_where_no_engine_fetches_prefixes_a_waiting_request_does_not_hold_its_tokens(world: World) -> None:
+async def test_where_no_engine_fetches_prefixes_a_waiting_request_does_not_hold_its_tokens(world: IngressBench) -> None:
     def held() -> int:
         return sum(isinstance(thing, PrefixPrompt) for thing in gc.get_objects())
 
@@ -570,7 +570,7 @@ async def test_where_no_engine_fetches_prefixes_a_waiting_request_does_not_hold_
     assert waiting == before
 
 
-async def _answered(world: World) -> None:
+async def _answered(world: IngressBench) -> None:
     async with world.post(COMPLETIONS, TOKENS) as answer:
         await answer.read()
 
@@ -579,14 +579,14 @@ async def _answered(world: World) -> None:
 
 
 @pytest.mark.parametrize("sent", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "json"])
-async def test_what_a_web_page_may_post_without_asking_is_refused_unread(world: World, sent: str) -> None:
+async def test_what_a_web_page_may_post_without_asking_is_refused_unread(world: IngressBench, sent: str) -> None:
     async with world.post(CHAT, HELLO, Content_Type=sent) as answer:
         assert (answer.status, (await answer.json())["error"]["code"]) == (400, "unsupported_media_type")
     assert world.scheduler.asked == []
 
 
 @pytest.mark.parametrize("sent", ["application/json", "application/json; charset=utf-8", "Application/JSON ;x=y"])
-async def test_json_may_have_parameters(world: World, sent: str) -> None:
+async def test_json_may_have_parameters(world: IngressBench, sent: str) -> None:
     async with world.post(CHAT, HELLO, Content_Type=sent) as answer:
         assert answer.status == 200
 
@@ -605,7 +605,7 @@ async def test_json_may_have_parameters(world: World, sent: str) -> None:
     ],
 )
 async def test_a_request_that_cannot_be_served_is_refused_and_leaves_no_trace(
-    world: World, path: str, body: Any, status: int
+    world: IngressBench, path: str, body: Any, status: int
 ) -> None:
     async with world.post(path, body) as answer:
         error = (await answer.json())["error"]
@@ -618,7 +618,7 @@ async def test_a_request_that_cannot_be_served_is_refused_and_leaves_no_trace(
     assert await world.events() == []
 
 
-async def test_a_large_body_without_an_announced_length_is_refused_too(world: World) -> None:
+async def test_a_large_body_without_an_announced_length_is_refused_too(world: IngressBench) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(10):
             yield b" " * 1_000_000
@@ -629,7 +629,7 @@ async def test_a_large_body_without_an_announced_length_is_refused_too(world: Wo
         assert answer.status == 413
 
 
-async def test_a_rejection_tells_when_and_why_and_leaves_the_end_to_the_leader(world: World) -> None:
+async def test_a_rejection_tells_when_and_why_and_leaves_the_end_to_the_leader(world: IngressBench) -> None:
     world.scheduler.rejection = (429, "ttft_slo", 2.5)
     async with world.post(COMPLETIONS, TOKENS) as answer:
         error = (await answer.json())["error"]
@@ -656,7 +656,7 @@ async def test_keys_where_configured_are_asked_for_and_name_the_tenant() -> None
     assert "authorization" not in world.one.received[0].headers
 
 
-async def test_paths_and_methods_that_are_not_there_get_openai_errors(world: World) -> None:
+async def test_paths_and_methods_that_are_not_there_get_openai_errors(world: IngressBench) -> None:
     async with world.client.get(world.url + "/v1/nothing") as answer:
         assert (answer.status, (await answer.json())["error"]["code"]) == (404, "not_found")
     async with world.client.get(world.url + CHAT) as answer:
@@ -678,7 +678,7 @@ OPERATIONS = (
 
 
 async def test_probes_metrics_and_the_description_are_on_the_admin_port_and_the_api_has_an_empty_health(
-    world: World,
+    world: IngressBench,
 ) -> None:
     for path, expected in OPERATIONS:
         async with world.client.get(world.admin_url + path) as answer:
@@ -710,7 +710,7 @@ async def test_who_asks_for_more_than_any_model_gives_is_served_where_nobody_kno
 
 @pytest.mark.parametrize("failure", [Behaviour.ERRS, Behaviour.RESETS, Behaviour.RESETS_AFTER_HEAD])
 async def test_an_engine_that_fails_before_its_first_byte_costs_the_client_nothing(
-    world: World, failure: Behaviour
+    world: IngressBench, failure: Behaviour
 ) -> None:
     world.one.script.append(failure)
     async with world.post(COMPLETIONS, STREAM) as answer:
@@ -723,7 +723,7 @@ async def test_an_engine_that_fails_before_its_first_byte_costs_the_client_nothi
     assert [type(event) for event in await world.events()] == [RequestAttemptFailed, PrefillFinished, RequestFinished]
 
 
-async def test_an_engine_that_is_not_there_costs_the_client_nothing(world: World) -> None:
+async def test_an_engine_that_is_not_there_costs_the_client_nothing(world: IngressBench) -> None:
     await world.grants({**world.scheduler.engines, ONE: "http://127.0.0.1:9"})
     async with world.post(COMPLETIONS, TOKENS) as answer:
         await answer.read()
@@ -732,7 +732,7 @@ async def test_an_engine_that_is_not_there_costs_the_client_nothing(world: World
     assert answer.headers["x-pointsman-instance"] == TWO
 
 
-async def test_a_whole_answer_that_breaks_off_is_asked_for_again(world: World) -> None:
+async def test_a_whole_answer_that_breaks_off_is_asked_for_again(world: IngressBench) -> None:
     world.one.script.append(Behaviour.BREAKS_OFF)
     async with world.post(COMPLETIONS, TOKENS) as answer:
         assert (await answer.json())["choices"] == [{"text": "answer"}]
@@ -766,7 +766,7 @@ async def test_a_client_is_not_told_where_the_engine_is_that_cannot_be_reached()
     assert error["message"] == "No engine that was tried has answered: it cannot be reached. Ask again."
 
 
-async def test_a_stream_that_breaks_off_ends_with_an_error_event(world: World) -> None:
+async def test_a_stream_that_breaks_off_ends_with_an_error_event(world: IngressBench) -> None:
     world.one.script.append(Behaviour.BREAKS_OFF)
     async with world.post(COMPLETIONS, STREAM) as answer:
         events = [line for line in (await answer.text()).split("\n\n") if line]
@@ -782,7 +782,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(world: World) -
     assert end.output_tokens == 1
 
 
-async def test_what_the_engine_refuses_the_client_gets_to_see(world: World) -> None:
+async def test_what_the_engine_refuses_the_client_gets_to_see(world: IngressBench) -> None:
     world.one.script.append(Behaviour.REFUSES)
     async with world.post(COMPLETIONS, TOKENS) as answer:
         error = (await answer.json())["error"]
@@ -795,7 +795,7 @@ async def test_what_the_engine_refuses_the_client_gets_to_see(world: World) -> N
 
 
 @pytest.mark.parametrize("refusal", [Behaviour.KNOWS_NO_KEY, Behaviour.KNOWS_NO_MODEL])
-async def test_an_engine_that_is_fit_for_nobody_is_left_for_another(world: World, refusal: Behaviour) -> None:
+async def test_an_engine_that_is_fit_for_nobody_is_left_for_another(world: IngressBench, refusal: Behaviour) -> None:
     world.one.script.append(refusal)
     async with world.post(COMPLETIONS, TOKENS) as answer:
         await answer.read()
@@ -804,7 +804,7 @@ async def test_an_engine_that_is_fit_for_nobody_is_left_for_another(world: World
     assert [list(command.excluded) for command in world.scheduler.asked] == [[], [ONE]]
 
 
-async def test_where_all_refuse_alike_the_client_gets_to_see_it(world: World) -> None:
+async def test_where_all_refuse_alike_the_client_gets_to_see_it(world: IngressBench) -> None:
     world.one.script.append(Behaviour.KNOWS_NO_MODEL)
     world.two.script.append(Behaviour.KNOWS_NO_MODEL)
     async with world.post(COMPLETIONS, TOKENS) as answer:
@@ -813,7 +813,7 @@ async def test_where_all_refuse_alike_the_client_gets_to_see_it(world: World) ->
     assert (answer.status, error["type"]) == (404, "NotFoundError")
 
 
-async def test_the_clients_own_key_is_the_clients_business(world: World) -> None:
+async def test_the_clients_own_key_is_the_clients_business(world: IngressBench) -> None:
     world.one.script.append(Behaviour.KNOWS_NO_KEY)
     async with world.post(COMPLETIONS, TOKENS, Authorization="Bearer mine") as answer:
         await answer.read()
@@ -822,7 +822,9 @@ async def test_the_clients_own_key_is_the_clients_business(world: World) -> None
     assert world.two.received == []
 
 
-async def test_a_stream_ends_with_its_last_event_also_where_the_engine_keeps_the_connection(world: World) -> None:
+async def test_a_stream_ends_with_its_last_event_also_where_the_engine_keeps_the_connection(
+    world: IngressBench,
+) -> None:
     world.one.script.append(Behaviour.LINGERS)
     async with asyncio.timeout(10.0), world.post(COMPLETIONS, STREAM) as answer:
         body = await answer.text()
@@ -836,7 +838,7 @@ async def test_a_stream_ends_with_its_last_event_also_where_the_engine_keeps_the
 
 
 @pytest.mark.parametrize("behaviour", [Behaviour.HANGS, Behaviour.HANGS_AFTER_FIRST])
-async def test_a_client_that_hangs_up_stops_the_engine(world: World, behaviour: Behaviour) -> None:
+async def test_a_client_that_hangs_up_stops_the_engine(world: IngressBench, behaviour: Behaviour) -> None:
     world.one.script.append(behaviour)
     asking = asyncio.create_task(_drain(world, STREAM))
     await eventually(lambda: world.one.received)
@@ -851,7 +853,7 @@ async def test_a_client_that_hangs_up_stops_the_engine(world: World, behaviour: 
     assert world.scheduler.cancelled == []
 
 
-async def test_a_client_that_hangs_up_with_a_further_request_unanswered_stops_the_engine(world: World) -> None:
+async def test_a_client_that_hangs_up_with_a_further_request_unanswered_stops_the_engine(world: IngressBench) -> None:
     world.one.script.append(Behaviour.HANGS)
     body = json.dumps(TOKENS).encode()
     head = (
@@ -872,7 +874,7 @@ async def test_a_client_that_hangs_up_with_a_further_request_unanswered_stops_th
 
 @pytest.mark.parametrize(("counted", "expected"), [(None, 40), (70, 70), (9, 9), (5_000, 100)])
 async def test_the_log_has_what_a_client_got_before_it_hung_up(
-    world: World, counted: int | None, expected: int
+    world: IngressBench, counted: int | None, expected: int
 ) -> None:
     """An engine that puts several tokens into an event, or none, may tell their number with each."""
     usage = "" if counted is None else f',"usage":{{"prompt_tokens":9,"completion_tokens":{counted}}}'
@@ -886,7 +888,7 @@ async def test_the_log_has_what_a_client_got_before_it_hung_up(
     assert end.output_tokens == expected
 
 
-async def test_a_client_that_hangs_up_while_it_waits_is_withdrawn(world: World) -> None:
+async def test_a_client_that_hangs_up_while_it_waits_is_withdrawn(world: IngressBench) -> None:
     world.scheduler.holds_back = True
     asking = asyncio.create_task(_drain(world, TOKENS))
     await eventually(lambda: world.scheduler.asked)
@@ -899,7 +901,7 @@ async def test_a_client_that_hangs_up_while_it_waits_is_withdrawn(world: World) 
 
 
 async def test_first_tokens_are_told_to_the_leader_while_the_log_confirms_none(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: IngressBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(in_flight, "HEARTBEAT_WALL_SECONDS", 0.1)
     followed = world.scheduler.followed
@@ -924,7 +926,7 @@ async def test_first_tokens_are_told_to_the_leader_while_the_log_confirms_none(
 
 
 async def test_a_withdrawal_that_was_lost_is_repeated_and_ends_a_request_that_was_granted_meanwhile(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: IngressBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler_client, "CANCEL_WALL_SECONDS", 0.1)
     world.scheduler.holds_back, world.scheduler.silent_cancels = True, 1
@@ -964,7 +966,7 @@ async def test_a_client_that_does_not_read_is_cut_off_when_its_time_is_over(monk
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd", "br", "GZIP"])
-async def test_a_compressed_body_is_refused_with_what_to_do(world: World, encoding: str) -> None:
+async def test_a_compressed_body_is_refused_with_what_to_do(world: IngressBench, encoding: str) -> None:
     async with world.post(COMPLETIONS, b"\x1f\x8b", content_encoding=encoding) as answer:
         error = (await answer.json())["error"]
 
@@ -972,7 +974,7 @@ async def test_a_compressed_body_is_refused_with_what_to_do(world: World, encodi
     assert "without content-encoding" in error["message"]
 
 
-async def test_a_byte_order_mark_is_left_out(world: World) -> None:
+async def test_a_byte_order_mark_is_left_out(world: IngressBench) -> None:
     body = json.dumps(TOKENS).encode()
     async with world.post(COMPLETIONS, b"\xef\xbb\xbf" + body, content_encoding="identity") as answer:
         assert answer.status == 200
@@ -1034,7 +1036,7 @@ async def test_a_request_that_takes_too_long_gets_408_and_one_end(where: str) ->
 
 
 async def test_a_waiting_request_says_again_and_again_that_it_is_there(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: IngressBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler_client, "REPEAT_WALL_SECONDS", 0.05)
     world.scheduler.holds_back = True
@@ -1194,16 +1196,16 @@ def _chain(secret: str) -> KeyChain:
     return KeyChain(secret=secret.encode(), model="m", block_tokens=64)
 
 
-async def _verdicts(world: World) -> list[InstanceProbed]:
+async def _verdicts(world: IngressBench) -> list[InstanceProbed]:
     probed = [event for event in await events_in(world.log) if isinstance(event, InstanceProbed)]
     return [event for event in probed if event.instance == ONE]
 
 
-async def _agrees(world: World) -> bool:
+async def _agrees(world: IngressBench) -> bool:
     return any(event.parity for event in await _verdicts(world))
 
 
-async def _first_probed(world: World) -> InstanceProbed:
+async def _first_probed(world: IngressBench) -> InstanceProbed:
     async for entry in world.log.read(kinds=("fleet",)):
         event = getattr(entry, "event", None)
         if isinstance(event, InstanceProbed):
@@ -1211,7 +1213,7 @@ async def _first_probed(world: World) -> InstanceProbed:
     pytest.fail("reading ended")
 
 
-async def _publish_blocks(world: World, chain: KeyChain, *, epoch: int = 1) -> None:
+async def _publish_blocks(world: IngressBench, chain: KeyChain, *, epoch: int = 1) -> None:
     """A worker beside each engine: what comes in is stored."""
     seen = {ONE: 0, TWO: 0}
     while True:
@@ -1229,13 +1231,13 @@ async def _publish_blocks(world: World, chain: KeyChain, *, epoch: int = 1) -> N
         await asyncio.sleep(0.01)
 
 
-async def _drain(world: World, body: Any) -> int:
+async def _drain(world: IngressBench, body: Any) -> int:
     async with world.post(COMPLETIONS, body) as answer:
         await answer.read()
         return int(answer.status)
 
 
-async def _events_after(world: World, condition: Callable[[Any], bool]) -> list[Any]:
+async def _events_after(world: IngressBench, condition: Callable[[Any], bool]) -> list[Any]:
     found: list[Any] = []
 
     async def happened() -> bool:
@@ -1249,7 +1251,7 @@ async def _events_after(world: World, condition: Callable[[Any], bool]) -> list[
 # The benchmark
 
 
-async def test_bench_gateway_measures_what_the_gateway_adds(world: World) -> None:
+async def test_bench_gateway_measures_what_the_gateway_adds(world: IngressBench) -> None:
     setup = Setup(
         gateway=Target.of(world.url),
         engines={ONE: Target.of(world.one.url)},

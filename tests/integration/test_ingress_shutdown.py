@@ -14,7 +14,7 @@ from pointsman.primitives import WallSeconds
 from pointsman.runtime.supervision import Supervisor
 from pointsman_ingress.servers import supervise_server
 from tests.support.fake_engine import Behaviour
-from tests.support.ingress_world import COMPLETIONS, STREAM, TOKENS, World, world_with
+from tests.support.ingress_world import COMPLETIONS, STREAM, TOKENS, IngressBench, world_with
 from tests.support.waiting import eventually
 
 LONG = 60.0
@@ -123,12 +123,12 @@ async def test_a_background_task_that_fails_ends_it_without_waiting_for_anybody(
     assert json.loads(events[-2].removeprefix(b"data: "))["error"]["code"] == "ingress_stopped"
 
 
-async def answered(world: World, body: dict[str, Any]) -> tuple[int, bytes]:
+async def answered(world: IngressBench, body: dict[str, Any]) -> tuple[int, bytes]:
     async with world.post(COMPLETIONS, body) as answer:
         return answer.status, await answer.read()
 
 
-async def refuses_connections(world: World) -> bool:
+async def refuses_connections(world: IngressBench) -> bool:
     async with aiohttp.ClientSession() as session:
         try:
             async with session.get(world.url + "/v1/models"):

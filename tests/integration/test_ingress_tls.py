@@ -24,7 +24,7 @@ from pointsman_ingress import servers
 from pointsman_ingress.http import certificate
 from pointsman_ingress.main import main
 from tests.support.certificates import Authority, Certificate
-from tests.support.ingress_world import World, world_with
+from tests.support.ingress_world import IngressBench, world_with
 from tests.support.waiting import eventually
 
 CHAT = "/v1/chat/completions"
@@ -44,7 +44,7 @@ def ours(tmp_path: Path) -> Authority:
 
 
 @contextlib.asynccontextmanager
-async def served_with(shown: Certificate) -> AsyncIterator[World]:
+async def served_with(shown: Certificate) -> AsyncIterator[IngressBench]:
     async with world_with(tls_certificate=str(shown.certificate), tls_key=str(shown.key)) as world:
         yield world
 
@@ -53,7 +53,7 @@ def trusting(ours: Authority) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(ours.file))
 
 
-async def shown_by(world: World, context: ssl.SSLContext) -> bytes:
+async def shown_by(world: IngressBench, context: ssl.SSLContext) -> bytes:
     """The certificate that a new connection gets."""
     _, writer = await asyncio.open_connection("127.0.0.1", world.server.bound_port, ssl=context)
     found = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
@@ -203,7 +203,7 @@ async def test_what_connections_keep_of_large_reads_has_a_bound_and_idle_ones_gi
     padded = json.dumps({**HELLO, "user": "u" * 1_000_000}).encode()
     head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 
-    async def sends(world: World, body: bytes, more: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def sends(world: IngressBench, body: bytes, more: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """`more`: bytes of the body that are still to come."""
         reader, writer = await asyncio.open_connection("127.0.0.1", world.server.bound_port, ssl=context)
         writer.write(head % (CHAT.encode(), len(body) + more) + body)

@@ -16,7 +16,7 @@ from pointsman.contracts.tenants import RateLimit, RateLimits, TenantPolicies, T
 from pointsman.primitives import Tenant
 from pointsman.runtime.tenant_policies import TENANTS_KEY
 from tests.support.client_libraries import anthropic_of, openai_of
-from tests.support.ingress_world import CHAT, HELLO, TOKENS, World, world_with
+from tests.support.ingress_world import CHAT, HELLO, TOKENS, IngressBench, world_with
 from tests.support.waiting import eventually
 
 PROMPT: Any = {"model": "m", "prompt": [1, 2, 3]}
@@ -28,7 +28,7 @@ LEFT = msgspec.structs.replace(SPENT, requests=RateLimit(limit=10, remaining=9, 
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+async def world() -> AsyncIterator[IngressBench]:
     async with world_with() as opened:
         yield opened
 
@@ -36,7 +36,7 @@ async def world() -> AsyncIterator[World]:
 # Headers
 
 
-async def test_openais_client_reads_what_is_left_with_answers_streams_and_refusals(world: World) -> None:
+async def test_openais_client_reads_what_is_left_with_answers_streams_and_refusals(world: IngressBench) -> None:
     world.scheduler.limits = LEFT
     async with openai_of(world) as client:
         whole = await client.completions.with_raw_response.create(**PROMPT)
@@ -58,7 +58,7 @@ async def test_openais_client_reads_what_is_left_with_answers_streams_and_refusa
     assert (raised.value.code, raised.value.type) == ("rate_limit_exceeded", "requests")
 
 
-async def test_anthropics_client_reads_them_in_anthropics_words(world: World) -> None:
+async def test_anthropics_client_reads_them_in_anthropics_words(world: IngressBench) -> None:
     world.scheduler.limits, world.scheduler.rejection = SPENT, (429, "rate_limited", 0.4)
     async with anthropic_of(world) as client:
         with pytest.raises(anthropic.RateLimitError) as raised:
@@ -86,7 +86,7 @@ async def test_a_client_with_a_key_is_told_of_its_tenants_limits_too() -> None:
     assert raised.value.response.headers["retry-after-ms"] == "400"
 
 
-async def test_a_tenant_without_limits_is_told_of_none(world: World) -> None:
+async def test_a_tenant_without_limits_is_told_of_none(world: IngressBench) -> None:
     async with world.post(CHAT, HELLO) as answer:
         assert not [name for name in answer.headers if "ratelimit" in name.lower()]
 
@@ -95,7 +95,7 @@ async def test_a_tenant_without_limits_is_told_of_none(world: World) -> None:
 
 
 async def test_both_clients_ask_again_when_the_limit_allows_it_and_not_a_second_later(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: IngressBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sleep, slept = anyio.sleep, list[float]()
 
@@ -123,7 +123,7 @@ async def test_both_clients_ask_again_when_the_limit_allows_it_and_not_a_second_
             slept.clear()
 
 
-async def test_neither_client_asks_again_with_a_spent_quota(world: World) -> None:
+async def test_neither_client_asks_again_with_a_spent_quota(world: IngressBench) -> None:
     world.scheduler.limits, world.scheduler.rejection = SPENT, (429, "quota_exceeded", 30.0)
     async with openai_of(world, max_retries=2) as one, anthropic_of(world, max_retries=2) as other:
         with pytest.raises(openai.RateLimitError) as raised:
@@ -139,7 +139,7 @@ async def test_neither_client_asks_again_with_a_spent_quota(world: World) -> Non
 # Priorities
 
 
-async def test_the_class_is_the_tenants_or_a_lower_one_that_its_client_asks_for(world: World) -> None:
+async def test_the_class_is_the_tenants_or_a_lower_one_that_its_client_asks_for(world: IngressBench) -> None:
     policies = TenantPolicies(
         default=TenantPolicy(priority="batch"), tenants={Tenant("alice"): TenantPolicy(priority="interactive")}
     )
@@ -160,7 +160,9 @@ async def test_the_class_is_the_tenants_or_a_lower_one_that_its_client_asks_for(
     assert await asked_class(user="bob", extra_body={"service_tier": "priority"}) == "batch"
 
 
-async def test_without_policies_every_request_is_standard_and_a_broken_document_changes_nothing(world: World) -> None:
+async def test_without_policies_every_request_is_standard_and_a_broken_document_changes_nothing(
+    world: IngressBench,
+) -> None:
     policies = TenantPolicies(default=TenantPolicy(priority="interactive"))
 
     async def asked_class() -> str:
@@ -179,7 +181,7 @@ async def test_without_policies_every_request_is_standard_and_a_broken_document_
     assert await asked_class() == "interactive"
 
 
-async def test_an_unknown_class_is_the_clients_mistake(world: World) -> None:
+async def test_an_unknown_class_is_the_clients_mistake(world: IngressBench) -> None:
     async with openai_of(world) as client:
         with pytest.raises(openai.BadRequestError) as raised:
             await client.completions.create(**PROMPT, extra_headers={"x-pointsman-priority": "urgent"})

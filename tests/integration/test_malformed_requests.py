@@ -24,7 +24,7 @@ from aiohttp import web
 from pointsman.runtime.http_protocol import HttpLimits
 from pointsman_ingress import servers
 from pointsman_ingress.http import call
-from tests.support.ingress_world import CHAT, COMPLETIONS, ONE, TOKENS, TWO, World, world_with
+from tests.support.ingress_world import CHAT, COMPLETIONS, ONE, TOKENS, TWO, IngressBench, world_with
 
 SEED = 12
 BODIES = 3500
@@ -138,7 +138,7 @@ async def test_nothing_that_comes_over_the_wire_is_our_fault(
     assert grown < RSS_GROWTH_MAX, f"{grown >> 20} MiB"
 
 
-async def send(requests: list[bytes], world: World, statuses: Counter[int], *, at_once: int = AT_ONCE) -> None:
+async def send(requests: list[bytes], world: IngressBench, statuses: Counter[int], *, at_once: int = AT_ONCE) -> None:
     """All of them, some at once. Fails on the first answer that is none, or is a fault of ours."""
     port = int(world.url.rpartition(":")[2])
     turns = iter(requests)

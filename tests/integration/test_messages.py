@@ -17,7 +17,7 @@ from pointsman.contracts.requests import (
     RequestFinished,
 )
 from tests.support.fake_engine import Behaviour
-from tests.support.ingress_world import CHAT, TWO, World, world_with
+from tests.support.ingress_world import CHAT, TWO, IngressBench, world_with
 from tests.support.waiting import eventually
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
@@ -40,13 +40,13 @@ STOP = event("message_stop")
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+async def world() -> AsyncIterator[IngressBench]:
     async with world_with(tokenizer="builtin") as opened:
         opened.one.says[MESSAGES] = ANSWER
         yield opened
 
 
-async def stream_of(world: World, *pieces: bytes) -> bytes:
+async def stream_of(world: IngressBench, *pieces: bytes) -> bytes:
     world.one.says[MESSAGES] = list(pieces)
     async with world.post(MESSAGES, {**ASK, "stream": True}) as answer:
         content: bytes = await answer.read()
@@ -91,7 +91,7 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_a_message_has_the_keys_of_the_same_conversation_as_a_chat(world: World, form: str) -> None:
+async def test_a_message_has_the_keys_of_the_same_conversation_as_a_chat(world: IngressBench, form: str) -> None:
     message, chat = FORMS[form]
     for path, body in ((MESSAGES, message), (CHAT, chat)):
         async with world.post(path, {**ASK, **body}) as answer:
@@ -103,7 +103,7 @@ async def test_a_message_has_the_keys_of_the_same_conversation_as_a_chat(world: 
     assert (asked.prompt_tokens, asked.max_output_tokens) == (same.prompt_tokens, 5)
 
 
-async def test_a_picture_leaves_what_comes_before_it_known(world: World) -> None:
+async def test_a_picture_leaves_what_comes_before_it_known(world: IngressBench) -> None:
     turns = [{"role": "user", "content": LONG}, {"role": "assistant", "content": "Yes."}]
     said = []
     for content in (LONG, [PIXEL, {"type": "text", "text": "And this?"}]):
@@ -117,7 +117,7 @@ async def test_a_picture_leaves_what_comes_before_it_known(world: World) -> None
     assert known.startswith(part)
 
 
-async def test_a_picture_is_work_and_takes_no_room_from_the_answer(world: World) -> None:
+async def test_a_picture_is_work_and_takes_no_room_from_the_answer(world: IngressBench) -> None:
     asks = [
         {"role": "user", "content": content} for content in ("What is this?", [PIXEL, {"type": "text", "text": "?"}])
     ]
@@ -139,7 +139,9 @@ async def test_a_picture_is_work_and_takes_no_room_from_the_answer(world: World)
         ([{}], "None"),
     ],
 )
-async def test_what_cannot_be_read_is_served_all_the_same_and_says_so(world: World, content: Any, kind: str) -> None:
+async def test_what_cannot_be_read_is_served_all_the_same_and_says_so(
+    world: IngressBench, content: Any, kind: str
+) -> None:
     messages = [*ASK["messages"], {"role": "user", "content": content}]
     async with world.post(MESSAGES, {**ASK, "messages": messages}) as answer:
         assert answer.status == 200
@@ -174,7 +176,7 @@ async def test_what_only_the_engine_knows_of_its_template_is_guessed_where_it_do
             assert answer.headers["x-pointsman-prefix"] == "none; guessed"
 
 
-async def test_the_user_of_the_metadata_names_tenant_and_conversation(world: World) -> None:
+async def test_the_user_of_the_metadata_names_tenant_and_conversation(world: IngressBench) -> None:
     async with world.post(MESSAGES, {**ASK, "metadata": {"user_id": "bob"}}) as answer:
         await answer.read()
 
@@ -184,7 +186,7 @@ async def test_the_user_of_the_metadata_names_tenant_and_conversation(world: Wor
 # Answers
 
 
-async def test_usage_counts_what_came_from_the_cache_as_a_part_of_the_prompt(world: World) -> None:
+async def test_usage_counts_what_came_from_the_cache_as_a_part_of_the_prompt(world: IngressBench) -> None:
     async with world.post(MESSAGES, ASK) as answer:
         assert await answer.json() == ANSWER
 
@@ -193,7 +195,7 @@ async def test_usage_counts_what_came_from_the_cache_as_a_part_of_the_prompt(wor
     assert (end.prompt_tokens, end.completion_tokens, end.cached_tokens) == (7, 2, 4)
 
 
-async def test_a_stream_passes_through_as_it_is_and_its_usage_is_in_the_log(world: World) -> None:
+async def test_a_stream_passes_through_as_it_is_and_its_usage_is_in_the_log(world: IngressBench) -> None:
     pieces = [START, BLOCK[:30], BLOCK[30:], DELTA, event("ping"), LAST, STOP]
     assert await stream_of(world, *pieces) == b"".join(pieces)
 
@@ -204,14 +206,14 @@ async def test_a_stream_passes_through_as_it_is_and_its_usage_is_in_the_log(worl
     assert "stream_options" not in world.one.received[0].fields
 
 
-async def test_an_engine_that_did_not_even_start_a_message_can_still_be_replaced(world: World) -> None:
+async def test_an_engine_that_did_not_even_start_a_message_can_still_be_replaced(world: IngressBench) -> None:
     world.two.says[MESSAGES] = [START, BLOCK, DELTA, LAST, STOP]
     assert await stream_of(world, event("ping")) == START + BLOCK + DELTA + LAST + STOP
 
     assert world.scheduler.asked[1].excluded == ["engine-1"]
 
 
-async def test_a_count_of_tokens_is_answered_by_an_engine_and_leaves_no_trace(world: World) -> None:
+async def test_a_count_of_tokens_is_answered_by_an_engine_and_leaves_no_trace(world: IngressBench) -> None:
     world.one.says[COUNT] = world.two.says[COUNT] = {"input_tokens": 7}
     async with world.post(COUNT, {"model": "m", "messages": ASK["messages"]}) as answer:
         assert await answer.json() == {"input_tokens": 7}
@@ -256,7 +258,7 @@ def last_event(content: bytes) -> bytes:
     ],
 )
 async def test_what_is_refused_is_told_in_anthropics_shape(
-    world: World, path: str, body: Any, status: int, kind: str
+    world: IngressBench, path: str, body: Any, status: int, kind: str
 ) -> None:
     async with world.post(path, body) as answer:
         assert (answer.status, told(await answer.read())[0]) == (status, kind)
@@ -267,7 +269,7 @@ async def test_what_is_refused_is_told_in_anthropics_shape(
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("path", ["/batches", "/batches/msgbatch_1/results", "/", "/%62atches", "/count_tokens/"])
 async def test_a_path_below_messages_that_does_not_exist_is_refused_in_anthropics_shape(
-    world: World, method: str, path: str
+    world: IngressBench, method: str, path: str
 ) -> None:
     url = URL(world.url + MESSAGES + path, encoded=True)
     async with world.client.request(method, url, json=ASK) as answer:
@@ -275,7 +277,7 @@ async def test_a_path_below_messages_that_does_not_exist_is_refused_in_anthropic
         assert answer.headers["request-id"] == answer.headers["x-pointsman-request-id"]
 
 
-async def test_engines_that_do_not_have_it_are_said_not_to(world: World) -> None:
+async def test_engines_that_do_not_have_it_are_said_not_to(world: IngressBench) -> None:
     world.one.says.clear()
     async with world.post(MESSAGES, ASK) as answer:
         kind, message = told(await answer.read())
@@ -285,7 +287,7 @@ async def test_engines_that_do_not_have_it_are_said_not_to(world: World) -> None
 
 
 @pytest.mark.parametrize("path", [MESSAGES, MESSAGES + "/count_tokens"])
-async def test_anthropics_clients_read_the_requests_id_of_answers_and_refusals(world: World, path: str) -> None:
+async def test_anthropics_clients_read_the_requests_id_of_answers_and_refusals(world: IngressBench, path: str) -> None:
     for body in (ASK, {**ASK, "messages": 7}):
         async with world.post(path, body) as answer:
             assert answer.headers["request-id"] == answer.headers["x-request-id"]
@@ -293,14 +295,14 @@ async def test_anthropics_clients_read_the_requests_id_of_answers_and_refusals(w
         assert "request-id" not in answer.headers
 
 
-async def test_another_method_is_told_in_the_same_shape(world: World) -> None:
+async def test_another_method_is_told_in_the_same_shape(world: IngressBench) -> None:
     async with world.client.get(world.url + MESSAGES) as answer:
         assert (answer.status, answer.headers["allow"]) == (405, "POST")
         told(await answer.read())
 
 
 @pytest.mark.parametrize(("status", "kind"), [(429, "rate_limit_error"), (503, "overloaded_error")])
-async def test_a_rejection_says_when_to_ask_again(world: World, status: int, kind: str) -> None:
+async def test_a_rejection_says_when_to_ask_again(world: IngressBench, status: int, kind: str) -> None:
     world.scheduler.rejection = (status, "slo_ttft", 2.5)
     async with world.post(MESSAGES, ASK) as answer:
         assert told(await answer.read())[0] == kind
@@ -309,14 +311,14 @@ async def test_a_rejection_says_when_to_ask_again(world: World, status: int, kin
     assert answer.headers["x-pointsman-reject-reason"] == "slo_ttft"
 
 
-async def test_what_an_engine_refuses_is_passed_on(world: World) -> None:
+async def test_what_an_engine_refuses_is_passed_on(world: IngressBench) -> None:
     world.one.script.append(Behaviour.REFUSES)
     async with world.post(MESSAGES, ASK) as answer:
         assert (answer.status, "the engine says no" in await answer.text()) == (400, True)
 
 
 @pytest.mark.parametrize("piece", [DELTA, DELTA[:20]])
-async def test_a_stream_that_breaks_off_ends_with_an_error_event(world: World, piece: bytes) -> None:
+async def test_a_stream_that_breaks_off_ends_with_an_error_event(world: IngressBench, piece: bytes) -> None:
     content = await stream_of(world, START, BLOCK, piece)
 
     shown = START + BLOCK + (piece if piece == DELTA else b"")
@@ -325,7 +327,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(world: World, p
     assert isinstance((await world.events())[-1], RequestFailed)
 
 
-async def test_an_error_of_the_engines_own_ends_a_stream(world: World) -> None:
+async def test_an_error_of_the_engines_own_ends_a_stream(world: IngressBench) -> None:
     failed = event("error", error={"type": "internal_error", "message": "no memory"})
     world.one.says[MESSAGES], world.one.goes_on = [START, BLOCK, DELTA, failed], asyncio.Event()
     async with world.post(MESSAGES, {**ASK, "stream": True}) as answer:
@@ -356,7 +358,7 @@ async def test_a_stream_that_takes_too_long_ends_with_an_error_event() -> None:
     assert told(last_event(content))[0] == "timeout_error"
 
 
-async def test_a_client_that_hangs_up_stops_the_engine(world: World) -> None:
+async def test_a_client_that_hangs_up_stops_the_engine(world: IngressBench) -> None:
     world.one.script.append(Behaviour.HANGS_AFTER_FIRST)
     world.one.first_piece = BLOCK
     async with world.post(MESSAGES, {**ASK, "stream": True}) as answer:
@@ -395,7 +397,7 @@ async def test_the_key_may_be_shown_as_anthropics_clients_show_it(headers: dict[
             assert "x-api-key" not in world.one.received[0].headers
 
 
-async def test_a_key_that_is_not_ours_to_check_reaches_the_engine_and_no_other_header_does(world: World) -> None:
+async def test_a_key_that_is_not_ours_to_check_reaches_the_engine_and_no_other_header_does(world: IngressBench) -> None:
     async with world.post(MESSAGES, ASK, x_api_key="sk-1", cookie="x=1") as answer:
         await answer.read()
 

@@ -13,7 +13,7 @@ from openai.types.responses import ResponseErrorEvent
 
 from tests.support.client_libraries import openai_of
 from tests.support.fake_engine import Behaviour
-from tests.support.ingress_world import CHAT, COMPLETIONS, TWO, World, world_with
+from tests.support.ingress_world import CHAT, COMPLETIONS, TWO, IngressBench, world_with
 from tests.support.waiting import eventually
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -53,7 +53,7 @@ STREAM = [
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+async def world() -> AsyncIterator[IngressBench]:
     async with world_with() as opened:
         yield opened
 
@@ -61,7 +61,7 @@ async def world() -> AsyncIterator[World]:
 # Answers
 
 
-async def test_the_synchronous_client_gets_answers_and_streams(world: World) -> None:
+async def test_the_synchronous_client_gets_answers_and_streams(world: IngressBench) -> None:
     world.one.says[CHAT] = whole(said("Good day"))
 
     def ask() -> tuple[str | None, str, str]:
@@ -76,7 +76,7 @@ async def test_the_synchronous_client_gets_answers_and_streams(world: World) -> 
     assert await asyncio.to_thread(ask) == ("Good day", "Good day", "engine-1")
 
 
-async def test_a_stream_shows_its_usage_at_the_end_if_it_was_asked_for_and_not_otherwise(world: World) -> None:
+async def test_a_stream_shows_its_usage_at_the_end_if_it_was_asked_for_and_not_otherwise(world: IngressBench) -> None:
     world.one.says[CHAT] = [*STREAM, USAGE_CHUNK, DONE]
     usages = []
     async with openai_of(world) as client:
@@ -93,7 +93,7 @@ async def test_a_stream_shows_its_usage_at_the_end_if_it_was_asked_for_and_not_o
     assert usages[1] is None
 
 
-async def test_tools_reach_the_engine_and_its_calls_the_client_whole_and_in_pieces(world: World) -> None:
+async def test_tools_reach_the_engine_and_its_calls_the_client_whole_and_in_pieces(world: IngressBench) -> None:
     call = {"id": "call-1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
     world.one.says[CHAT] = whole(
         {"message": {"role": "assistant", "content": None, "tool_calls": [call]}, "finish_reason": "tool_calls"}
@@ -118,7 +118,7 @@ async def test_tools_reach_the_engine_and_its_calls_the_client_whole_and_in_piec
     assert [message["role"] for message in second["messages"]] == ["user", "assistant", "tool"]
 
 
-async def test_several_choices_and_their_log_probabilities_pass_through(world: World) -> None:
+async def test_several_choices_and_their_log_probabilities_pass_through(world: IngressBench) -> None:
     token = {"token": "Hi", "logprob": -0.5, "bytes": [72, 105], "top_logprobs": []}
     world.one.says[CHAT] = whole(*({**said(text), "logprobs": {"content": [token]}} for text in ("Hi", "Ho")))
     async with openai_of(world) as client:
@@ -131,7 +131,7 @@ async def test_several_choices_and_their_log_probabilities_pass_through(world: W
     assert world.one.received[0].fields["n"] == 2
 
 
-async def test_a_client_that_closes_its_stream_stops_the_engine(world: World) -> None:
+async def test_a_client_that_closes_its_stream_stops_the_engine(world: IngressBench) -> None:
     world.one.script.append(Behaviour.HANGS_AFTER_FIRST)
     async with openai_of(world) as client:
         stream = await client.completions.create(model="m", prompt=[1, 2, 3], stream=True)
@@ -154,7 +154,7 @@ async def test_a_client_that_closes_its_stream_stops_the_engine(world: World) ->
     ],
 )
 async def test_what_cannot_be_served_is_an_exception_that_says_why(
-    world: World, asks: dict[str, Any], exception: type[openai.APIStatusError], code: str, param: str
+    world: IngressBench, asks: dict[str, Any], exception: type[openai.APIStatusError], code: str, param: str
 ) -> None:
     told: Any = {"model": "m", "prompt": [1, 2, 3]} | asks
     async with openai_of(world) as client:
@@ -182,7 +182,7 @@ async def test_a_wrong_key_is_an_authentication_error() -> None:
     [((429, "slo_ttft", 2.5), openai.RateLimitError), ((503, "no_instance", 0.2), openai.InternalServerError)],
 )
 async def test_a_rejection_is_an_exception_with_the_reason_and_the_time_to_wait(
-    world: World, rejection: tuple[int, str, float], exception: type[openai.APIStatusError]
+    world: IngressBench, rejection: tuple[int, str, float], exception: type[openai.APIStatusError]
 ) -> None:
     world.scheduler.rejection = rejection
     async with openai_of(world) as client:
@@ -196,7 +196,7 @@ async def test_a_rejection_is_an_exception_with_the_reason_and_the_time_to_wait(
 @pytest.mark.parametrize("shows_usage", [True, False])
 @pytest.mark.parametrize("more", [b"", b'data: {"choi'])
 async def test_a_stream_that_breaks_off_raises_after_what_there_was(
-    world: World, more: bytes, shows_usage: bool
+    world: IngressBench, more: bytes, shows_usage: bool
 ) -> None:
     world.one.script.append(Behaviour.BREAKS_OFF)
     world.one.first_piece += more
@@ -222,7 +222,7 @@ async def collect(stream: Any, texts: list[str]) -> None:
 
 @pytest.mark.parametrize("rejection", [(429, "queue_full", 1.2), (503, "no_instance", 1.2)])
 async def test_the_client_asks_again_when_it_was_told_to_and_not_before(
-    world: World, rejection: tuple[int, str, float]
+    world: IngressBench, rejection: tuple[int, str, float]
 ) -> None:
     world.scheduler.rejection = rejection
     async with openai_of(world, max_retries=2) as client:
@@ -237,7 +237,7 @@ async def test_the_client_asks_again_when_it_was_told_to_and_not_before(
     assert first.request != second.request
 
 
-async def test_the_client_does_not_ask_again_for_what_can_never_be(world: World) -> None:
+async def test_the_client_does_not_ask_again_for_what_can_never_be(world: IngressBench) -> None:
     world.scheduler.rejection = (429, "slo_unreachable", 5.0)
     async with openai_of(world, max_retries=2) as client:
         with pytest.raises(openai.RateLimitError) as raised:
@@ -257,7 +257,9 @@ async def test_the_client_does_not_ask_again_for_what_took_all_the_time_there_is
         assert len(world.one.received) == 1
 
 
-async def test_an_engine_that_fails_is_replaced_by_the_ingress_and_the_client_need_not_ask_again(world: World) -> None:
+async def test_an_engine_that_fails_is_replaced_by_the_ingress_and_the_client_need_not_ask_again(
+    world: IngressBench,
+) -> None:
     world.one.script.append(Behaviour.RESETS)
     async with openai_of(world) as client:
         answer = await client.completions.with_raw_response.create(model="m", prompt=[1, 2, 3])
@@ -266,7 +268,7 @@ async def test_an_engine_that_fails_is_replaced_by_the_ingress_and_the_client_ne
     assert [received.path for received in world.two.received] == [COMPLETIONS]
 
 
-async def test_a_response_that_breaks_off_ends_with_the_event_that_the_client_knows(world: World) -> None:
+async def test_a_response_that_breaks_off_ends_with_the_event_that_the_client_knows(world: IngressBench) -> None:
     kind = "response.output_text.delta"
     delta = {"type": kind, "delta": "Good", "item_id": "i", "output_index": 0, "content_index": 0, "logprobs": []}
     world.one.says["/v1/responses"] = [f"event: {kind}\n".encode() + event({**delta, "sequence_number": 0})]

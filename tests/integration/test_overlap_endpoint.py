@@ -29,7 +29,7 @@ from pointsman_ingress.http.identity import Identity
 from pointsman_ingress.overlap import AT_ONCE_MAX, BODY_BYTES_MAX, TOKENS_MAX
 from tests.support.api_keys import SECRET, api_key, put_key
 from tests.support.events import BLOCK
-from tests.support.ingress_world import ONE, World, world_with
+from tests.support.ingress_world import ONE, IngressBench, world_with
 from tests.support.waiting import eventually
 
 PATH = "/kv/overlap"
@@ -63,14 +63,14 @@ class Answering:
 
 
 @asynccontextmanager
-async def overlap_world(**settings: Any) -> AsyncIterator[tuple[World, Answering]]:
+async def overlap_world(**settings: Any) -> AsyncIterator[tuple[IngressBench, Answering]]:
     async with world_with(**settings) as world:
         scheduler, link = Answering(), world.broker.client(ScaledClock(), name="s")
         async with link.commands.serve_payloads("pm.default.cmd.overlap", scheduler.on_payload, queue="overlap"):
             yield world, scheduler
 
 
-async def post(world: World, body: Any, **headers: str) -> tuple[int, Any, dict[str, str]]:
+async def post(world: IngressBench, body: Any, **headers: str) -> tuple[int, Any, dict[str, str]]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     sent = {"content-type": "application/json"} | {name.replace("_", "-"): value for name, value in headers.items()}
     async with world.client.post(world.admin_url + PATH, data=BytesIO(data), headers=sent) as answer:

@@ -15,7 +15,7 @@ from pointsman.contracts.requests import PrefillFinished, RequestFailed, Request
 from tests.support.engine_sim import running_engine as simulated_engine
 from tests.support.events import joined, reported
 from tests.support.fake_engine import Behaviour
-from tests.support.ingress_world import CHAT, ONE, TWO, World, eventually_listed, world_with
+from tests.support.ingress_world import CHAT, ONE, TWO, IngressBench, eventually_listed, world_with
 from tests.support.raw_engine import running_raw_engine, whole
 from tests.support.waiting import eventually
 
@@ -40,7 +40,7 @@ COMPLETED = event("response.completed", response={"id": "resp_1", "output": [], 
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+async def world() -> AsyncIterator[IngressBench]:
     async with world_with(tokenizer="builtin") as opened:
         yield opened
 
@@ -83,7 +83,7 @@ FORMS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("response", "chat"), FORMS, ids=["text", "items", "tools", "web search"])
 async def test_a_response_has_the_keys_of_the_same_conversation_as_a_chat(
-    world: World, response: dict[str, Any], chat: dict[str, Any]
+    world: IngressBench, response: dict[str, Any], chat: dict[str, Any]
 ) -> None:
     world.one.says[RESPONSES] = {"id": "resp_1", "usage": USAGE}
     for path, body in ((RESPONSES, response), (CHAT, chat)):
@@ -105,7 +105,7 @@ async def test_a_response_has_the_keys_of_the_same_conversation_as_a_chat(
     ],
 )
 async def test_a_response_that_cannot_be_known_is_served_all_the_same_and_says_so(
-    world: World, more: dict[str, Any]
+    world: IngressBench, more: dict[str, Any]
 ) -> None:
     world.one.says[RESPONSES] = {"id": "resp_1", "usage": USAGE}
     async with world.post(RESPONSES, {"model": "m", "instructions": LONG, **more}) as answer:
@@ -119,7 +119,7 @@ async def test_a_response_that_cannot_be_known_is_served_all_the_same_and_says_s
 @pytest.mark.parametrize(
     "item", [{"role": "user", "content": [{"type": "x\r\nx-mine: yes"}]}, {"type": "x\r\nx-mine: yes"}]
 )
-async def test_what_a_client_calls_its_parts_makes_no_header(world: World, item: dict[str, Any]) -> None:
+async def test_what_a_client_calls_its_parts_makes_no_header(world: IngressBench, item: dict[str, Any]) -> None:
     world.one.says[RESPONSES] = {"id": "resp_1", "usage": USAGE}
     async with world.post(RESPONSES, {"model": "m", "input": [item]}) as answer:
         await answer.read()
@@ -128,7 +128,7 @@ async def test_what_a_client_calls_its_parts_makes_no_header(world: World, item:
     assert "x-mine" not in answer.headers
 
 
-async def test_the_stream_of_a_response_passes_through_and_its_usage_is_in_the_log(world: World) -> None:
+async def test_the_stream_of_a_response_passes_through_and_its_usage_is_in_the_log(world: IngressBench) -> None:
     pieces = [CREATED, DELTA[:30], DELTA[30:], DELTA, COMPLETED[:40], COMPLETED[40:]]
     world.one.says[RESPONSES] = pieces
     async with world.post(RESPONSES, {"model": "m", "input": "hello", "stream": True}) as answer:
@@ -141,7 +141,7 @@ async def test_the_stream_of_a_response_passes_through_and_its_usage_is_in_the_l
     assert (end.prompt_tokens, end.completion_tokens, end.cached_tokens) == (7, 1, 4)
 
 
-async def test_the_last_event_of_a_response_may_be_as_long_as_the_answer(world: World) -> None:
+async def test_the_last_event_of_a_response_may_be_as_long_as_the_answer(world: IngressBench) -> None:
     whole = event("response.completed", response={"output": ["x" * 2_000_000], "usage": USAGE})
     world.one.says[RESPONSES] = [DELTA, *(whole[at : at + 50_000] for at in range(0, len(whole), 50_000))]
     async with world.post(RESPONSES, {"model": "m", "input": "hello", "stream": True}) as answer:
@@ -152,7 +152,7 @@ async def test_the_last_event_of_a_response_may_be_as_long_as_the_answer(world: 
     assert end.completion_tokens == 1
 
 
-async def test_an_engine_that_only_announced_a_response_can_still_be_replaced(world: World) -> None:
+async def test_an_engine_that_only_announced_a_response_can_still_be_replaced(world: IngressBench) -> None:
     world.one.says[RESPONSES] = [CREATED]
     world.two.says[RESPONSES] = [CREATED, DELTA, COMPLETED]
     async with world.post(RESPONSES, {"model": "m", "input": "hello", "stream": True}) as answer:
@@ -163,7 +163,7 @@ async def test_an_engine_that_only_announced_a_response_can_still_be_replaced(wo
 
 
 @pytest.mark.parametrize("begun", [b"", DELTA[:-10], DELTA[:10]])
-async def test_a_response_that_breaks_off_ends_with_an_error(world: World, begun: bytes) -> None:
+async def test_a_response_that_breaks_off_ends_with_an_error(world: IngressBench, begun: bytes) -> None:
     world.one.says[RESPONSES] = [CREATED, DELTA, begun]
     async with world.post(RESPONSES, {"model": "m", "input": "hello", "stream": True}) as answer:
         content = await answer.text()
@@ -195,7 +195,7 @@ async def test_a_response_that_breaks_off_ends_with_an_error(world: World, begun
     ],
 )
 async def test_a_response_whose_stream_says_that_it_failed_has_failed(
-    world: World, last: bytes, end: tuple[str, int]
+    world: IngressBench, last: bytes, end: tuple[str, int]
 ) -> None:
     world.one.says[RESPONSES], world.one.goes_on = [CREATED + DELTA, last], asyncio.Event()
     async with world.post(RESPONSES, {"model": "m", "input": "hello", "stream": True}) as answer:
@@ -212,7 +212,7 @@ async def test_a_response_whose_stream_says_that_it_failed_has_failed(
 
 
 @pytest.mark.parametrize("given", ["hello", ["one", "two"], [1, 2, 3], [[1, 2], [3]]])
-async def test_embeddings_are_placed_by_load_and_end_in_the_log_as_prefills(world: World, given: Any) -> None:
+async def test_embeddings_are_placed_by_load_and_end_in_the_log_as_prefills(world: IngressBench, given: Any) -> None:
     world.one.says[EMBEDDINGS] = {"data": [], "usage": {"prompt_tokens": 3, "total_tokens": 3, "completion_tokens": 0}}
     async with world.post(EMBEDDINGS, {"model": "m", "input": given}) as answer:
         await answer.read()
@@ -229,7 +229,7 @@ async def test_embeddings_are_placed_by_load_and_end_in_the_log_as_prefills(worl
 @pytest.mark.parametrize("inputs", [1, 400])
 @pytest.mark.parametrize("text", ["hello", "hello " * 50_000], ids=["sent directly", "sent by aiohttp's client"])
 async def test_embeddings_as_bytes_come_with_what_tells_them_apart_and_their_usage(
-    world: World, inputs: int, text: str
+    world: IngressBench, inputs: int, text: str
 ) -> None:
     items = [
         {"index": n, "start": 4 * n, "end": 4 * n + 4, "shape": [1], "embed_dtype": "float32"} for n in range(inputs)
@@ -257,7 +257,7 @@ async def test_embeddings_as_bytes_come_with_what_tells_them_apart_and_their_usa
 @pytest.mark.parametrize(
     "path", [EMBEDDINGS, RESPONSES, DETOKENIZE, "/v2/rerank", "/v1/score", "/pooling", "/classify"]
 )
-async def test_an_endpoint_that_the_engines_do_not_have_is_refused_by_name(world: World, path: str) -> None:
+async def test_an_endpoint_that_the_engines_do_not_have_is_refused_by_name(world: IngressBench, path: str) -> None:
     async with world.post(path, {"model": "m", "input": "hello", "tokens": [1]}) as answer:
         error = (await answer.json())["error"]
 
@@ -275,7 +275,7 @@ async def test_an_endpoint_that_the_engines_do_not_have_is_refused_by_name(world
 )
 @pytest.mark.parametrize("path", [EMBEDDINGS, "/tokenize"])
 async def test_what_an_engine_has_not_implemented_is_the_endpoint_or_a_parameter(
-    world: World, path: str, message: str, expected: tuple[int, str]
+    world: IngressBench, path: str, message: str, expected: tuple[int, str]
 ) -> None:
     error = {"message": message, "type": "NotImplementedError", "code": 501}
     async with running_raw_engine() as engine:
@@ -292,7 +292,7 @@ async def test_what_an_engine_has_not_implemented_is_the_endpoint_or_a_parameter
 @pytest.mark.parametrize(
     ("path", "body"), [(EMBEDDINGS, {"input": []}), (RESPONSES, {"input": None}), (RESPONSES, {"input": 7})]
 )
-async def test_a_body_without_anything_to_read_is_refused(world: World, path: str, body: dict[str, Any]) -> None:
+async def test_a_body_without_anything_to_read_is_refused(world: IngressBench, path: str, body: dict[str, Any]) -> None:
     async with world.post(path, {"model": "m", **body}) as answer:
         assert answer.status == 400
     async with world.post(path, {**body, "input": "hello", "model": "nobody"}) as answer:
@@ -322,7 +322,7 @@ RERANK = {"query": "q" * 40, "documents": ["d" * 80, "d" * 80]}
     ],
 )
 async def test_what_is_read_and_not_written_is_placed_by_how_much_that_is(
-    world: World, path: str, body: dict[str, Any], tokens: int
+    world: IngressBench, path: str, body: dict[str, Any], tokens: int
 ) -> None:
     world.one.says[path] = {"usage": {"prompt_tokens": 3, "total_tokens": 3}}
     async with world.post(path, {"model": "m", **body}) as answer:
@@ -352,7 +352,7 @@ LOOK = [{"role": "user", "content": PICTURE}]
     ],
 )
 async def test_an_engines_count_of_what_is_no_text_is_believed_up_to_the_models_context(
-    world: World, path: str, body: dict[str, Any], believed: int
+    world: IngressBench, path: str, body: dict[str, Any], believed: int
 ) -> None:
     """Of texts up to a multiple of what they can be."""
     world.one.says[path] = {"usage": {"prompt_tokens": 1_000_000}}
@@ -373,7 +373,7 @@ def sound(**fields: str) -> aiohttp.FormData:
 
 
 @pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/audio/translations"])
-async def test_a_form_with_sound_reaches_the_engine_as_it_came(world: World, path: str) -> None:
+async def test_a_form_with_sound_reaches_the_engine_as_it_came(world: IngressBench, path: str) -> None:
     world.one.says[path] = {"text": "Good day"}
     async with world.client.post(world.url + path, data=sound(model="m", language="en")) as answer:
         assert await answer.json() == {"text": "Good day"}
@@ -391,7 +391,7 @@ async def test_a_form_with_sound_reaches_the_engine_as_it_came(world: World, pat
     assert asked.max_output_tokens > 0
 
 
-async def test_sound_may_be_written_down_as_it_is_heard(world: World) -> None:
+async def test_sound_may_be_written_down_as_it_is_heard(world: IngressBench) -> None:
     pieces = [event("chunk"), b"data: [DONE]\n\n"]
     world.one.says["/v1/audio/transcriptions"] = pieces
     async with world.client.post(
@@ -403,7 +403,7 @@ async def test_sound_may_be_written_down_as_it_is_heard(world: World) -> None:
     assert world.scheduler.asked[0].tenant == "bob"
 
 
-async def test_a_form_goes_to_another_engine_whole_when_one_fails(world: World) -> None:
+async def test_a_form_goes_to_another_engine_whole_when_one_fails(world: IngressBench) -> None:
     world.two.says["/v1/audio/transcriptions"] = {"text": "Good day"}
     world.one.script.append(Behaviour.RESETS)
     async with world.client.post(world.url + "/v1/audio/transcriptions", data=sound(model="m")) as answer:
@@ -428,7 +428,7 @@ async def test_a_form_goes_to_another_engine_whole_when_one_fails(world: World) 
     ],
 )
 async def test_a_form_that_cannot_be_served_is_refused(
-    world: World, data: bytes, kind: str, status: int, code: str
+    world: IngressBench, data: bytes, kind: str, status: int, code: str
 ) -> None:
     async with world.post("/v1/audio/transcriptions", data, content_type=kind) as answer:
         assert (answer.status, (await answer.json())["error"]["code"]) == (status, code)
@@ -448,7 +448,7 @@ async def test_a_form_stays_as_it_is_where_engines_are_told_whose_request_it_is(
 # Questions that any engine answers
 
 
-async def test_tokens_and_texts_come_from_an_engine_with_little_to_do_and_leave_no_trace(world: World) -> None:
+async def test_tokens_and_texts_come_from_an_engine_with_little_to_do_and_leave_no_trace(world: IngressBench) -> None:
     async with simulated_engine() as engine:
         now = ScaledClock().now()
         await world.log.append(joined(TWO, url=engine.url, epoch=2, at=now))
@@ -464,7 +464,7 @@ async def test_tokens_and_texts_come_from_an_engine_with_little_to_do_and_leave_
     assert await world.events() == []
 
 
-async def test_a_question_goes_to_another_engine_when_one_fails(world: World) -> None:
+async def test_a_question_goes_to_another_engine_when_one_fails(world: IngressBench) -> None:
     world.one.says[DETOKENIZE] = world.two.says[DETOKENIZE] = {"prompt": "hello"}
     world.one.script.append(Behaviour.RESETS)
     async with world.post(DETOKENIZE, {"model": "m", "tokens": [1]}) as answer:
@@ -482,7 +482,7 @@ async def test_a_question_is_bounded_as_a_request_is() -> None:
         await eventually(lambda: world.one.given_up == 1)
 
 
-async def test_the_answers_are_counted(world: World) -> None:
+async def test_the_answers_are_counted(world: IngressBench) -> None:
     async with world.post(TOKENIZE, {"model": "m", "prompt": "hello"}) as answer:
         await answer.read()
     async with world.client.get(world.admin_url + "/metrics") as metrics:

@@ -19,7 +19,7 @@ from pointsman_ingress import key_probe
 from pointsman_ingress.engine.refusals import refused_by_engine
 from tests.support.events import BLOCK, reported
 from tests.support.fake_engine import Behaviour
-from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, world_with
+from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, IngressBench, world_with
 from tests.support.log_reading import events_in
 from tests.support.raw_engine import STREAM_HEAD, running_raw_engine
 from tests.support.tenants import ALICE, BOB, KEYS
@@ -44,14 +44,14 @@ ANSWER = {"id": "x", "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+async def world() -> AsyncIterator[IngressBench]:
     async with world_with(secret=SECRET, keys=KEYS) as opened:
         opened.one.says = {path: ANSWER for path in SALTED if path not in (COMPLETIONS, CHAT)}
         yield opened
 
 
 async def sent(
-    world: World, path: str, body: dict[str, Any], tenant: dict[str, str]
+    world: IngressBench, path: str, body: dict[str, Any], tenant: dict[str, str]
 ) -> tuple[dict[str, Any], RouteRequest]:
     """What the engine and the scheduler got."""
     async with world.post(path, body, **tenant) as answer:
@@ -61,7 +61,7 @@ async def sent(
 
 
 @pytest.mark.parametrize("path", list(SALTED))
-async def test_every_prompt_goes_to_engines_under_its_tenants_salt(world: World, path: str) -> None:
+async def test_every_prompt_goes_to_engines_under_its_tenants_salt(world: IngressBench, path: str) -> None:
     alice, asked = await sent(world, path, SALTED[path], ALICE)
     bob, _ = await sent(world, path, SALTED[path], BOB)
     again, _ = await sent(world, path, SALTED[path], ALICE)
@@ -71,7 +71,7 @@ async def test_every_prompt_goes_to_engines_under_its_tenants_salt(world: World,
     assert asked.cache_group == "tenant:alice"
 
 
-async def test_a_clients_salt_refines_its_own_and_reaches_nobody_elses(world: World) -> None:
+async def test_a_clients_salt_refines_its_own_and_reaches_nobody_elses(world: IngressBench) -> None:
     alice, _ = await sent(world, COMPLETIONS, TOKENS, ALICE)
     refined, _ = await sent(world, COMPLETIONS, {**TOKENS, "cache_salt": "mine"}, ALICE)
     posing, _ = await sent(world, COMPLETIONS, {**TOKENS, "cache_salt": alice["cache_salt"]}, BOB)
@@ -79,7 +79,7 @@ async def test_a_clients_salt_refines_its_own_and_reaches_nobody_elses(world: Wo
     assert len({alice["cache_salt"], refined["cache_salt"], posing["cache_salt"]}) == 3
 
 
-async def test_the_block_keys_have_the_same_salt_as_the_engine(world: World) -> None:
+async def test_the_block_keys_have_the_same_salt_as_the_engine(world: IngressBench) -> None:
     fields, asked = await sent(world, COMPLETIONS, TOKENS, ALICE)
     _, of_bob = await sent(world, COMPLETIONS, TOKENS, BOB)
 
@@ -89,7 +89,7 @@ async def test_the_block_keys_have_the_same_salt_as_the_engine(world: World) -> 
     assert asked.keys != of_bob.keys
 
 
-async def test_streams_and_both_halves_of_a_split_request_have_it(world: World) -> None:
+async def test_streams_and_both_halves_of_a_split_request_have_it(world: IngressBench) -> None:
     fields, _ = await sent(world, COMPLETIONS, STREAM, ALICE)
     world.scheduler.engines, world.scheduler.decoders = {ONE: world.one.url}, {TWO: world.two.url}
     world.one.transfer_params = {"do_remote_prefill": True}
@@ -99,7 +99,7 @@ async def test_streams_and_both_halves_of_a_split_request_have_it(world: World) 
     assert {prefill["cache_salt"], world.two.received[-1].fields["cache_salt"]} == {fields["cache_salt"]}
 
 
-async def test_another_attempt_elsewhere_has_it(world: World) -> None:
+async def test_another_attempt_elsewhere_has_it(world: IngressBench) -> None:
     world.one.script.append(Behaviour.RESETS)
     async with world.post(COMPLETIONS, TOKENS, **ALICE) as answer:
         assert answer.status == 200
@@ -139,7 +139,7 @@ async def test_the_probe_finds_an_engine_that_ignores_salts(honours: bool, monke
     assert honours or "ignores `cache_salt`" in probed[0].detail
 
 
-async def _publish_blocks(world: World, *, honours: bool) -> None:
+async def _publish_blocks(world: IngressBench, *, honours: bool) -> None:
     """A worker beside engine one: what comes in is stored."""
     chain, seen = KeyChain(secret=SECRET.encode(), model="m", block_tokens=BLOCK), 0
     while True:
@@ -161,7 +161,7 @@ def told(answer: Any, text: str) -> str:
     return f"{dict(answer.headers)} {text}"
 
 
-async def test_an_answer_names_no_instance_and_tells_nothing_of_their_load(world: World) -> None:
+async def test_an_answer_names_no_instance_and_tells_nothing_of_their_load(world: IngressBench) -> None:
     world.one.says["/detokenize"] = {"prompt": "hello"}
     own = ["x-pointsman-cached-tokens", "x-pointsman-prefix", "x-pointsman-request-id"]
     for path, body, ours in (
@@ -175,7 +175,7 @@ async def test_an_answer_names_no_instance_and_tells_nothing_of_their_load(world
             assert sorted(name for name in answer.headers if name.lower().startswith("x-pointsman")) == ours
 
 
-async def test_a_best_effort_answer_says_in_whole_seconds_when_it_comes(world: World) -> None:
+async def test_a_best_effort_answer_says_in_whole_seconds_when_it_comes(world: IngressBench) -> None:
     for predicted, shown in ((17.0004, "18000"), (17.9, "18000"), (18.0, "18000")):
         world.scheduler.grant_fields = {
             "best_effort": True, "predicted_ttft": predicted, "predicted_ttft_upper": 25.5
@@ -195,7 +195,7 @@ async def test_without_keys_every_answer_says_when_it_was_expected() -> None:
             assert "x-pointsman-best-effort" not in answer.headers
 
 
-async def test_limits_of_the_tenant_itself_are_told(world: World) -> None:
+async def test_limits_of_the_tenant_itself_are_told(world: IngressBench) -> None:
     world.scheduler.limits = RateLimits(requests=RateLimit(limit=10, remaining=9, reset=1.0))
     async with world.post(COMPLETIONS, TOKENS, **ALICE) as answer:
         assert answer.headers["x-ratelimit-remaining-requests"] == "9"
@@ -211,7 +211,7 @@ async def test_what_an_operator_allows_passes() -> None:
     assert fields["priority"] == 1
 
 
-async def test_a_rejection_tells_nothing_of_other_requests(world: World) -> None:
+async def test_a_rejection_tells_nothing_of_other_requests(world: IngressBench) -> None:
     world.scheduler.rejection = (429, "slo_ttft", 2.0)
     async with world.post(COMPLETIONS, TOKENS, **ALICE) as answer:
         text = await answer.text()
@@ -221,7 +221,7 @@ async def test_a_rejection_tells_nothing_of_other_requests(world: World) -> None
     assert "x-slo-ttft-ms" in text
 
 
-async def test_an_engines_refusal_is_told_without_addresses(world: World) -> None:
+async def test_an_engines_refusal_is_told_without_addresses(world: IngressBench) -> None:
     message = (
         "cannot fetch http://10.1.2.3:9000/a?b=c via 10.1.2.4:80, [fd00::1]:5557, host-1:8000 or /root/.cache/model/x"
     )
@@ -238,7 +238,7 @@ async def test_an_engines_refusal_is_told_without_addresses(world: World) -> Non
 
 
 @pytest.mark.parametrize("options", [{"include_usage": True}, None])
-async def test_an_engine_that_fails_in_a_stream_is_told_in_our_words(world: World, options: Any) -> None:
+async def test_an_engine_that_fails_in_a_stream_is_told_in_our_words(world: IngressBench, options: Any) -> None:
     """Also where the beginning of its own words came before their end."""
     world.one.script.append(Behaviour.ERRS_IN_MID_STREAM)
     async with world.post(COMPLETIONS, {**STREAM, "stream_options": options}, **ALICE) as answer:
@@ -249,7 +249,7 @@ async def test_an_engine_that_fails_in_a_stream_is_told_in_our_words(world: Worl
     assert events[1]["error"]["code"] == "engine_failed"
 
 
-async def test_a_refusal_in_a_stream_is_told_without_addresses(world: World) -> None:
+async def test_a_refusal_in_a_stream_is_told_without_addresses(world: IngressBench) -> None:
     piece = b'data: {"choices": [{"text": "a"}]}\n\n'
     blame = b'data: {"error": {"message": "10.0.0.7:8000 says no", "type": "BadRequestError", "code": 400}}\n\n'
     async with running_raw_engine() as engine:
@@ -266,7 +266,7 @@ async def test_a_refusal_in_a_stream_is_told_without_addresses(world: World) -> 
             assert "engine_refused" in text
 
 
-async def test_fields_for_engines_alone_get_400_and_unknown_ones_are_named(world: World) -> None:
+async def test_fields_for_engines_alone_get_400_and_unknown_ones_are_named(world: IngressBench) -> None:
     for name in ("kv_transfer_params", "chat_template", "priority", "vllm_xargs"):
         async with world.post(COMPLETIONS, {**TOKENS, name: {"remote_host": "10.0.0.9"}}, **ALICE) as answer:
             error = (await answer.json())["error"]
@@ -285,7 +285,7 @@ async def test_without_keys_too_a_client_cannot_lead_an_engine_elsewhere() -> No
         assert not world.one.received
 
 
-async def test_media_on_other_hosts_are_refused_before_an_engine_hears_of_them(world: World) -> None:
+async def test_media_on_other_hosts_are_refused_before_an_engine_hears_of_them(world: IngressBench) -> None:
     part = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
     body = {"model": "m", "messages": [{"role": "user", "content": [part]}]}
     async with world.post(CHAT, body, **ALICE) as answer:

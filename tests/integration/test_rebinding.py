@@ -26,7 +26,7 @@ from pointsman_rebalancer.settings import RebalancerSettings
 from pointsman_scheduler.service import SchedulerService
 from tests.support.events import grant
 from tests.support.fake_engine import Behaviour, FakeEngine, running_engine
-from tests.support.ingress_world import COMPLETIONS, ONE, STREAM, TOKENS, TWO, World, world_with
+from tests.support.ingress_world import COMPLETIONS, ONE, STREAM, TOKENS, TWO, IngressBench, world_with
 from tests.support.log_reading import life_of
 from tests.support.memory_pool import MemoryPool
 from tests.support.waiting import eventually
@@ -44,7 +44,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+async def world() -> AsyncIterator[IngressBench]:
     """Requests go to engine one, may be re-bound, and then go to engine two."""
     async with world_with() as opened:
         opened.scheduler.grant_fields = {"rebind": True}
@@ -57,7 +57,7 @@ async def world() -> AsyncIterator[World]:
     [(STREAM, Behaviour.HANGS), (STREAM, Behaviour.HANGS_AFTER_HEAD), (TOKENS, Behaviour.HANGS)],
 )
 async def test_an_engine_that_keeps_silent_is_left_and_another_answers(
-    world: World, body: dict[str, object], silence: Behaviour
+    world: IngressBench, body: dict[str, object], silence: Behaviour
 ) -> None:
     world.one.script.append(silence)
     async with world.post(COMPLETIONS, body, X_Request_Id="mine") as answer:
@@ -74,7 +74,7 @@ async def test_an_engine_that_keeps_silent_is_left_and_another_answers(
     assert {e.instance for e in events if isinstance(e, PrefillFinished | RequestFinished)} == {TWO}
 
 
-async def test_from_the_first_bytes_on_the_request_stays(world: World) -> None:
+async def test_from_the_first_bytes_on_the_request_stays(world: IngressBench) -> None:
     world.one.script.append(Behaviour.HANGS_AFTER_FIRST)
     async with world.post(COMPLETIONS, STREAM) as answer:
         await answer.content.readany()
@@ -97,7 +97,7 @@ async def test_where_both_come_in_the_same_moment_the_answer_counts() -> None:
     assert request.redispatched_to is None
 
 
-async def test_answers_that_are_lost_or_of_a_leader_that_is_deposed_change_nothing(world: World) -> None:
+async def test_answers_that_are_lost_or_of_a_leader_that_is_deposed_change_nothing(world: IngressBench) -> None:
     world.one.script.append(Behaviour.HANGS)
     world.scheduler.grant_fields = {"rebind": True, "term": Term(2)}
     world.scheduler.silent_follows = 2
@@ -110,7 +110,7 @@ async def test_answers_that_are_lost_or_of_a_leader_that_is_deposed_change_nothi
     assert await asking == (200, TWO)
 
 
-async def test_where_the_other_engine_fails_too_it_is_placed_again(world: World) -> None:
+async def test_where_the_other_engine_fails_too_it_is_placed_again(world: IngressBench) -> None:
     world.one.script.append(Behaviour.HANGS)
     world.two.script.append(Behaviour.ERRS)
 
@@ -118,7 +118,7 @@ async def test_where_the_other_engine_fails_too_it_is_placed_again(world: World)
     assert [(command.attempt, command.excluded) for command in world.scheduler.asked] == [(1, []), (2, [TWO])]
 
 
-async def test_a_client_that_hangs_up_meanwhile_is_the_end_of_it(world: World) -> None:
+async def test_a_client_that_hangs_up_meanwhile_is_the_end_of_it(world: IngressBench) -> None:
     world.one.script.append(Behaviour.HANGS)
     world.two.script.append(Behaviour.HANGS)
     asking = asyncio.create_task(_answer(world))
@@ -143,7 +143,7 @@ async def test_what_was_not_granted_so_is_named_to_the_leader_and_stays() -> Non
         assert world.two.received == []
 
 
-async def _answer(world: World) -> tuple[int, str]:
+async def _answer(world: IngressBench) -> tuple[int, str]:
     async with world.post(COMPLETIONS, STREAM) as answer:
         await answer.text()
         return answer.status, answer.headers["x-pointsman-instance"]

@@ -56,7 +56,7 @@ async def test_only_who_leads_refuses_so_that_a_newer_leader_is_heard() -> None:
     leading = MemoryPool()
     asker = leading.client.commands
     async with leading.scheduler() as service:
-        service._leader.term = None  # as between two terms
+        service.leader.term = None  # as between two terms
         for subject in OF_THE_LEADER:
             with pytest.raises(CommandTimeoutError):
                 await asker.request_bytes(subject, FUTURE, timeout=WallSeconds(0.05))

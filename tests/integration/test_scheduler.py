@@ -51,7 +51,7 @@ from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import eventually
 
 
-class World(MemoryPool):
+class SchedulerPool(MemoryPool):
     """A pool, and what tests do to its leader from outside."""
 
     async def waits(self, request: str, keys: list[int], **fields: Any) -> bool:
@@ -76,7 +76,7 @@ class World(MemoryPool):
 
 @in_virtual_time
 async def test_a_request_is_granted_and_the_log_says_why() -> None:
-    world = World()
+    world = SchedulerPool()
     await world.append(world.joined("a"), stored("a", 1, [1, 2]))
     async with world.leader():
         granted = await world.route("r", [1, 2, 3])
@@ -97,7 +97,7 @@ async def test_a_request_is_granted_and_the_log_says_why() -> None:
 
 @in_virtual_time
 async def test_a_command_that_comes_twice_is_answered_twice_and_decided_once() -> None:
-    world = World()
+    world = SchedulerPool()
     await world.append(world.joined("a"))
     async with world.leader():
         first, second = await world.route("r", [1]), await world.route("r", [1])
@@ -108,7 +108,7 @@ async def test_a_command_that_comes_twice_is_answered_twice_and_decided_once() -
 
 @in_virtual_time
 async def test_what_does_not_fit_the_window_waits_for_the_first_token_before_it() -> None:
-    world = World()
+    world = SchedulerPool()
     await world.append(world.joined("a"))
     async with world.leader(prefill_window_tokens=10):
         await world.route("first", [1])
@@ -120,7 +120,7 @@ async def test_what_does_not_fit_the_window_waits_for_the_first_token_before_it(
 
 @in_virtual_time
 async def test_a_first_token_of_which_the_log_tells_nothing_is_told_by_its_ingress_and_makes_room_once() -> None:
-    world = World()
+    world = SchedulerPool()
     await world.append(world.joined("a"), world.joined("b", role="decode"))
     async with world.leader(prefill_window_tokens=10) as scheduler:
         await world.route("first", [1])
@@ -150,7 +150,7 @@ async def test_a_first_token_of_which_the_log_tells_nothing_is_told_by_its_ingre
 
 @in_virtual_time
 async def test_a_waiting_request_is_cancelled_by_the_leader_and_a_granted_one_is_not() -> None:
-    world = World()
+    world = SchedulerPool()
     await world.append(world.joined("a"))
     async with world.leader(prefill_window_tokens=10):
         await world.route("granted", [1])
@@ -166,7 +166,7 @@ async def test_a_waiting_request_is_cancelled_by_the_leader_and_a_granted_one_is
 
 @in_virtual_time
 async def test_an_engine_that_failed_a_request_is_not_asked_again() -> None:
-    world = World()
+    world = SchedulerPool()
     await world.append(world.joined("a"), world.joined("b"))
     async with world.leader():
         first = await world.route("r", [1])
@@ -182,7 +182,7 @@ async def test_an_engine_that_failed_a_request_is_not_asked_again() -> None:
 
 @in_virtual_time
 async def test_a_restarted_scheduler_knows_what_the_first_one_knew() -> None:
-    world = World()
+    world = SchedulerPool()
     await world.append(world.joined("a"), stored("a", 1, [1, 2]))
     async with world.leader("one", prefill_window_tokens=10):
         await world.route("running", [1, 2])
@@ -202,7 +202,7 @@ async def test_a_restarted_scheduler_knows_what_the_first_one_knew() -> None:
 
 @in_virtual_time
 async def test_a_rejection_whose_answer_was_lost_is_said_again_by_this_leader_and_by_the_next() -> None:
-    world = World()
+    world = SchedulerPool()
     asked_at = world.clock.now()
     async with world.leader("one", hold_seconds=0.0):
         first, repeated = [await world.route("r", [1], arrived_at=asked_at) for _ in range(2)]
@@ -223,7 +223,7 @@ async def test_a_rejection_whose_answer_was_lost_is_said_again_by_this_leader_an
 
 @in_virtual_time
 async def test_a_leader_whose_decision_the_log_has_lost_leads_on_in_a_new_term_from_what_the_log_says() -> None:
-    world = World()
+    world = SchedulerPool()
     await world.append(world.joined("a"))
     losses: list[Fault] = ["lose"]
     world.broker.fault = lambda event: losses.pop() if losses and isinstance(event, RequestPlaced) else "none"
@@ -242,7 +242,7 @@ async def test_a_leader_whose_decision_the_log_has_lost_leads_on_in_a_new_term_f
 
 @in_virtual_time
 async def test_a_leader_that_fails_behind_a_decision_writes_it_and_leads_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    world, failures = World(), [KeyError("route"), KeyError("liveness")]
+    world, failures = SchedulerPool(), [KeyError("route"), KeyError("liveness")]
     decide, look = Dispatcher.route, Dispatcher.check_liveness
 
     def route_and_fail(self: Dispatcher, command: RouteRequest, now: float) -> list[LogEvent]:
@@ -274,7 +274,7 @@ async def test_a_leader_that_fails_behind_a_decision_writes_it_and_leads_on(monk
     assert verdict.identical == verdict.decisions == 6, "placed and granted, three times"
 
 
-async def _entries(world: World) -> AsyncIterator[LogEntry]:
+async def _entries(world: SchedulerPool) -> AsyncIterator[LogEntry]:
     """What the log has by now."""
     last = world.broker.extent.last
     async for entry in world.client.log.read(1):
@@ -286,7 +286,7 @@ async def _entries(world: World) -> AsyncIterator[LogEntry]:
 
 @in_virtual_time
 async def test_a_silent_worker_is_suspected_and_what_waits_for_it_moves() -> None:
-    world = World()
+    world = SchedulerPool()
     await world.append(world.joined("a"))
     async with world.leader(prefill_window_tokens=10, suspect_seconds=0.4, leave_seconds=60.0):
         await world.route("running", [1])
@@ -299,7 +299,7 @@ async def test_a_silent_worker_is_suspected_and_what_waits_for_it_moves() -> Non
         assert {"InstanceSuspected", "RequestMigrated"} <= set(await world.kinds())
 
 
-async def _alive(world: World, instance: str) -> bool:
+async def _alive(world: SchedulerPool, instance: str) -> bool:
     """Let an instance join and report until another has been suspected."""
     kinds = await world.kinds()
     if kinds.count("InstanceJoined") == 1:
@@ -311,7 +311,7 @@ async def _alive(world: World, instance: str) -> bool:
 
 @in_virtual_time
 async def test_a_request_whose_ingress_died_while_it_waited_is_cancelled() -> None:
-    world = World()
+    world = SchedulerPool()
     await world.append(world.joined("a"))
     async with world.leader(prefill_window_tokens=10, waiter_seconds=0.3):
         await world.route("running", [1])
@@ -333,7 +333,7 @@ async def test_all_that_a_dead_ingress_had_is_ended_in_parts_between_which_the_l
 
     monkeypatch.setattr(ActiveTerm, "publish", counted)
     monkeypatch.setattr(housekeeping, "ENDED_MAX", 5)
-    world = World()
+    world = SchedulerPool()
     await world.append(world.joined("a"))
     async with world.leader(prefill_window_tokens=10, waiter_seconds=0.3) as scheduler:
         await world.route("running", [0], followed=True)
@@ -348,7 +348,7 @@ async def test_all_that_a_dead_ingress_had_is_ended_in_parts_between_which_the_l
 
 @in_virtual_time
 async def test_what_a_dead_ingress_had_at_engines_is_ended_and_what_a_living_one_has_is_not() -> None:
-    world = World()
+    world = SchedulerPool()
     await world.append(world.joined("a"))
     async with world.leader(prefill_window_tokens=150, waiter_seconds=0.6) as scheduler:
         await world.route("lost", [1], followed=True)
@@ -376,7 +376,7 @@ async def test_what_a_dead_ingress_had_at_engines_is_ended_and_what_a_living_one
 
 @in_virtual_time
 async def test_an_ingress_that_never_names_what_it_has_is_borne_with() -> None:
-    world = World()
+    world = SchedulerPool()
     await world.append(world.joined("a"))
     async with world.leader(waiter_seconds=0.1):
         await world.route("old", [1])
@@ -387,7 +387,7 @@ async def test_an_ingress_that_never_names_what_it_has_is_borne_with() -> None:
 
 @in_virtual_time
 async def test_a_new_leader_waits_for_ingresses_to_name_what_they_have_and_ends_the_rest() -> None:
-    world = World()
+    world = SchedulerPool()
     await world.append(world.joined("a"))
     async with world.leader("first"):
         await world.route("lost", [1], followed=True)
@@ -399,7 +399,7 @@ async def test_a_new_leader_waits_for_ingresses_to_name_what_they_have_and_ends_
 
 @in_virtual_time
 async def test_a_request_that_waited_for_a_scheduler_is_not_refused_for_that() -> None:
-    world = World()
+    world = SchedulerPool()
     await world.append(world.joined("a"))
     async with world.leader():
         late, long_ago = {"slo_ttft": 1.0}, world.clock.now() - 4.0
@@ -411,13 +411,13 @@ async def test_a_request_that_waited_for_a_scheduler_is_not_refused_for_that() -
         assert verify(await whole_log(world.client.log)).ok
 
 
-async def _contains(world: World, kind: str) -> bool:
+async def _contains(world: SchedulerPool, kind: str) -> bool:
     return kind in await world.kinds()
 
 
 @in_virtual_time
 async def test_a_doubt_is_healed_by_asking_for_a_snapshot() -> None:
-    world = World()
+    world = SchedulerPool()
     asked: list[ResyncCache] = []
 
     async def answer(command: AnyCommand, reply: Reply) -> None:
@@ -435,7 +435,7 @@ async def test_a_doubt_is_healed_by_asking_for_a_snapshot() -> None:
 
 @in_virtual_time
 async def test_an_instance_in_whose_name_somebody_else_writes_is_asked_to_join_anew() -> None:
-    world = World()
+    world = SchedulerPool()
     asked: list[ResyncCache] = []
 
     async def answer(command: AnyCommand, reply: Reply) -> None:
@@ -455,7 +455,7 @@ async def test_an_instance_in_whose_name_somebody_else_writes_is_asked_to_join_a
 
 @in_virtual_time
 async def test_an_instance_whose_keys_stand_for_other_blocks_than_the_pools_is_described_with_what_to_do() -> None:
-    world = World()
+    world = SchedulerPool()
     async with world.leader(block_tokens=128) as service:
         await world.append(world.joined("a", block_tokens=128), world.joined("b", block_tokens=32))
         await eventually(lambda: len(service.state.fleet.instances) == 2)
@@ -470,7 +470,7 @@ async def test_an_instance_whose_keys_stand_for_other_blocks_than_the_pools_is_d
 
 @in_virtual_time
 async def test_the_fleet_is_described_to_who_asks() -> None:
-    world = World()
+    world = SchedulerPool()
     await world.append(world.joined("a"), stored("a", 1, [1, 2]))
     async with world.leader():
         await world.route("r", [1])
@@ -483,16 +483,16 @@ async def test_the_fleet_is_described_to_who_asks() -> None:
 
 @in_virtual_time
 async def test_the_fleet_is_described_with_why_checkpoints_are_overdue() -> None:
-    world = World()
+    world = SchedulerPool()
     await world.append(world.joined("a"))
     told = []
     async with world.leader() as service:
         await eventually(lambda: service.leading)
         for reason in ("none for long", ""):
             if reason:
-                service._board.degraded(CHECKPOINTS_PART, reason)
+                service.board.degraded(CHECKPOINTS_PART, reason)
             else:
-                service._board.restored(CHECKPOINTS_PART)
+                service.board.restored(CHECKPOINTS_PART)
             described = await world.ask(DescribeFleet(), kind="fleet")
             assert isinstance(described, FleetDescribed)
             told.append(described.checkpoints_overdue)
@@ -502,7 +502,7 @@ async def test_the_fleet_is_described_with_why_checkpoints_are_overdue() -> None
 
 @in_virtual_time
 async def test_the_fleet_is_described_with_what_the_log_owes_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
+    world = SchedulerPool()
     await world.append(world.joined("a"))
     async with world.leader() as service:
         await eventually(lambda: service.leading)
@@ -515,7 +515,7 @@ async def test_the_fleet_is_described_with_what_the_log_owes_the_leader(monkeypa
 
 @in_virtual_time
 async def test_who_drains_the_last_that_serves_something_is_warned_and_told_how_to_undo_it() -> None:
-    world = World()
+    world = SchedulerPool()
     await world.append(world.joined("a", adapters=["poet"]), world.joined("b"))
 
     async def warning(instance: str, **how: Any) -> str:
@@ -540,7 +540,7 @@ async def test_who_drains_the_last_that_serves_something_is_warned_and_told_how_
 @in_virtual_time
 async def test_a_changed_role_is_told_again_behind_each_join_and_by_each_leader() -> None:
     """An ingress may begin behind the change."""
-    world = World()
+    world = SchedulerPool()
     either = {"role_switching": True}
     roles = {"a": "prefill", "b": "prefill", "c": "decode"}
     await world.append(*(world.joined(instance, role=role, **either) for instance, role in roles.items()))
@@ -571,7 +571,7 @@ async def test_a_changed_role_is_told_again_behind_each_join_and_by_each_leader(
 
 @in_virtual_time
 async def test_a_log_that_was_recreated_is_read_anew() -> None:
-    world = World()
+    world = SchedulerPool()
     await world.append(world.joined("a"))
     async with world.leader() as service:
         await world.route("r", [1])
@@ -586,7 +586,7 @@ async def test_a_log_that_was_recreated_is_read_anew() -> None:
 
 @in_virtual_time
 async def test_a_leader_that_stood_still_first_hears_what_was_said_meanwhile() -> None:
-    world = World()
+    world = SchedulerPool()
     await world.append(world.joined("a"))
     async with world.leader(waiter_seconds=2.0) as scheduler:
         await world.route("kept", [1], followed=True)
@@ -601,7 +601,7 @@ async def test_a_leader_that_stood_still_first_hears_what_was_said_meanwhile() -
 @in_virtual_time
 async def test_a_leader_whose_clock_is_set_forward_removes_nobody_who_goes_on_reporting(speed: float) -> None:
     clock = SettableClock(speed)
-    world = World(clock=clock)
+    world = SchedulerPool(clock=clock)
     await world.append(world.joined("a"))
     async with world.leader(suspect_seconds=3.0, leave_seconds=30.0) as scheduler:
         clock.set_by = 600.0
@@ -616,7 +616,7 @@ async def test_a_leader_whose_clock_is_set_forward_removes_nobody_who_goes_on_re
 async def test_a_leader_whose_clock_is_set_ends_only_what_has_run_too_long_since(set_by: float) -> None:
     """So does a successor whose clock differs by as much."""
     clock = SettableClock()
-    world = World(clock=clock)
+    world = SchedulerPool(clock=clock)
     await world.append(world.joined("a"))
     settings: dict[str, Any] = {
         "request_seconds_max": 20.0,
@@ -643,7 +643,7 @@ async def test_a_leader_whose_clock_is_set_ends_only_what_has_run_too_long_since
 @in_virtual_time
 async def test_limits_refill_under_a_successor_whose_clock_is_behind(behind: float) -> None:
     clock = SettableClock()
-    world = World(clock=clock)
+    world = SchedulerPool(clock=clock)
     once_in_two_seconds = TenantPolicies(tenants={Tenant("alice"): TenantPolicy(requests_per_second=0.5)})
     await world.append(world.joined("a"))
     answers: list[AnyCommand] = []
@@ -673,7 +673,7 @@ async def test_limits_refill_under_a_successor_whose_clock_is_behind(behind: flo
 @in_virtual_time
 async def test_a_leader_that_stands_still_now_and_then_ends_what_has_run_too_long_all_the_same() -> None:
     clock = SettableClock()
-    world = World(clock=clock)
+    world = SchedulerPool(clock=clock)
     await world.append(world.joined("a"))
     settings: dict[str, Any] = {"request_seconds_max": 20.0, "waiter_seconds": 600.0, "leave_seconds": 600.0}
     async with world.leader(**settings) as scheduler:
@@ -687,7 +687,7 @@ async def test_a_leader_that_stands_still_now_and_then_ends_what_has_run_too_lon
 
 @in_virtual_time
 async def test_the_leader_keeps_no_reply_to_a_request_that_its_ingress_has_ended() -> None:
-    world = World()
+    world = SchedulerPool()
     await world.append(world.joined("a"))
     async with world.leader(prefill_window_tokens=10) as scheduler:
         await world.route("running", [1])
@@ -702,7 +702,7 @@ async def test_the_leader_keeps_no_reply_to_a_request_that_its_ingress_has_ended
 
 @in_virtual_time
 async def test_of_a_log_whose_entries_have_all_expired_a_leader_is_elected() -> None:
-    world = World()
+    world = SchedulerPool()
     await world.append(world.joined("a"), world.joined("b"))
     world.broker.drop_before(3)
     assert (world.broker.extent.first, world.broker.extent.last) == (3, 2)
@@ -715,7 +715,7 @@ async def test_of_a_log_whose_entries_have_all_expired_a_leader_is_elected() -> 
 
 @in_virtual_time
 async def test_an_engine_that_fails_requests_is_ejected_described_and_tried_again() -> None:
-    world = World()
+    world = SchedulerPool()
     await world.append(world.joined("a"), world.joined("b"))
     settings = ("outlier.base_ejection_seconds=0.5",)
     async with world.leader(policy="round_robin", set=settings) as service:

@@ -24,14 +24,25 @@ from pointsman_ingress.engine.disaggregation import SplitBody
 from pointsman_ingress.http.json_form import LIGHT_BYTES_MAX
 from tests.support.events import joined
 from tests.support.fake_engine import Behaviour, running_engine
-from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, POOL, STREAM, TOKENS, TWO, World, world_with
+from tests.support.ingress_world import (
+    CHAT,
+    COMPLETIONS,
+    HELLO,
+    ONE,
+    POOL,
+    STREAM,
+    TOKENS,
+    TWO,
+    IngressBench,
+    world_with,
+)
 from tests.support.waiting import eventually
 
 PLACE = {"do_remote_prefill": True, "remote_request_id": "there-1", "remote_host": "h", "remote_port": 1}
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+async def world() -> AsyncIterator[IngressBench]:
     """Engine one prefills, engine two decodes."""
     async with world_with() as opened:
         opened.scheduler.engines = {ONE: opened.one.url}
@@ -40,7 +51,7 @@ async def world() -> AsyncIterator[World]:
         yield opened
 
 
-async def test_one_engine_prefills_and_the_other_is_told_where_the_cache_is(world: World) -> None:
+async def test_one_engine_prefills_and_the_other_is_told_where_the_cache_is(world: IngressBench) -> None:
     body = {**STREAM, "min_tokens": 2, "logprobs": 1, "structured_outputs": {"x": [None]}}
     async with world.post(COMPLETIONS, body, X_Request_Id="mine") as answer:
         content = await answer.text()
@@ -66,7 +77,7 @@ async def test_one_engine_prefills_and_the_other_is_told_where_the_cache_is(worl
     assert end.cached_tokens == world.one.cached_tokens
 
 
-async def test_a_chat_that_is_not_streamed_is_split_too(world: World) -> None:
+async def test_a_chat_that_is_not_streamed_is_split_too(world: IngressBench) -> None:
     world.two.cached_tokens = 500
     async with world.post(CHAT, {**HELLO, "max_completion_tokens": 3}) as answer:
         await answer.read()
@@ -77,7 +88,7 @@ async def test_a_chat_that_is_not_streamed_is_split_too(world: World) -> None:
 
 
 @pytest.mark.parametrize("place", [None, {}])
-async def test_without_parameters_the_body_reaches_who_decodes_byte_for_byte(world: World, place: Any) -> None:
+async def test_without_parameters_the_body_reaches_who_decodes_byte_for_byte(world: IngressBench, place: Any) -> None:
     world.one.transfer_params = place
     body = b' {"model":"m",  "prompt":[1,2,3], "max_tokens":2}\n'
     async with world.post(COMPLETIONS, body) as answer:
@@ -89,7 +100,7 @@ async def test_without_parameters_the_body_reaches_who_decodes_byte_for_byte(wor
     assert end.without_transfer
 
 
-async def test_prefills_that_name_no_cache_are_counted_and_told(world: World) -> None:
+async def test_prefills_that_name_no_cache_are_counted_and_told(world: IngressBench) -> None:
     name, labels = "pointsman_handovers_without_transfer_total", {"pool": POOL, "engine": ONE}
     before = REGISTRY.get_sample_value(name, labels) or 0.0
     with capture_logs() as logs:
@@ -107,7 +118,7 @@ async def test_prefills_that_name_no_cache_are_counted_and_told(world: World) ->
 
 
 @pytest.mark.parametrize("several", [{"n": 2}, {"prompt": [[1, 2], [3, 4]]}, {"prompt": ["a", "b"]}])
-async def test_what_cannot_be_split_is_done_by_who_decodes(world: World, several: dict[str, Any]) -> None:
+async def test_what_cannot_be_split_is_done_by_who_decodes(world: IngressBench, several: dict[str, Any]) -> None:
     async with world.post(COMPLETIONS, {**TOKENS, **several}) as answer:
         await answer.read()
 
@@ -128,7 +139,7 @@ SOUND = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r
     ],
 )
 async def test_what_has_no_prefill_of_its_own_is_done_whole_by_who_decodes(
-    world: World, path: str, body: Any, kind: str
+    world: IngressBench, path: str, body: Any, kind: str
 ) -> None:
     world.two.says[path] = {"text": "answer"}
     async with world.post(path, body, content_type=kind) as answer:
@@ -140,7 +151,7 @@ async def test_what_has_no_prefill_of_its_own_is_done_whole_by_who_decodes(
 
 
 @pytest.mark.parametrize("behaviour", [Behaviour.ERRS, Behaviour.RESETS, Behaviour.BREAKS_OFF])
-async def test_a_prefill_that_fails_is_placed_again_elsewhere(world: World, behaviour: Behaviour) -> None:
+async def test_a_prefill_that_fails_is_placed_again_elsewhere(world: IngressBench, behaviour: Behaviour) -> None:
     world.one.script.append(behaviour)
     async with running_engine() as three:
         world.scheduler.engines = {ONE: world.one.url, "engine-3": three.url}  # type: ignore[dict-item]
@@ -152,7 +163,9 @@ async def test_a_prefill_that_fails_is_placed_again_elsewhere(world: World, beha
 
 
 @pytest.mark.parametrize("behaviour", [Behaviour.ERRS, Behaviour.RESETS, Behaviour.RESETS_AFTER_HEAD])
-async def test_who_fails_to_decode_before_the_first_token_is_left_out(world: World, behaviour: Behaviour) -> None:
+async def test_who_fails_to_decode_before_the_first_token_is_left_out(
+    world: IngressBench, behaviour: Behaviour
+) -> None:
     world.two.script.append(behaviour)
     async with running_engine() as three:
         world.scheduler.decoders = {TWO: world.two.url, "engine-3": three.url}  # type: ignore[dict-item]
@@ -176,7 +189,7 @@ async def test_who_fails_to_decode_before_the_first_token_is_left_out(world: Wor
     ],
 )
 async def test_who_prefilled_is_left_out_too_where_no_cache_came_and_another_engine_can_prefill(
-    world: World, told: dict[str, Any], behaviour: Behaviour, place: Any, excluded: list[str]
+    world: IngressBench, told: dict[str, Any], behaviour: Behaviour, place: Any, excluded: list[str]
 ) -> None:
     """Not if the decode engine computed all, nor for what it says of the request."""
     world.two.script.append(behaviour)
@@ -199,7 +212,7 @@ async def test_who_prefilled_is_left_out_too_where_no_cache_came_and_another_eng
     assert [(event.instance, event.prefilled_by) for event in failures] == [(TWO, name) for name in blamed]
 
 
-async def test_an_engine_that_refuses_the_connection_leaves_who_prefilled_in(world: World) -> None:
+async def test_an_engine_that_refuses_the_connection_leaves_who_prefilled_in(world: IngressBench) -> None:
     """Its cache is still good."""
     async with running_engine() as three:
         await world.log.append(
@@ -216,12 +229,12 @@ async def test_an_engine_that_refuses_the_connection_leaves_who_prefilled_in(wor
     assert [command.excluded for command in world.scheduler.asked] == [[], ["gone"]]
 
 
-async def _models(world: World) -> str:
+async def _models(world: IngressBench) -> str:
     async with world.client.get(world.url + "/v1/models") as answer:
         return await answer.text()
 
 
-async def test_failures_of_either_engine_are_bounded_together(world: World) -> None:
+async def test_failures_of_either_engine_are_bounded_together(world: IngressBench) -> None:
     world.one.script.extend([Behaviour.ANSWERS, Behaviour.ERRS])
     world.two.script.append(Behaviour.ERRS)
     world.scheduler.decoders = {TWO: world.two.url, ONE: world.one.url}
@@ -231,7 +244,7 @@ async def test_failures_of_either_engine_are_bounded_together(world: World) -> N
     assert [command.excluded for command in world.scheduler.asked] == [[], [TWO], [TWO, ONE]]
 
 
-async def test_a_stream_that_breaks_off_after_the_first_token_ends_with_an_error(world: World) -> None:
+async def test_a_stream_that_breaks_off_after_the_first_token_ends_with_an_error(world: IngressBench) -> None:
     world.two.script.append(Behaviour.BREAKS_OFF)
     async with world.post(COMPLETIONS, STREAM) as answer:
         content = await answer.text()
@@ -242,7 +255,7 @@ async def test_a_stream_that_breaks_off_after_the_first_token_ends_with_an_error
     assert (end.reason, end.instance) == ("engine_broke_off", TWO)
 
 
-async def test_a_request_that_nobody_can_decode_any_more_is_refused_after_its_prefill(world: World) -> None:
+async def test_a_request_that_nobody_can_decode_any_more_is_refused_after_its_prefill(world: IngressBench) -> None:
     world.scheduler.hand_over_rejection = (429, "slo_tpot", 3.0)
     async with world.post(COMPLETIONS, STREAM) as answer:
         await answer.read()
@@ -256,7 +269,7 @@ async def test_a_request_that_nobody_can_decode_any_more_is_refused_after_its_pr
 
 @pytest.mark.parametrize("reason", ["", "unknown_request", "already_ended"])
 async def test_a_request_that_no_leader_follows_goes_on_as_planned_and_the_log_says_so(
-    world: World, reason: str
+    world: IngressBench, reason: str
 ) -> None:
     world.scheduler.silent_at_hand_over = not reason
     world.scheduler.hand_over_rejection = (503, reason, 0.0) if reason else None
@@ -270,7 +283,7 @@ async def test_a_request_that_no_leader_follows_goes_on_as_planned_and_the_log_s
     assert isinstance(end, RequestFinished)
 
 
-async def test_what_the_prefill_engine_refuses_the_client_is_told(world: World) -> None:
+async def test_what_the_prefill_engine_refuses_the_client_is_told(world: IngressBench) -> None:
     world.one.script.append(Behaviour.REFUSES)
     async with world.post(COMPLETIONS, STREAM) as answer:
         assert (answer.status, (await answer.json())["error"]["message"]) == (400, "the engine says no")
@@ -281,7 +294,7 @@ async def test_what_the_prefill_engine_refuses_the_client_is_told(world: World) 
 
 
 @pytest.mark.parametrize("step", ["prefill", "decode"])
-async def test_a_client_that_hangs_up_ends_the_work_of_either_engine(world: World, step: str) -> None:
+async def test_a_client_that_hangs_up_ends_the_work_of_either_engine(world: IngressBench, step: str) -> None:
     engine, where = (world.one, ONE) if step == "prefill" else (world.two, TWO)
     engine.script.append(Behaviour.HANGS)
     asking = asyncio.create_task(_ask(world))
@@ -295,7 +308,7 @@ async def test_a_client_that_hangs_up_ends_the_work_of_either_engine(world: Worl
 
 
 @pytest.mark.parametrize("step", ["prefill", "decode"])
-async def test_a_new_leader_is_told_where_a_request_is(world: World, step: str) -> None:
+async def test_a_new_leader_is_told_where_a_request_is(world: IngressBench, step: str) -> None:
     world.scheduler.grant_fields = {"term": Term(1)}
     engine = world.one if step == "prefill" else world.two
     engine.script.append(Behaviour.HANGS)
@@ -319,7 +332,7 @@ async def test_a_new_leader_is_told_where_a_request_is(world: World, step: str) 
 
 @pytest.mark.parametrize("step", ["__init__", "for_decode"])
 async def test_a_request_whose_body_waits_for_a_thread_is_named_to_the_leader(
-    world: World, step: str, monkeypatch: pytest.MonkeyPatch
+    world: IngressBench, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go = threading.Event(), threading.Event()
     work = getattr(SplitBody, step)
@@ -340,6 +353,6 @@ async def test_a_request_whose_body_waits_for_a_thread_is_named_to_the_leader(
     await asking
 
 
-async def _ask(world: World, body: Any = STREAM) -> None:
+async def _ask(world: IngressBench, body: Any = STREAM) -> None:
     async with world.post(COMPLETIONS, body) as answer:
         await answer.read()

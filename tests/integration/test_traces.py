@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from pointsman.runtime.otlp import OtlpTracer
 from tests.support.fake_engine import Behaviour
-from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, STREAM, World, world_with
+from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, STREAM, IngressBench, world_with
 from tests.support.tenants import ALICE, KEYS
 from tests.support.waiting import eventually
 
@@ -23,7 +23,7 @@ SECRET = "the-launch-code-is-7351"
 
 @dataclass
 class Traced:
-    world: World
+    world: IngressBench
     exporter: InMemorySpanExporter
     tracer: OtlpTracer
 
@@ -42,7 +42,7 @@ async def traced_world(*, trusted: bool = True, **settings: Any) -> AsyncIterato
         yield Traced(world, exporter, tracer)
 
 
-async def answered(world: World, path: str = COMPLETIONS, body: Any = STREAM, **headers: str) -> int:
+async def answered(world: IngressBench, path: str = COMPLETIONS, body: Any = STREAM, **headers: str) -> int:
     async with world.post(path, body, **headers) as answer:
         await answer.read()
         return int(answer.status)

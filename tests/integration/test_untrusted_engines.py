@@ -28,11 +28,11 @@ from pointsman.runtime.processes import PROCESSES_MAX
 from pointsman.runtime.supervision import Supervisor
 from pointsman_cli.fleet import fleet_table
 from pointsman_ingress import delivery
-from pointsman_ingress.engine import client
+from pointsman_ingress.engine import answer as engine_answer
 from pointsman_worker.settings import WorkerSettings
 from tests.support.events import joined
 from tests.support.fake_publisher import BLOCK, FakePublisher, ScriptedCache
-from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, world_with
+from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, IngressBench, world_with
 from tests.support.memory_pool import MemoryPool
 from tests.support.raw_engine import HEAD, STREAM_HEAD, RawEngine, running_raw_engine, whole
 from tests.support.services import worker_over
@@ -44,20 +44,20 @@ CHUNK = b'data: {"choices":[{"text":"a"}]}'
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+async def world() -> AsyncIterator[IngressBench]:
     async with world_with() as opened:
         yield opened
 
 
 @pytest.fixture
-async def liar(world: World) -> AsyncIterator[RawEngine]:
+async def liar(world: IngressBench) -> AsyncIterator[RawEngine]:
     """In the place of the first of two engines, which the scheduler prefers."""
     async with running_raw_engine() as engine:
         await world.grants({**world.scheduler.engines, ONE: engine.url})
         yield engine
 
 
-async def ask(world: World, path: str = COMPLETIONS, body: dict[str, Any] = TOKENS) -> tuple[int, bytes]:
+async def ask(world: IngressBench, path: str = COMPLETIONS, body: dict[str, Any] = TOKENS) -> tuple[int, bytes]:
     async with world.post(path, body) as answer:
         return answer.status, await answer.read()
 
@@ -82,7 +82,7 @@ NOT_ANSWERS = {
 
 
 @pytest.mark.parametrize("name", NOT_ANSWERS)
-async def test_what_is_no_answer_costs_the_client_nothing(world: World, liar: RawEngine, name: str) -> None:
+async def test_what_is_no_answer_costs_the_client_nothing(world: IngressBench, liar: RawEngine, name: str) -> None:
     liar.otherwise = NOT_ANSWERS[name]
 
     status, body = await ask(world)
@@ -125,7 +125,7 @@ ODD_ANSWERS = {
 @pytest.mark.parametrize("name", ODD_ANSWERS)
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 async def test_an_odd_answer_is_the_clients_business_and_its_numbers_are_not_believed(
-    world: World, liar: RawEngine, name: str, path: str
+    world: IngressBench, liar: RawEngine, name: str, path: str
 ) -> None:
     liar.otherwise = [ODD_ANSWERS[name]]
 
@@ -143,7 +143,7 @@ STREAMED = {"model": "m", "prompt": [1, 2, 3], "stream": True}
 
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r"])
 async def test_a_stream_is_shown_as_it_comes_and_without_the_usage_however_its_lines_end(
-    world: World, liar: RawEngine, end: bytes
+    world: IngressBench, liar: RawEngine, end: bytes
 ) -> None:
     liar.otherwise = [STREAM_HEAD + CHUNK + end, CHUNK + end, b'data: {"choices":[],' + USAGE % b"3" + b"}" + end, b"data: [DONE]" + end]  # fmt: skip
     liar.pause_seconds, liar.goes_on = 0.1, asyncio.Event()
@@ -161,7 +161,7 @@ async def test_a_stream_is_shown_as_it_comes_and_without_the_usage_however_its_l
 
 @pytest.mark.parametrize("where", ["an answer", "a refusal"])
 async def test_an_answer_that_nobody_can_hold_is_computed_once_and_no_engine_has_failed(
-    world: World, liar: RawEngine, where: str, monkeypatch: pytest.MonkeyPatch
+    world: IngressBench, liar: RawEngine, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "ANSWER_BYTES_MAX", 100_000)
     head = HEAD if where == "an answer" else b"HTTP/1.1 400 Bad Request\r\n"
@@ -181,7 +181,7 @@ def comment(size: int) -> bytes:
     return b": " + b"c" * size + b"\n\n"
 
 
-async def test_what_precedes_the_first_output_is_held_within_a_bound(world: World, liar: RawEngine) -> None:
+async def test_what_precedes_the_first_output_is_held_within_a_bound(world: IngressBench, liar: RawEngine) -> None:
     liar.otherwise, liar.goes_on = [STREAM_HEAD + comment(100_000), CHUNK + b"\n\ndata: [DONE]\n\n"], asyncio.Event()
     async with asyncio.timeout(15), world.post(COMPLETIONS, STREAM) as answer:
         assert answer.status == 200
@@ -194,7 +194,7 @@ async def test_what_precedes_the_first_output_is_held_within_a_bound(world: Worl
 
 
 async def test_what_repeats_a_long_request_is_held_so_that_another_engine_can_still_be_asked(
-    world: World, liar: RawEngine
+    world: IngressBench, liar: RawEngine
 ) -> None:
     liar.otherwise = [STREAM_HEAD + comment(300_000)]
 
@@ -208,7 +208,7 @@ async def test_what_repeats_a_long_request_is_held_so_that_another_engine_can_st
 
 @pytest.mark.parametrize(("body_bytes", "counted"), [(100, -1), (400_000, 7)])
 async def test_a_last_event_is_held_for_its_usage_as_far_as_it_may_repeat_answer_and_request(
-    world: World, liar: RawEngine, body_bytes: int, counted: int
+    world: IngressBench, liar: RawEngine, body_bytes: int, counted: int
 ) -> None:
     delta = b'event: response.output_text.delta\ndata: {"type": "response.output_text.delta", "delta": "a"}\n\n'
     usage = b'"usage":{"input_tokens":7,"output_tokens":1}'
@@ -267,9 +267,9 @@ BROKEN_STREAMS = {
 
 @pytest.mark.parametrize("name", BROKEN_STREAMS)
 async def test_a_stream_that_goes_wrong_ends_with_one_error_event_of_its_own(
-    world: World, liar: RawEngine, name: str, monkeypatch: pytest.MonkeyPatch
+    world: IngressBench, liar: RawEngine, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "CUT_CHECK_WALL_SECONDS", 0.2)
+    monkeypatch.setattr(engine_answer, "CUT_CHECK_WALL_SECONDS", 0.2)
     liar.otherwise = BROKEN_STREAMS[name]
     liar.pause_seconds = 0.1
 
@@ -295,7 +295,7 @@ async def test_a_stream_that_goes_wrong_ends_with_one_error_event_of_its_own(
     ],
 )
 async def test_an_engine_that_dies_within_an_event_leaves_no_part_of_it(
-    world: World, liar: RawEngine, path: str, body: dict[str, Any], event: bytes
+    world: IngressBench, liar: RawEngine, path: str, body: dict[str, Any], event: bytes
 ) -> None:
     """Also where nothing is taken out of the stream: clients read each event as JSON."""
     liar.otherwise = [STREAM_HEAD + event + b"\n\n", event[:-3]]
@@ -308,7 +308,9 @@ async def test_an_engine_that_dies_within_an_event_leaves_no_part_of_it(
     assert "engine_failed" in json.dumps(error)
 
 
-async def test_a_stream_without_an_empty_line_passes_through_and_holds_up_nobody(world: World, liar: RawEngine) -> None:
+async def test_a_stream_without_an_empty_line_passes_through_and_holds_up_nobody(
+    world: IngressBench, liar: RawEngine
+) -> None:
     liar.otherwise = [STREAM_HEAD, *[b'data: {"usage": "' + b"a" * 65_536] * 500]  # 32 MB
     slowest = 0.0
 
@@ -329,10 +331,10 @@ async def test_a_stream_without_an_empty_line_passes_through_and_holds_up_nobody
 
 
 async def test_an_engine_that_floods_its_streams_rests_and_nobody_else_does(
-    world: World, liar: RawEngine, monkeypatch: pytest.MonkeyPatch
+    world: IngressBench, liar: RawEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "HEAVY_SECONDS", 1e-4)
-    monkeypatch.setattr(client, "REST_TIMES", 1e9)
+    monkeypatch.setattr(engine_answer, "HEAVY_SECONDS", 1e-4)
+    monkeypatch.setattr(engine_answer, "REST_TIMES", 1e9)
     liar.answers[COMPLETIONS] = [STREAM_HEAD + CHUNK + b"\n\n", b'data: "error"\n\n' * 5000, b"data: [DONE]\n\n"]
     liar.pause_seconds = 0.01  # so that the second is a chunk of its own
     flooded = asyncio.create_task(ask(world, body=STREAMED))
@@ -379,9 +381,9 @@ def mangled(chance: random.Random, answer: bytes) -> list[bytes]:
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_whatever_an_engine_sends_each_request_has_one_end_and_none_is_a_mistake_of_ours(
-    world: World, liar: RawEngine, seed: int, monkeypatch: pytest.MonkeyPatch
+    world: IngressBench, liar: RawEngine, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "CUT_CHECK_WALL_SECONDS", 0.1)
+    monkeypatch.setattr(engine_answer, "CUT_CHECK_WALL_SECONDS", 0.1)
     chance = random.Random(seed)
     asked: list[str] = []
     for _ in range(25):
@@ -412,7 +414,7 @@ TOKEN_ANSWERS = {
 @pytest.mark.parametrize("name", TOKEN_ANSWERS)
 @pytest.mark.parametrize(("path", "body"), [(CHAT, HELLO), (COMPLETIONS, {"model": "m", "prompt": "hello"})])
 async def test_tokens_that_cannot_be_are_guessed_instead(
-    world: World, path: str, body: dict[str, Any], name: str
+    world: IngressBench, path: str, body: dict[str, Any], name: str
 ) -> None:
     async with running_raw_engine() as liar:
         answer, expected = TOKEN_ANSWERS[name]
@@ -430,7 +432,7 @@ async def test_tokens_that_cannot_be_are_guessed_instead(
 # Length, names and models
 
 
-async def test_one_engine_with_a_short_context_shortens_it_for_nobody(world: World) -> None:
+async def test_one_engine_with_a_short_context_shortens_it_for_nobody(world: IngressBench) -> None:
     await world.log.append(joined(ONE, epoch=2, url=world.one.url, max_model_len=1))
     await eventually_asked(world, 1000)
 
@@ -443,7 +445,7 @@ async def test_one_engine_with_a_short_context_shortens_it_for_nobody(world: Wor
     assert b"maximum context length is 1000 tokens" in said
 
 
-async def test_an_engine_with_another_model_is_offered_to_nobody(world: World) -> None:
+async def test_an_engine_with_another_model_is_offered_to_nobody(world: IngressBench) -> None:
     await world.log.append(joined("liar", model="other", url="http://127.0.0.1:1", aliases=["mine"]))
     await world.log.append(joined(TWO, epoch=2, url=world.two.url, max_model_len=2000, aliases=["m-latest"]))
     await eventually_asked(world, 2000)
@@ -458,7 +460,7 @@ async def test_an_engine_with_another_model_is_offered_to_nobody(world: World) -
     assert world.scheduler.asked[-1].alias == "m-latest"
 
 
-async def eventually_asked(world: World, length: int) -> None:
+async def eventually_asked(world: IngressBench, length: int) -> None:
     """Wait until the ingress offers this context."""
 
     async def offered() -> bool:
@@ -780,7 +782,7 @@ COUNTED = [
 
 @pytest.mark.parametrize(("path", "body", "believed"), COUNTED)
 async def test_no_engine_counts_more_for_a_request_than_it_can_have_cost(
-    world: World, liar: RawEngine, path: str, body: dict[str, Any], believed: tuple[int, int]
+    world: IngressBench, liar: RawEngine, path: str, body: dict[str, Any], believed: tuple[int, int]
 ) -> None:
     answer = json.dumps({"choices": [{"text": "a"}], "usage": BILLION}).encode()
     stream = STREAM_HEAD + b"data: " + answer + b"\n\ndata: [DONE]\n\n"

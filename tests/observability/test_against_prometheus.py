@@ -45,7 +45,7 @@ EMPTY_IS_GOOD = {"Degraded parts", "Unexpected errors"}
 
 
 @dataclass
-class World:
+class MonitoredFleet:
     fleet: FleetFile
     prometheus: Prometheus
 
@@ -102,7 +102,7 @@ async def look_up(admin: str) -> None:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+async def monitored(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MonitoredFleet]:
     directory = tmp_path_factory.mktemp("observed")
     options = ("--instances", "2", "--speed", SPEED, "--set", "scheduler.admission=none")
     shadowed = ("--console", "--console-port", "0", "--set", "console.shadow=round_robin")
@@ -112,7 +112,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
         with running_prometheus(directory, targets_of(fleet), FOLDER / "alerts.yaml") as prometheus:
             async with under_load(fleet):
                 await eventually(lambda: prometheus.answers, seconds=SECONDS_MAX)
-                yield World(fleet, prometheus)
+                yield MonitoredFleet(fleet, prometheus)
         up.stop()
 
 
@@ -146,41 +146,41 @@ def frozen(pids: list[int]) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-async def test_every_query_of_every_dashboard_returns_data(world: World) -> None:
-    os.kill(world.pids("engine")[0], signal.SIGKILL)  # `up` starts it again
+async def test_every_query_of_every_dashboard_returns_data(monitored: MonitoredFleet) -> None:
+    os.kill(monitored.pids("engine")[0], signal.SIGKILL)  # `up` starts it again
 
-    await nothing_left(lambda: world.lacking(RARE | EMPTY_IS_GOOD))
+    await nothing_left(lambda: monitored.lacking(RARE | EMPTY_IS_GOOD))
 
 
-async def test_rare_queries_are_taken_too(world: World) -> None:
+async def test_rare_queries_are_taken_too(monitored: MonitoredFleet) -> None:
     for name in NAMES:
         for panel in panels(board_of(name)):
             for target in panel["targets"]:
-                world.prometheus.query(resolved(target["expr"]))  # raises if it is malformed
+                monitored.prometheus.query(resolved(target["expr"]))  # raises if it is malformed
 
 
-async def test_the_metrics_of_every_alert_are_there_and_prometheus_evaluates_it(world: World) -> None:
+async def test_the_metrics_of_every_alert_are_there_and_prometheus_evaluates_it(monitored: MonitoredFleet) -> None:
     names = {name for rule in RULES.values() for name in METRIC.findall(rule["expr"])}
 
-    await nothing_left(lambda: {name for name in names if not world.prometheus.query(name)})
-    await nothing_left(lambda: {rule["name"] for rule in world.prometheus.rules() if rule["health"] != "ok"})
-    assert {rule["name"] for rule in world.prometheus.rules()} == set(RULES)
+    await nothing_left(lambda: {name for name in names if not monitored.prometheus.query(name)})
+    await nothing_left(lambda: {rule["name"] for rule in monitored.prometheus.rules() if rule["health"] != "ok"})
+    assert {rule["name"] for rule in monitored.prometheus.rules()} == set(RULES)
 
 
-async def test_a_fleet_that_serves_has_no_alert_but_the_slo_that_clients_set_too_low(world: World) -> None:
-    await nothing_left(lambda: world.prometheus.firing() ^ {"PointsmanSloBurnsFast", "PointsmanSloBurnsSlowly"})
+async def test_a_fleet_that_serves_has_no_alert_but_the_slo_that_clients_set_too_low(monitored: MonitoredFleet) -> None:
+    await nothing_left(lambda: monitored.prometheus.firing() ^ {"PointsmanSloBurnsFast", "PointsmanSloBurnsSlowly"})
 
 
-async def test_engines_that_hang_are_told(world: World) -> None:
+async def test_engines_that_hang_are_told(monitored: MonitoredFleet) -> None:
     told = {"PointsmanEnginesNotServing", "PointsmanNoReadyEngine"}
-    world.fleet = find_fleet(data=Path(world.fleet.data))  # one was started again
-    with frozen(world.pids("engine")):
-        await nothing_left(lambda: told - world.prometheus.firing())
-    await nothing_left(lambda: world.prometheus.firing() & told)
+    monitored.fleet = find_fleet(data=Path(monitored.fleet.data))  # one was started again
+    with frozen(monitored.pids("engine")):
+        await nothing_left(lambda: told - monitored.prometheus.firing())
+    await nothing_left(lambda: monitored.prometheus.firing() & told)
 
 
-async def test_a_scheduler_that_hangs_is_told(world: World) -> None:
+async def test_a_scheduler_that_hangs_is_told(monitored: MonitoredFleet) -> None:
     told = {"PointsmanNoLeader", "PointsmanTargetDown", "PointsmanDegraded"}
-    with frozen(world.pids("scheduler")):
-        await nothing_left(lambda: told - world.prometheus.firing())
-    await nothing_left(lambda: world.prometheus.firing() & told)
+    with frozen(monitored.pids("scheduler")):
+        await nothing_left(lambda: told - monitored.prometheus.firing())
+    await nothing_left(lambda: monitored.prometheus.firing() & told)

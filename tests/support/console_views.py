@@ -12,10 +12,12 @@ from pointsman.analysis.shadow_windows import ShadowFigures, WindowFigures, Wind
 from pointsman.contracts.requests import RequestAttemptFailed
 from pointsman.primitives import InstanceId, RequestId, Tenant
 from pointsman_cli.console.jobs.views import (
+    ArrivalView,
     DoctorView,
     EventView,
     FindingView,
     PhaseView,
+    RefusedMoveView,
     RequestPageView,
     TimelineView,
     WhatIfChange,
@@ -45,8 +47,14 @@ from pointsman_cli.console.views import (
     TenantsView,
     TenantView,
 )
+from pointsman_cli.explain.candidates import ListedDecision
+from pointsman_cli.explain.values import GrantRecord
 
 AT = 1_795_400_000.0
+ARRIVAL = ArrivalView(
+    at=AT, request=RequestId("r"), arrived_at=AT, ingress="ingress-0", tenant=Tenant("acme"), prompt_tokens=6144,
+    max_output_tokens=256, slo_ttft=1.0, slo_tpot=0.1, blocks=96,
+)  # fmt: skip
 FAILED = RequestAttemptFailed(at=AT, request=RequestId("r"), instance=InstanceId("engine-1"), failure="connect_failure")
 REASON = "missed 3 heartbeats"
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> \u202egnp.exe\n{{7*7}}"
@@ -137,7 +145,7 @@ def _phase(kind: str, name: str, since: float, seconds: float, whole: float) -> 
 def _candidate(number: int, *, chosen: bool) -> dict[str, Any]:
     queue, prefill = 0.2 * number, 0.9 - 0.07 * number
     return {
-        "instance": f"engine-{number}", "chosen": chosen, "weighed": number < 6, "status": "ready", "knowledge": "exact",
+        "instance": f"engine-{number}", "chosen": chosen, "weighed": number < 6, "recorded": True, "status": "ready", "knowledge": "exact",
         "doubt": "", "why_out": "", "hit_blocks": 300 - 30 * number, "held_blocks": 280 - 30 * number, "uncached_tokens": 900 + 400 * number,
         "queue_seconds": queue, "prefill_seconds": prefill, "predicted_ttft": queue + prefill, "pending": number,
         "in_prefill": 1, "decoding": 12, "correction": 1.04,
@@ -148,7 +156,7 @@ def timeline(cause: str = "long_prompt_ahead", **changes: Any) -> TimelineView:
     whole = 9.912
     ahead = [
         {"request": f"{i:016x}", "tenant": "globex", "stage": "in prefill" if not i else "pending", "waited_seconds": 1.0,
-         "inside_seconds": 0.4, "uncached_tokens": 60_112 if not i else 900,
+         "inside_seconds": 0.4, "answers": 1, "uncached_tokens": 60_112 if not i else 900,
             "prompt_tokens": 61_000,
             "same_prefix": i > 1, "prefill_seconds": 5.2 if not i else 0.08}
         for i in range(4)
@@ -158,9 +166,21 @@ def timeline(cause: str = "long_prompt_ahead", **changes: Any) -> TimelineView:
         "after_seconds": 0.003, "attempt": 1, "excluded": [], "instance": "engine-7", "source": "", "policy": "pointsman",
         "settings": {"admission": "predicted_ttft"}, "reason": "costs least: 0.676 s of work behind 3.443 s", "detail": "",
         "retry_after": None, "predicted_ttft": 4.119, "predicted_ttft_upper": 5.4, "predicted_cached_tokens": 4800, "budget_seconds": 0.997,
-        "candidates": [_candidate(i, chosen=i == 2) for i in range(8)], "ahead": ahead, "prefix": None,
-        "others": [{"count": 2, "sentence": "and 2 others: first token in 6.1 s to 7.2 s"}],
+        "candidates": [_candidate(i, chosen=i == 2) for i in range(8)], "ahead_at": "engine-7", "ahead": ahead,
+        "ahead_seconds": 5.1, "ahead_tokens": 62_812, "cost": None, "prefix": None,
+        "others": [{"weighed": True, "count": 2, "ttft_min": 6.1, "ttft_max": 7.2,
+                    "sentence": "and 2 others: first token in 6.1 s to 7.2 s"}],
     }  # fmt: skip
+    grant = {
+        "sequence": 88_140, "after_seconds": 5.124, "instance": "engine-7", "instance_known": True, "attempt": 1,
+        "by_leader": True, "overtaken_by": [], "overtaken_seconds": 0.0, "overtaken_tokens": 0, "in_engine": ahead[:1],
+        "decoding": 12, "work_seconds": 5.9, "work_tokens": 61_456, "own_seconds": 0.7, "own_tokens": 1344,
+        "correction": 1.04, "corrections": {}, "held_tokens": 0,
+    }  # fmt: skip
+    refused = RefusedMoveView(
+        at=AT, request=RequestId("r"), source=InstanceId("engine-7"), instance=InstanceId("engine-3"), reason="overtaken",
+        detail="it was granted", plan="plan-1", policy="planned", planned_as_of=88_110, benefit=0.5, sequence=88_120,
+    )  # fmt: skip
     made = TimelineView(
         request="7f3a09c2be114d60", origin="nats://127.0.0.1:4222", note="", arrived_at=AT,
         headline="finished on engine-7: first token after 5.912 s, 4.912 s too late; 212 tokens in 9.912 s", cause=cause,
@@ -181,10 +201,8 @@ def timeline(cause: str = "long_prompt_ahead", **changes: Any) -> TimelineView:
             _phase("engine", "in engine-7, to the first token", 5.128, 0.784, whole),
             _phase("decoding", "decoding in engine-7", 5.912, 4.0, whole),
         ],
-        arrival={"streaming": True, "tenant": "acme", "ingress": "ingress-0"}, decisions=[decision],
-        grants=[{"in_engine": ahead[:1], "instance": "engine-7", "attempt": 1, "sequence": 88_140}],
-        failed_attempts=[msgspec.to_builtins(FAILED)],
-        refused_moves=[{"sequence": 88_120, "source": "engine-7", "instance": "engine-3", "reason": "overtaken", "detail": "it was granted"}],
+        arrival=ARRIVAL, decisions=[msgspec.convert(decision, ListedDecision)], grants=[msgspec.convert(grant, GrantRecord)],
+        failed_attempts=[FAILED], refused_moves=[refused],
         events=[
             EventView(sequence=88_100, at=AT, after_seconds=0.0, kind="RequestArrived", text="arrived, 6,144 tokens", without_effect=False),
             EventView(sequence=88_099, at=AT, after_seconds=0.1, kind="RequestPlaced", text="placed", without_effect=True),

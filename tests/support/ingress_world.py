@@ -41,7 +41,7 @@ STREAM = {**TOKENS, "stream": True, "stream_options": {"include_usage": True}}
 
 
 @dataclass
-class World:
+class IngressBench:
     """An ingress with two engines and a scheduler around it."""
 
     url: str
@@ -90,7 +90,7 @@ async def open_world(
     access_log_out: Output | None = None,
     keys: Mapping[str, str] | None = None,
     tracer: Tracer | None = None,
-) -> World:
+) -> IngressBench:
     """Without engines that join or a log that answers, the ingress is there and knows nothing."""
     clock = ScaledClock(settings.speed)
     broker = MemoryBroker(POOL)
@@ -130,7 +130,7 @@ async def open_world(
     await eventually(lambda: server.started and admin.started and (board.whole or not (engines_join and log_answers)))
     client = await stack.enter_async_context(aiohttp.ClientSession())
     url = f"{'https' if tls else 'http'}://127.0.0.1:{server.bound_port}"
-    return World(url, log, broker, scheduler, one, two, client, board, server, admin)
+    return IngressBench(url, log, broker, scheduler, one, two, client, board, server, admin)
 
 
 async def _stop(server: HttpServer, serving: "asyncio.Task[None]") -> None:
@@ -148,7 +148,7 @@ async def world_with(
     keys: Mapping[str, str] | None = None,
     tracer: Tracer | None = None,
     **settings: Any,
-) -> AsyncIterator[World]:
+) -> AsyncIterator[IngressBench]:
     """`keys`: tenants by API key, which is then required."""
     async with AsyncExitStack() as stack:
         told = ingress_settings(**{"require_keys": keys is not None, **settings})
@@ -164,7 +164,7 @@ async def world_with(
         )
 
 
-async def eventually_listed(world: World, model: str) -> None:
+async def eventually_listed(world: IngressBench, model: str) -> None:
     """Wait until the ingress has read in the log that there is such a model."""
 
     async def is_listed() -> bool:
@@ -174,7 +174,7 @@ async def eventually_listed(world: World, model: str) -> None:
     await eventually(is_listed)
 
 
-async def drop(world: World, instance: InstanceId, *, stays: InstanceId) -> None:
+async def drop(world: IngressBench, instance: InstanceId, *, stays: InstanceId) -> None:
     """One of two instances leaves, and the ingress has read so."""
     await world.log.append(InstanceLeft(at=0.0, instance=instance, epoch=Epoch(1), reason="the test says so"))
     report = reported(stays, 0, [], at=ScaledClock().now())

@@ -16,7 +16,7 @@ from pointsman.runtime.tracing import Tracer
 from pointsman_ingress.assembly import assembled
 from pointsman_ingress.servers import http_server
 from pointsman_ingress.settings import IngressSettings
-from pointsman_scheduler.main import start_scheduler
+from pointsman_scheduler.assembly import start_scheduler
 from pointsman_scheduler.service import SchedulerService
 from pointsman_scheduler.settings import SchedulerSettings
 from pointsman_worker.engine_monitor import Engine

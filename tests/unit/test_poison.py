@@ -64,7 +64,8 @@ from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request
 from pointsman_cli.main import main
 from pointsman_cli.terminal import SafeConsole
-from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest
+from pointsman_ingress.engine.answer import EngineFailedError
+from pointsman_ingress.engine.client import EngineClient, EngineRequest
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_worker.event_sequencer import portions
 from tests.golden.samples import COMMANDS, EVENTS

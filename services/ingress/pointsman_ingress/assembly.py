@@ -4,8 +4,8 @@ background tasks started."""
 import sys
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import Executor
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
-from dataclasses import replace
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
 from random import Random, SystemRandom
@@ -46,6 +46,7 @@ from pointsman_ingress.prompt.block_keys import BlockKeys
 from pointsman_ingress.prompt.body_fields import FieldRules
 from pointsman_ingress.prompt.remote_media import MediaRules
 from pointsman_ingress.prompt.tokenization import PromptTokenizer
+from pointsman_ingress.resolver import RequestResolver
 from pointsman_ingress.service import Gateway
 from pointsman_ingress.settings import IngressSettings
 from pointsman_ingress.work_threads import WorkThreads
@@ -70,96 +71,75 @@ async def assembled(
 ) -> AsyncIterator[IngressApps]:
     """`links`: one per pool. `engine_session`: replaces HTTP to engines. `chance`: source of ids and probes.
     `executor`: replaces the threads for large bodies. Raises click.ClickException if a tokenizer is unreadable."""
-    access = next(iter(links.values())).access
+    access = next(iter(links.values())).access  # one store for all pools
     authentication = _authentication(settings, access, clock=clock, board=board, supervisor=supervisor)
     chance = chance or SystemRandom()
-    policies = FollowedPolicies(access)  # one store for all pools
-    trusted = settings.trusts_clients
-    salts = None
-    if not trusted:
-        salts = CacheSalts(settings.secret.encode(), lambda tenant: policies.of(tenant).cache_group)
-    hold = HoldQueue(settings.hold_seconds, clock)
-    async with engine_session or open_session(traced=tracer is not None) as session:
-        urls = EngineUrls.of(settings.engine_urls)
-        engines = EngineClient(
-            session,
-            urls,
-            keys=settings.engine_keys,
-            forward_authorization=trusted,
-            chunk_timeout_seconds=settings.chunk_timeout_seconds,
-            direct=DirectSession(session) if engine_session is None and tracer is None else None,
+    policies = FollowedPolicies(access)
+    salts = None if settings.trusts_clients else _salts(settings, policies)
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(engine_session or open_session(traced=tracer is not None))
+        direct = DirectSession(session) if engine_session is None and tracer is None else None
+        work = WorkThreads(executor=executor)
+        stack.callback(work.close)
+        shared = _Shared(
+            settings=settings,
+            clock=clock,
+            supervisor=supervisor,
+            engines=_engines(settings, session, direct),
+            hold=HoldQueue(settings.hold_seconds, clock),
+            work=work,
         )
-        with ExitStack() as stack:
-            served = []
-            work = WorkThreads(executor=executor)
-            stack.callback(work.close)
-            for name, link in links.items():
-                pool_board = (pool_boards or {}).get(name, board)
-                pool = _pool(
-                    settings,
-                    name,
-                    link,
-                    engines,
-                    urls,
-                    clock=clock,
-                    board=pool_board,
-                    hold=hold,
-                    supervisor=supervisor,
-                    work=work,
-                )
-                if settings.probe:
-                    prober = KeyProber(
-                        pool,
-                        engines=engines,
-                        clock=clock,
-                        supervisor=supervisor,
-                        chance=chance,
-                        salt=salts.salt(PROBE_GROUP, "") if salts else "",
-                    )
-                    supervisor.start(prober.run(), name=f"probe-{name}")
-                served.append(pool)
-            pools = Pools(served, hold)
-            access_log = None
-            if settings.access_log:
-                out = access_log_out or FileIO(sys.stdout.fileno(), "w", closefd=False)
-                access_log = AccessLog(stack.enter_context(LineWriter(out)), clock)
-            bodies = BodyBudget.of_process(settings.processes, settings.body_bytes_max)
-            gateway = Gateway(
-                replace(settings, name=settings.process_name),
-                authentication=authentication,
-                pools=pools,
-                engines=engines,
-                clock=clock,
-                supervisor=supervisor,
-                ids=RequestIds(chance),
-                access_log=access_log,
-                rules=BodyRules(
-                    FieldRules(trusted=trusted, allowed=settings.allow_field),
-                    MediaRules(
-                        trusted=trusted,
-                        hosts=settings.media_hosts,
-                        allowed=settings.allow_field,
-                    ),
-                ),
-                salts=salts,
-                policies=policies,
-                work=work,
-                tracer=tracer,
-                bodies=bodies,
-            )
-            supervisor.start(policies.follow(), name="tenant-policies")
-            overlap = OverlapEndpoint(
-                authentication=authentication,
-                pools=pools,
-                commands={name: link.commands for name, link in links.items()},
-                salts=salts,
-                work=work,
-                clock=clock,
-                ids=RequestIds(chance),
-                bodies=bodies,
-            )
-            api = ingress_app(gateway=gateway, pools=pools, authentication=authentication)
-            yield IngressApps(served_to(api, settings.cors_origin), {OVERLAP_PATH: overlap.serve})
+        served = []
+        for name, link in links.items():
+            pool = _pool(shared, name, link, (pool_boards or {}).get(name, board))
+            if settings.probe:
+                _probe(shared, pool, chance, salt=salts.salt(PROBE_GROUP, "") if salts else "")
+            served.append(pool)
+        pools = Pools(served, shared.hold)
+        access_log = None
+        if settings.access_log:
+            out = access_log_out or FileIO(sys.stdout.fileno(), "w", closefd=False)
+            access_log = AccessLog(stack.enter_context(LineWriter(out)), clock)
+        bodies, ids = BodyBudget.of_process(settings.processes, settings.body_bytes_max), RequestIds(chance)
+        named = replace(settings, name=settings.process_name)
+        gateway = Gateway(
+            named,
+            authentication=authentication,
+            resolver=RequestResolver(pools, _body_rules(settings), named, salts, policies, work),
+            engines=shared.engines,
+            clock=clock,
+            supervisor=supervisor,
+            ids=ids,
+            access_log=access_log,
+            work=work,
+            tracer=tracer,
+            bodies=bodies,
+        )
+        supervisor.start(policies.follow(), name="tenant-policies")
+        overlap = OverlapEndpoint(
+            authentication=authentication,
+            pools=pools,
+            commands={name: link.commands for name, link in links.items()},
+            salts=salts,
+            work=work,
+            clock=clock,
+            ids=ids,
+            bodies=bodies,
+        )
+        api = ingress_app(gateway=gateway, pools=pools, authentication=authentication)
+        yield IngressApps(served_to(api, settings.cors_origin), {OVERLAP_PATH: overlap.serve})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shared:
+    """What the pools of a process have in common."""
+
+    settings: IngressSettings
+    clock: Clock
+    supervisor: Supervisor
+    engines: EngineClient
+    hold: HoldQueue
+    work: WorkThreads
 
 
 def _authentication(
@@ -188,21 +168,33 @@ def _authentication(
     return Authentication(keys, tokens, origins=settings.cors_origin)
 
 
-def _pool(
-    settings: IngressSettings,
-    name: PoolName,
-    link: Link,
-    engines: EngineClient,
-    urls: EngineUrls,
-    *,
-    clock: Clock,
-    board: HealthBoard,
-    hold: HoldQueue,
-    supervisor: Supervisor,
-    work: WorkThreads,
-) -> Pool:
+def _salts(settings: IngressSettings, policies: FollowedPolicies) -> CacheSalts:
+    return CacheSalts(settings.secret.encode(), lambda tenant: policies.of(tenant).cache_group)
+
+
+def _engines(settings: IngressSettings, session: aiohttp.ClientSession, direct: DirectSession | None) -> EngineClient:
+    return EngineClient(
+        session,
+        EngineUrls.of(settings.engine_urls),
+        keys=settings.engine_keys,
+        forward_authorization=settings.trusts_clients,
+        chunk_timeout_seconds=settings.chunk_timeout_seconds,
+        direct=direct,
+    )
+
+
+def _body_rules(settings: IngressSettings) -> BodyRules:
+    trusted, allowed = settings.trusts_clients, settings.allow_field
+    return BodyRules(
+        FieldRules(trusted=trusted, allowed=allowed),
+        MediaRules(trusted=trusted, hosts=settings.media_hosts, allowed=allowed),
+    )
+
+
+def _pool(shared: _Shared, name: PoolName, link: Link, board: HealthBoard) -> Pool:
     """Starts the pool's background tasks. Raises click.ClickException."""
-    fleet = FleetView(clock, board, urls)
+    settings, clock, supervisor = shared.settings, shared.clock, shared.supervisor
+    fleet = FleetView(clock, board, EngineUrls.of(settings.engine_urls))
     in_flight = InFlightRequests(fleet=fleet, events=link.log, clock=clock)
     liveness = SchedulerLiveness(
         commands=link.commands,
@@ -218,32 +210,40 @@ def _pool(
         liveness=liveness,
         pool=name,
         clock=clock,
-        hold=hold,
+        hold=shared.hold,
     )
-    pool = Pool(
+    tokenizer = PromptTokenizer(
+        tokenizer=_tokenizer(settings.pool_tokenizers.get(name, settings.tokenizer)),
+        engine=in_flight.least_busy,
+        engines=shared.engines,
+        clock=clock,
+        failed=in_flight.failed,
+        work=shared.work,
+    )
+    supervisor.start(fleet.follow(link.log), name=f"fleet-view-{name}")
+    supervisor.start(liveness.watch(), name=f"scheduler-watch-{name}")
+    others = (in_flight.forget_departed, tokenizer.forget_departed)
+    supervisor.start(forget_departed(fleet, name, clock, others), name=f"metrics-{name}")
+    heartbeats = send_heartbeats(in_flight, link.commands, name, clock, lambda: scheduler.newest_term)
+    supervisor.start(heartbeats, name=f"heartbeat-{name}")
+    return Pool(
         name=name,
         fleet=fleet,
         in_flight=in_flight,
         scheduler=scheduler,
-        tokenizer=PromptTokenizer(
-            tokenizer=_tokenizer(settings.pool_tokenizers.get(name, settings.tokenizer)),
-            engine=in_flight.least_busy,
-            engines=engines,
-            clock=clock,
-            failed=in_flight.failed,
-            work=work,
-        ),
+        tokenizer=tokenizer,
         block_keys=BlockKeys(secret=settings.secret.encode(), block_tokens=lambda: fleet.block_tokens),
         events=link.log,
         retry_budget=RetryBudget(settings.retry_budget, name),
     )
-    supervisor.start(fleet.follow(link.log), name=f"fleet-view-{name}")
-    supervisor.start(liveness.watch(), name=f"scheduler-watch-{name}")
-    others = (in_flight.forget_departed, pool.tokenizer.forget_departed)
-    supervisor.start(forget_departed(fleet, name, clock, others), name=f"metrics-{name}")
-    heartbeats = send_heartbeats(in_flight, link.commands, name, clock, lambda: scheduler.newest_term)
-    supervisor.start(heartbeats, name=f"heartbeat-{name}")
-    return pool
+
+
+def _probe(shared: _Shared, pool: Pool, chance: Random, *, salt: str) -> None:
+    """Starts it."""
+    prober = KeyProber(
+        pool, engines=shared.engines, clock=shared.clock, supervisor=shared.supervisor, chance=chance, salt=salt
+    )
+    shared.supervisor.start(prober.run(), name=f"probe-{pool.name}")
 
 
 def _tokenizer(directory: str) -> Tokenizer | None:

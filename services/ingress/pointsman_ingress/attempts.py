@@ -15,7 +15,7 @@ from pointsman.ports import CommandTooLargeError
 from pointsman.primitives import InstanceId, WallSeconds, engine_seconds
 from pointsman.runtime.telemetry import REQUEST_RETRIES
 from pointsman_ingress.context import RequestContext
-from pointsman_ingress.engine.client import EngineFailedError
+from pointsman_ingress.engine.answer import EngineFailedError
 from pointsman_ingress.http.call import HttpExchange, RequestIds
 from pointsman_ingress.http.errors import (
     ApiError,

@@ -15,23 +15,19 @@ from pointsman.runtime.tracing import NO_SPAN, Span
 from pointsman_ingress.answer_headers import answer_headers
 from pointsman_ingress.attempts import Attempts
 from pointsman_ingress.context import RequestContext
-from pointsman_ingress.engine.client import (
+from pointsman_ingress.engine.answer import (
     ANSWER_BYTES_MAX,
-    KEY_REFUSED,
     METADATA,
     STREAM_FAILURE,
     AnswerTooLargeError,
     EngineAnswer,
-    EngineClient,
     EngineFailedError,
-    EngineRequest,
-    lacks_endpoint,
-    refusal_status,
 )
+from pointsman_ingress.engine.client import KEY_REFUSED, EngineClient, EngineRequest
 from pointsman_ingress.engine.disaggregation import NO_PREFILL, SplitBody, read_prefill
 from pointsman_ingress.engine.first_byte import FOREVER, FirstByteDeadline, first_byte_wall_seconds
 from pointsman_ingress.engine.prefix_fetch import PrefixFetcher
-from pointsman_ingress.engine.refusals import refused_by_engine
+from pointsman_ingress.engine.refusals import lacks_endpoint, refusal_status, refused_by_engine
 from pointsman_ingress.engine.streams import StreamError
 from pointsman_ingress.engine.usage import EventFilter, Usage, usage_at_end, usage_in
 from pointsman_ingress.http.call import JSON, BodyLoan, HttpExchange, RequestIds

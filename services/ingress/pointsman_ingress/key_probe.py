@@ -19,8 +19,9 @@ from pointsman.runtime.containment import contained
 from pointsman.runtime.supervision import Supervisor
 from pointsman.state.fleet import Instance, Status
 from pointsman_ingress.endpoints import CHAT_COMPLETIONS, COMPLETIONS
+from pointsman_ingress.engine.answer import EngineFailedError
 from pointsman_ingress.engine.body_rewrites import SALT_FIELD
-from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest
+from pointsman_ingress.engine.client import EngineClient, EngineRequest
 from pointsman_ingress.http.errors import ApiError
 from pointsman_ingress.placement.pools import Pool
 from pointsman_ingress.prompt.tokenization import TokenizeContext

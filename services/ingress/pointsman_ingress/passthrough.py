@@ -8,18 +8,10 @@ from pointsman.primitives import InstanceId, Seconds
 from pointsman.runtime.telemetry import REQUEST_RETRIES
 from pointsman_ingress.context import RequestFacts
 from pointsman_ingress.endpoints import AcceptedBody
-from pointsman_ingress.engine.client import (
-    ANSWER_BYTES_MAX,
-    KEY_REFUSED,
-    AnswerTooLargeError,
-    EngineClient,
-    EngineFailedError,
-    EngineRequest,
-    lacks_endpoint,
-    refusal_status,
-)
+from pointsman_ingress.engine.answer import ANSWER_BYTES_MAX, AnswerTooLargeError, EngineFailedError
+from pointsman_ingress.engine.client import KEY_REFUSED, EngineClient, EngineRequest
 from pointsman_ingress.engine.first_byte import FirstByteDeadline, first_byte_wall_seconds
-from pointsman_ingress.engine.refusals import refused_by_engine
+from pointsman_ingress.engine.refusals import lacks_endpoint, refusal_status, refused_by_engine
 from pointsman_ingress.http.call import BodyLoan, HttpExchange
 from pointsman_ingress.http.errors import (
     answer_too_large,

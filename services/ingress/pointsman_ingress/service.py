@@ -1,23 +1,21 @@
-"""Serves one HTTP request: reads it, resolves it (`context`), delivers it (`delivery`). The end of a
+"""Serves one HTTP request: reads it, resolves it (`resolver`), delivers it (`delivery`). The end of a
 logged request is the leader's before the grant and this module's after it."""
 
 import asyncio
 from dataclasses import dataclass
 
 from pointsman.adapters.shared_timers import SharedTimer
-from pointsman.contracts.cache_salts import CacheSalts
 from pointsman.contracts.reasons import CancelCause, FailReason
 from pointsman.ports import Clock
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.containment import note_failure
 from pointsman.runtime.health import Receive, Scope, Send
 from pointsman.runtime.supervision import Supervisor
-from pointsman.runtime.tenant_policies import FollowedPolicies
 from pointsman.runtime.tracing import Tracer
 from pointsman_ingress.access_log import AccessLog
-from pointsman_ingress.context import RequestContext, RequestFacts, find_model, understand
+from pointsman_ingress.context import RequestFacts
 from pointsman_ingress.delivery import Delivery
-from pointsman_ingress.endpoints import AcceptedBody, BodyRules, Endpoint
+from pointsman_ingress.endpoints import Endpoint
 from pointsman_ingress.engine.client import EngineClient
 from pointsman_ingress.engine.prefix_fetch import PrefixFetcher
 from pointsman_ingress.http.authentication import Authentication
@@ -33,8 +31,8 @@ from pointsman_ingress.http.request_deadline import RequestDeadline
 from pointsman_ingress.lifecycle import RequestLifecycle
 from pointsman_ingress.outcome import count_outcome
 from pointsman_ingress.passthrough import pass_through
-from pointsman_ingress.placement.pools import Pools
 from pointsman_ingress.prefix_copies import PrefixCopier
+from pointsman_ingress.resolver import RequestResolver
 from pointsman_ingress.settings import IngressSettings
 from pointsman_ingress.spans import begin_request, end_request
 from pointsman_ingress.work_threads import WorkThreads
@@ -46,16 +44,12 @@ LAST_WORDS_WALL_SECONDS: WallSeconds = WallSeconds(3.0)  # for the error of an i
 class Gateway:
     settings: IngressSettings
     authentication: Authentication
-    pools: Pools
+    resolver: RequestResolver
     engines: EngineClient
     clock: Clock
     supervisor: Supervisor
     ids: RequestIds
     access_log: AccessLog | None
-    rules: BodyRules
-    salts: CacheSalts | None
-    """None without authentication: clients are the operator's own."""
-    policies: FollowedPolicies
     work: WorkThreads
     tracer: Tracer | None
     bodies: BodyBudget
@@ -65,11 +59,6 @@ class Gateway:
         self._last_words = SharedTimer(float(LAST_WORDS_WALL_SECONDS))
         self._fetcher = PrefixFetcher(self.engines, self.clock, self.work)
         self._copier = PrefixCopier(self._fetcher, self.supervisor)
-
-    @property
-    def private(self) -> bool:
-        """Whether clients learn nothing of the fleet and of each other."""
-        return self.salts is not None
 
     async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """A cancelled task ends the request with an error; a second cancellation is raised."""
@@ -89,7 +78,7 @@ class Gateway:
                     if not endpoint.placed:
                         await self._pass_through(call, endpoint, body, facts, loan)
                         return
-                    context = await self._understand(call, endpoint, body, facts, loan)
+                    context = await self.resolver.resolve(call, endpoint, body, facts, loan)
                     del body  # engines get the context's
                     lifecycle = RequestLifecycle(context, call.clock, call.span)
                     await Delivery(
@@ -153,28 +142,11 @@ class Gateway:
         self, call: HttpExchange, endpoint: Endpoint, body: bytes, facts: RequestFacts, loan: BodyLoan
     ) -> None:
         """Raises ApiError."""
-        accepted = await self._accept(endpoint, body, call, facts)
-        pool, model = await find_model(call, accepted.request, self.pools, facts)
+        accepted = await self.resolver.accept(call, endpoint, body, facts)
+        pool, model = await self.resolver.find_model(call, accepted.request, facts)
         await pass_through(
-            call, accepted, pool, model, facts, self.engines, self.settings, loan=loan, private=self.private
+            call, accepted, pool, model, facts, self.engines, self.settings, loan=loan, private=self.resolver.private
         )
-
-    async def _understand(
-        self, call: HttpExchange, endpoint: Endpoint, body: bytes, facts: RequestFacts, loan: BodyLoan
-    ) -> RequestContext:
-        """Meanwhile the body is there twice: as it came and, parsed and written anew, for engines. Raises ApiError."""
-        with loan.scope():
-            loan.add(len(body))
-            accepted = await self._accept(endpoint, body, call, facts)
-            return await understand(
-                call, endpoint, accepted, self.pools, self.settings, facts, self.salts, self.policies, self.work
-            )
-
-    async def _accept(self, endpoint: Endpoint, body: bytes, call: HttpExchange, facts: RequestFacts) -> AcceptedBody:
-        """Raises ApiError."""
-        facts.light = endpoint.is_light(body)
-        accept = self.rules.accept
-        return await self.work.run_unless(facts.light, facts.owner(call), accept, endpoint, body, call.headers)
 
     async def _end_interrupted(
         self, call: HttpExchange, lifecycle: RequestLifecycle | None, cause: CancelCause

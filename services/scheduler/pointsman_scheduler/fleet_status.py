@@ -12,6 +12,7 @@ from pointsman.ports import UnconfirmedWrites
 from pointsman.primitives import EngineSeconds, InstanceId, PoolName, Tokens
 from pointsman.runtime import telemetry
 from pointsman.state.fleet import Instance, Knowledge, Status
+from pointsman.state.instance_status import status_reason
 from pointsman.state.state import State
 from pointsman.state.workload import EMPTY_QUEUE, Stage
 
@@ -56,7 +57,7 @@ def _describe(state: State, instance: Instance) -> InstanceDescribed:
         decoding=len(queue.decoding),
         cached_blocks=state.index.blocks(instance.id),
         digest=state.index.digest(instance.id),
-        doubt=state.status_reason(instance) or foreign_keys(instance, state.settings.block_tokens) or instance.doubt,
+        doubt=status_reason(state, instance) or foreign_keys(instance, state.settings.block_tokens) or instance.doubt,
         correction=round(state.latency.correction(instance.id), 3),
         role=instance.role,
         becomes=instance.becomes,

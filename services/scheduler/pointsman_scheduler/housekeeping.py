@@ -12,9 +12,9 @@ from pointsman.contracts.fleet import (
     LivenessTimeouts,
 )
 from pointsman.contracts.reasons import CancelCause
+from pointsman.policies.large_pool import prepare_columns
 from pointsman.policies.lost_requests import seconds_since
 from pointsman.policies.policy_set import PolicySet
-from pointsman.policies.pool_view import prepare_columns
 from pointsman.ports import Clock, Commands
 from pointsman.primitives import PoolName, WallSeconds, engine_seconds
 from pointsman.runtime import telemetry

@@ -16,9 +16,9 @@ from pointsman.policies.clock_offsets import ClockOffsets
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.dispatch.recording import SETTINGS_EVERY, Recording
 from pointsman.policies.heard_reports import HeardReports
+from pointsman.policies.large_pool import prepare_columns
 from pointsman.policies.lost_requests import LostRequests
 from pointsman.policies.policy_set import PolicySet
-from pointsman.policies.pool_view import prepare_columns
 from pointsman.ports import (
     CommandHandler,
     Commands,

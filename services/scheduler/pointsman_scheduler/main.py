@@ -5,17 +5,16 @@ from contextlib import nullcontext
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.policies.policy_set import PolicySet
-from pointsman.ports import Clock, Link
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.environment_names import start_logs
 from pointsman.runtime.health import HealthBoard, health_server
 from pointsman.runtime.log_connection import name_of_run, open_link
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import Supervisor, run
-from pointsman.runtime.tracing import Tracer, open_tracer
+from pointsman.runtime.tracing import open_tracer
+from pointsman_scheduler.assembly import start_scheduler
 from pointsman_scheduler.checkpoint_watch import CheckpointWatch
 from pointsman_scheduler.checkpointer import running_beside
-from pointsman_scheduler.service import SchedulerService
 from pointsman_scheduler.settings import SchedulerSettings
 
 
@@ -65,30 +64,3 @@ async def _serve(settings: SchedulerSettings, policies: PolicySet, supervisor: S
                 await service.resign()
                 if tracer is not None:
                     await tracer.close()
-
-
-def start_scheduler(
-    supervisor: Supervisor,
-    link: Link,
-    *,
-    settings: SchedulerSettings,
-    policies: PolicySet,
-    clock: Clock,
-    board: HealthBoard,
-    name: str,
-    tracer: Tracer | None = None,
-) -> SchedulerService:
-    """`name` must be unique."""
-    service = SchedulerService(
-        link=link,
-        clock=clock,
-        board=board,
-        settings=settings,
-        policies=policies,
-        name=name,
-        tracer=tracer,
-    )
-    supervisor.start(service.run(), name="term")
-    for task, work in service.background().items():
-        supervisor.start(work, name=task)
-    return service

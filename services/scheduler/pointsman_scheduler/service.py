@@ -5,6 +5,7 @@ checkpoint."""
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -16,16 +17,12 @@ from pointsman.contracts.decisions import LeaderElected, WritesLost
 from pointsman.contracts.fleet import FleetEvent, InstanceJoined, InstanceLeft, InstanceReported
 from pointsman.contracts.requests import RequestEvent
 from pointsman.policies.dispatch import Dispatcher
-from pointsman.policies.policy_set import PolicySet
-from pointsman.ports import Clock, Link, LogEntry
+from pointsman.ports import Commands, EventLog, LogEntry
 from pointsman.primitives import InstanceId, PoolName
 from pointsman.runtime.containment import contained
-from pointsman.runtime.engine_urls import EngineUrls
 from pointsman.runtime.health import HealthBoard
-from pointsman.runtime.leadership import Leadership
 from pointsman.runtime.log_metrics import measure_log
 from pointsman.runtime.recovery import LogBrokenError, Recovery, StartPoint
-from pointsman.runtime.tracing import Tracer
 from pointsman.state.state import State
 from pointsman_scheduler.engine_url_guard import EngineUrlGuard
 from pointsman_scheduler.fleet_status import FleetWarnings
@@ -34,183 +31,115 @@ from pointsman_scheduler.housekeeping import Housekeeping
 from pointsman_scheduler.leader import LEADERSHIP, ActiveTerm, Candidacy, DeposedError
 from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.overlap import OverlapService
-from pointsman_scheduler.overload import Overload
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.resync import Resync
-from pointsman_scheduler.settings import SchedulerSettings
 from pointsman_scheduler.tenant_policies import TenantPoliciesKeeper
 
 log = structlog.get_logger()
 
 
+@dataclass(kw_only=True, eq=False)
 class SchedulerService:
-    def __init__(
-        self,
-        *,
-        link: Link,
-        clock: Clock,
-        board: HealthBoard,
-        settings: SchedulerSettings,
-        policies: PolicySet,
-        name: str,
-        tracer: Tracer | None = None,
-    ) -> None:
-        """`name`: of this process in log and lease; never reused."""
-        self._log = link.log
-        self._pool = pool = PoolName(settings.pool)
-        self._commands = link.commands
-        clock = self._clock = ForwardClock(clock)
-        self._board = board
-        self._name = name
-        self._recovery = Recovery(
-            event_log=link.log,
-            checkpoints=link.checkpoints,
-            clock=clock,
-            board=board,
-            part=LEADERSHIP,
-            empty_state=lambda: settings.empty_state(policies),
-        )
-        self._replica = replica = Replica(settings.empty_state(policies), pool)
-        self._log_liveness = log_liveness = LogLiveness(clock, suspect_seconds=settings.suspect_seconds)
-        self._leader = leader = Candidacy(
-            event_log=link.log,
-            clock=clock,
-            board=board,
-            leadership=Leadership(link.lease, clock, name=name, lease_seconds=settings.lease_seconds),
-            policies=policies,
-            name=name,
-            replica=replica,
-            log_liveness=log_liveness,
-            rivals=settings.rivals,
-            tracer=tracer,
-        )
-        overload = Overload(link.log, clock, board, name)
-        self._tenants = tenants = TenantPoliciesKeeper(leader=leader, replica=replica, store=link.access, clock=clock)
-        self._handlers = CommandHandlers(
-            leader=leader,
-            replica=replica,
-            access=link.access,
-            tenants=tenants,
-            clock=clock,
-            policies=policies,
-            pool=pool,
-            name=name,
-            secret=settings.secret,
-            log_liveness=log_liveness,
-            overload=overload,
-            board=board,
-        )
-        self._housekeeping = Housekeeping(
-            overload=overload,
-            leader=leader,
-            replica=replica,
-            commands=link.commands,
-            clock=clock,
-            settings=settings,
-            log_liveness=log_liveness,
-            policies=policies,
-        )
-        self._url_guard = EngineUrlGuard(EngineUrls.of(settings.engine_urls))
-        self._resync = Resync(
-            leader=leader,
-            replica=replica,
-            commands=link.commands,
-            clock=clock,
-            pool=pool,
-            is_refused=self._url_guard.is_refused,
-        )
-        self._overlap = OverlapService(
-            replica=replica,
-            leader=leader,
-            event_log=link.log,
-            clock=clock,
-            pool=pool,
-            name=name,
-            secret=settings.secret,
-        )
-        self._warnings = FleetWarnings()
-        board.missing(LEADERSHIP, "folding the log")
+    """`name`: of this process in log and lease."""
+
+    name: str
+    pool: PoolName
+    event_log: EventLog
+    commands: Commands
+    clock: ForwardClock
+    board: HealthBoard
+    recovery: Recovery
+    replica: Replica
+    log_liveness: LogLiveness
+    leader: Candidacy
+    tenants: TenantPoliciesKeeper
+    handlers: CommandHandlers
+    housekeeping: Housekeeping
+    url_guard: EngineUrlGuard
+    resync: Resync
+    overlap: OverlapService
+    warnings: FleetWarnings
 
     @property
     def state(self) -> State:
-        return self._replica.state
+        return self.replica.state
 
     @property
     def checkpoint_form(self) -> str:
         """Of checkpoints that it can begin with."""
-        return self._recovery.form
+        return self.recovery.form
 
     @property
     def leading(self) -> ActiveTerm | None:
-        return self._leader.leading
+        return self.leader.leading
 
     @property
     def dispatcher(self) -> Dispatcher | None:
-        return self._leader.term.dispatcher if self._leader.term is not None else None
+        return self.leader.term.dispatcher if self.leader.term is not None else None
 
     async def run(self) -> None:
         while True:
-            self._replica.stop()
-            start = await self._recovery.begin()
+            self.replica.stop()
+            start = await self.recovery.begin()
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    self._replica.restart(start)
-                    self._leader.reset()
+                    self.replica.restart(start)
+                    self.leader.reset()
                     tasks.create_task(self._fold(start), name="fold")
                     tasks.create_task(self._campaign(tasks), name="campaign")
-                    tasks.create_task(self._overlap.serve(self._commands, start.end), name="overlap")
+                    tasks.create_task(self.overlap.serve(self.commands, start.end), name="overlap")
             except* (LogBrokenError, DeposedError) as ends:
                 reason = str(ends.exceptions[0])
                 log.warning("term_ended", reason=reason, led=self.dispatcher is not None)
-                self._board.missing(LEADERSHIP, reason)
-                self._leader.void_unwritten(reason)
+                self.board.missing(LEADERSHIP, reason)
+                self.leader.void_unwritten(reason)
             finally:
-                await self._leader.close()
+                await self.leader.close()
 
     def background(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Beside `run`, by the name of their task."""
         return {
-            "housekeeping": self._housekeeping.run(),
-            "resync": self._resync.run(),
-            "log-metrics": measure_log(self._log, self._clock, self._pool, lambda: self._replica.state.sequence),
-            "tenants": self._tenants.run(),
+            "housekeeping": self.housekeeping.run(),
+            "resync": self.resync.run(),
+            "log-metrics": measure_log(self.event_log, self.clock, self.pool, lambda: self.replica.state.sequence),
+            "tenants": self.tenants.run(),
         }
 
     async def resign(self) -> None:
-        await self._leader.resign()
+        await self.leader.resign()
 
     async def _campaign(self, tasks: asyncio.TaskGroup) -> None:
-        leader = self._leader
+        leader = self.leader
         await leader.obtain_lease()
         tasks.create_task(leader.keep_lease(), name="keep-lease")
         tasks.create_task(leader.watch_reading(), name="watch-reading")
-        await leader.open(self._commands, self._handlers.by_subject())
+        await leader.open(self.commands, self.handlers.by_subject())
         await leader.take_office()
         with contained("tenant policies"):
-            await self._tenants.enforce()
+            await self.tenants.enforce()
         with contained("relocation"):
             if (term := leader.leading) is not None:  # instances that joined or drained while no scheduler led
-                now = self._clock.now()
-                self._url_guard.refuse(term.dispatcher, now)
+                now = self.clock.now()
+                self.url_guard.refuse(term.dispatcher, now)
                 term.dispatcher.repeat_roles([instance.id for instance in self.state.fleet.instances], now)
                 term.dispatcher.relocate_pending(now)
                 await term.publish()
 
     async def _fold(self, start: StartPoint) -> None:
         """Raises LogBrokenError."""
-        async for entry in self._recovery.entries(start):
+        async for entry in self.recovery.entries(start):
             await self._on_entry(entry)
-            self._replica.notify()
+            self.replica.notify()
 
     async def _on_entry(self, entry: LogEntry) -> None:
         event = entry.event
-        if event is None or self._leader.is_own(event):
-            self._log_liveness.entry_read(event.stamp.number if event is not None and event.stamp is not None else 0)
-            self._replica.pass_over(entry)
+        if event is None or self.leader.is_own(event):
+            self.log_liveness.entry_read(event.stamp.number if event is not None and event.stamp is not None else 0)
+            self.replica.pass_over(entry)
             return
-        self._log_liveness.entry_read()
+        self.log_liveness.entry_read()
         queue, standing = self._queue_of(event), self._standing(event)
-        self._replica.apply(entry)
+        self.replica.apply(entry)
         await self._note(event)
         term = self.leading
         if term is None:
@@ -223,21 +152,21 @@ class SchedulerService:
     async def _note(self, event: LogEvent) -> None:
         """Whether this scheduler leads or follows. Raises DeposedError."""
         if isinstance(event, LeaderElected):
-            self._leader.note_election(event)
+            self.leader.note_election(event)
         elif isinstance(event, InstanceJoined | InstanceLeft):
             with contained("key_check"):
-                self._warnings.check(self.state, event.instance)
-        elif isinstance(event, WritesLost) and event.writer == self._name and self._leader.term is not None:
-            await self._leader.end_term(f"the log misses {event.count} decisions of this leader: {event.reason}")
+                self.warnings.check(self.state, event.instance)
+        elif isinstance(event, WritesLost) and event.writer == self.name and self.leader.term is not None:
+            await self.leader.end_term(f"the log misses {event.count} decisions of this leader: {event.reason}")
 
     def _take_evidence(self, term: ActiveTerm, event: LogEvent) -> None:
         """What a leader knows beside State."""
         if isinstance(event, CacheEvent):
             term.flush_pace.event_read()
         elif isinstance(event, InstanceJoined | InstanceReported):
-            term.heard.read(self.state, event, self._clock.now())
+            term.heard.read(self.state, event, self.clock.now())
             if isinstance(event, InstanceReported):
-                self._resync.note_report(event)
+                self.resync.note_report(event)
 
     def _queue_of(self, event: LogEvent) -> InstanceId | None:
         """Looked up before the event removes the request."""
@@ -257,12 +186,12 @@ class SchedulerService:
 
     async def _react(self, term: ActiveTerm, event: LogEvent, queue: InstanceId | None) -> None:
         """Decides what the event has made possible. `queue`: where its request was pending or inside."""
-        now = self._clock.now()
+        now = self.clock.now()
         if queue:
             term.dispatcher.grant_waiting(queue, now)
         elif isinstance(event, FleetEvent):
             if isinstance(event, InstanceJoined):
-                self._url_guard.refuse(term.dispatcher, now)
+                self.url_guard.refuse(term.dispatcher, now)
                 term.dispatcher.repeat_roles([event.instance], now)
             term.dispatcher.relocate_pending(now)
             term.dispatcher.place_held(now)

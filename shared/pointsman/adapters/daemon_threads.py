@@ -1,4 +1,4 @@
-"""Blocking calls in threads that hold up no process's end, as those of asyncio do."""
+"""Runs blocking calls in threads that do not delay the end of the process, as threads of asyncio's executor would."""
 
 import asyncio
 from collections.abc import Callable

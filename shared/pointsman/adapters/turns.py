@@ -1,4 +1,4 @@
-"""Who has many messages before him leaves turns of the event loop to whatever else the process does."""
+"""Lets a reader with many messages give other tasks of the process their turns of the event loop."""
 
 import asyncio
 from math import inf

@@ -1,5 +1,5 @@
-"""From when on a part of a wait counts: the rules by which `explain` names the cause of one late request, and `doctor` those of
-many."""
+"""How long a part of a wait must be to count as its cause: `explain` names the cause of one late request by these rules, and
+`doctor` those of many."""
 
 from pointsman.primitives import EngineSeconds
 

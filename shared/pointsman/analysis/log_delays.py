@@ -1,6 +1,6 @@
-"""When the log was slow. In: the events that count, in order. Out: spells in which its leader had not read back what it had
-decided DELAY_WALL_SECONDS before or earlier. A decision says how far its leader had read (`as_of`): not as far as an own
-decision that was made long before it and is stored by then means that the log took so long. One clock, that of the leader."""
+"""When the log was slow. In: events, in order. Out: spells in which the leader had not yet read back a decision that it had
+made DELAY_WALL_SECONDS or longer before. How far it had read is in each decision (`as_of`). Only dates of the leader are
+compared."""
 
 from collections import deque
 from dataclasses import dataclass

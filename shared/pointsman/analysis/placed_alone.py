@@ -1,5 +1,5 @@
-"""Whether an ingress chose the engine itself, because no scheduler answered. It writes the same event for a request that is at
-its engine when another leader begins, who may not know the grant."""
+"""Whether an ingress chose the engine itself, because no scheduler answered. A grant of an ingress alone does not show it: when
+another leader begins, ingresses log the grants of their requests again, since that leader may not know them."""
 
 from typing import TypeGuard
 

@@ -1,11 +1,11 @@
 """The candidates of one request as columns: the same numbers as `PoolView.candidate` gives, to the last bit, for all
-ready instances in a few array operations. A policy that needs few of them makes only those (`estimate`). Instances that
-columns do not describe (prefixes in slower tiers, work of several classes, fetches under way) are computed one by one.
+ready instances in a few array operations. A policy that needs few of them makes only those (`estimate`). In: the columns
+of State, the request, its hits, and the estimates of those instances that columns do not describe.
 
 Limit: not where instances fetch prefixes from each other, nor under tenants' limits of KV capacity: there nearly each
 candidate is of its own kind."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import overload
 
@@ -14,30 +14,31 @@ import numpy as np
 from typing_extensions import override
 
 from pointsman.contracts.decisions import Candidate
-from pointsman.policies.pool_view import CandidateEstimate, LazyCandidates, PoolView
+from pointsman.policies.candidates import CandidateEstimate, LazyCandidates
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens, plain_sum
 from pointsman.state.instance_columns import Column, InstanceColumns
-
-ALONE_SHARE = 0.25
-"""If more instances than this need to be computed by themselves, all are."""
+from pointsman.state.workload import Request
 
 
 class CandidateColumns:
-    """Rows are in the order of `names`, the view's eligible instances."""
+    """Rows are in the order of `names`, all ready instances."""
 
     def __init__(
         self,
-        view: PoolView,
         known: InstanceColumns,
-        hits: dict[InstanceId, int],
-        alone: set[int],
+        request: Request,
+        now: EngineSeconds,
         *,
+        budget: EngineSeconds,
+        hits: Mapping[InstanceId, int],
         block_tokens: Tokens,
         transfer_seconds: EngineSeconds,
+        alone: Mapping[int, CandidateEstimate],
     ) -> None:
-        """`alone`: rows to be computed one by one."""
-        self.view, self.known, self.names = view, known, known.names
-        prompt_tokens, position = view.request.prompt_tokens, known.position
+        """`alone`: by row, where the estimate is none of these columns'."""
+        self.known, self.names, self._request = known, known.names, request
+        self._budget = budget
+        prompt_tokens, position = request.prompt_tokens, known.position
         rows = len(self.names)
         hit_blocks: Column = np.zeros(rows + 1)  # the last one for holders that are no candidates
         hit_blocks[[position.get(name, rows) for name in hits]] = list(hits.values())
@@ -46,14 +47,14 @@ class CandidateColumns:
         self.uncached_tokens: Column = prompt_tokens - self.cached_tokens
         self.work_seconds = known.prefill_work(prompt_tokens, self.cached_tokens, self.uncached_tokens)
         self.prefill_seconds = known.prefill_seconds(self.work_seconds, self.uncached_tokens)
-        self.queue_seconds = known.queue_seconds(view.now)
+        self.queue_seconds = known.queue_seconds(now)
         self.transfer_seconds: Column | None = None
         if transfer_seconds:
             self.transfer_seconds = np.where(known.prefills_only, transfer_seconds, 0.0)
         self.load_seconds: Column | None = None
         self.made: dict[int, CandidateEstimate] = {}
-        for row in alone:
-            self._take(row, view.candidate(self.names[row]))
+        for row, estimate in alone.items():
+            self._take(row, estimate)
         self.margin_seconds = known.margin_seconds(self.queue_seconds)
 
     def _take(self, row: int, estimate: CandidateEstimate) -> None:
@@ -77,18 +78,17 @@ class CandidateColumns:
             ttft += self.transfer_seconds
         return ttft
 
-    def kv_waits(self, tpot_max: EngineSeconds) -> Column | None:
-        """See `PoolView.kv_waits`. None: nobody waits."""
-        known, capacity = self.known, self.known.kv_capacity
-        request, answer = self.view.request, self.view.expected_output_tokens
-        lacking = (known.requests + 1) * answer
+    def kv_waits(self, answer_tokens: float, tpot_max: EngineSeconds) -> Column | None:
+        """See `PoolView.kv_waits`. `answer_tokens`: expected. None: nobody waits."""
+        known, capacity, request = self.known, self.known.kv_capacity, self._request
+        lacking = (known.requests + 1) * answer_tokens
         lacking += known.prompt_tokens + request.prompt_tokens
         lacking -= capacity
         rows = (lacking > 0).nonzero()[0]
         if not rows.size:
             return None
         waits: Column = np.zeros(len(self.names))
-        waits[rows] = lacking[rows] / capacity[rows] * answer * min(request.slo_tpot, tpot_max)
+        waits[rows] = lacking[rows] / capacity[rows] * answer_tokens * min(request.slo_tpot, tpot_max)
         return waits
 
     @cached_property
@@ -100,20 +100,21 @@ class CandidateColumns:
         return ColumnCandidates(self, self.queue_seconds)
 
     def is_late_alone(self) -> bool:
-        budget = self.view.budget
+        """See `PoolView.is_late_alone`."""
+        budget = self._budget
         if any(known.predicted_ttft - known.queue_seconds <= budget for known in self.made.values()):
             return False  # nearly always: no need to look at the others
         return bool(budget < (self.predicted_ttft - self.queue_seconds).min())
 
     def on_time_alone(self) -> list[InstanceId]:
-        rows = (self.predicted_ttft - self.queue_seconds <= self.view.budget).nonzero()[0]
+        rows = (self.predicted_ttft - self.queue_seconds <= self._budget).nonzero()[0]
         return [self.names[row] for row in rows.tolist()]
 
     def soonest_of_little_work(self, work_max: float, price: float, spare: EngineSeconds) -> CandidateEstimate | None:
         """See `admission.predicted_ttft_fair`."""
         waiting, work = int(self.known.queued_requests.sum()), plain_sum(self.queue_seconds.tolist())
         bound = work_max * work / waiting if waiting else np.inf
-        ttft, budget = self.predicted_ttft, self.view.budget
+        ttft, budget = self.predicted_ttft, self._budget
         with_margin = ttft + self.margin_seconds
         fits = (self.queue_seconds <= spare) | (with_margin + (price - 1) * self.prefill_seconds <= budget)
         rows = ((self.prefill_seconds <= bound) & (with_margin <= budget) & fits).nonzero()[0]
@@ -125,6 +126,7 @@ class CandidateColumns:
             known = self.made[row] = _estimate(self.names[row], *[column.item(row) for column in self._numbers()])
         return known
 
+    @cached_property
     def estimates(self) -> list[CandidateEstimate]:
         """Of all instances."""
         made = list(map(_estimate, self.names, *[column.tolist() for column in self._numbers()]))
@@ -234,8 +236,7 @@ class ColumnCandidates(LazyCandidates):
 
     def _all(self) -> list[CandidateEstimate]:
         if self._made is None:
-            estimates = self.columns.view.candidates
-            self._made = [self._waiting(row, estimate) for row, estimate in enumerate(estimates)]
+            self._made = [self._waiting(row, estimate) for row, estimate in enumerate(self.columns.estimates)]
         return self._made
 
 

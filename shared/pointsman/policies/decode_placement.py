@@ -14,6 +14,7 @@ from pointsman.policies.admission.base import Refusal
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman.state import fold_versions
 from pointsman.state.fleet import Instance
+from pointsman.state.instance_status import has_trial_request
 from pointsman.state.state import State
 from pointsman.state.workload import EMPTY_QUEUE, NO_INSTANCE, Request
 
@@ -84,7 +85,7 @@ class DecodePlacement:
         fleet = state.fleet
         able = [i for i in fleet.decoders if i not in excluded and fleet[i].can_serve(request)]
         if fleet.on_trial:
-            able = [i for i in able if i not in fleet.on_trial or not state.has_trial_request(i)] or able
+            able = [i for i in able if i not in fleet.on_trial or not has_trial_request(state, i)] or able
         considered = [decode_candidate(state, fleet[i], request, now, hits.get(i, 0)) for i in able]
         if not considered:
             refusal = Refusal(RejectReason.NO_INSTANCE, "no instance that decodes is ready", RETRY_SECONDS)

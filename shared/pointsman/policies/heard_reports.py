@@ -1,6 +1,6 @@
-"""Reports that workers tell the leader, mostly outside the log: when each instance was heard last, and whether the log needs the
-report, because the fold would learn from it. In: State, a report, the leader's time. What is passed over changes no
-decision; what the fold keeps of load is refreshed with a bounded delay. Limit: forgotten with the term."""
+"""Reports of workers, most of which only the leader gets (`cmd.heartbeat`). In: State, a report, the leader's time. Out: when each
+instance was heard last, and whether the worker must write the report to the log because the fold would learn from it. Reports that
+are not written change no decision; the load that State knows is at most a bounded time old. Limit: forgotten with the term."""
 
 from dataclasses import dataclass
 from zlib import crc32

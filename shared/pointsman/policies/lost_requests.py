@@ -1,5 +1,5 @@
-"""Finds granted requests that their engine has lost: it keeps reporting that it is idle, after it reported load in this
-epoch. A request in its first step gets twice its predicted prefill, and at least what an ingress gives a first byte, since vLLM
+"""Finds granted requests that their engine has lost: the engine keeps reporting that it is idle, after it reported load in
+this epoch. A request in its first step gets twice its predicted prefill, and at least what an ingress gives a first byte, since vLLM
 updates its counters after each step: one that lacks CPU, compiles a kernel or fetches an image reports idle for as long. One
 that was prefilled elsewhere gets as much from its hand-over on. The leader's clock alone measures: what workers and ingresses date
 counts by when the leader saw it change. Limit: forgotten with the term."""

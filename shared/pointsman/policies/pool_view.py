@@ -1,7 +1,6 @@
 """Read-only input of a routing policy: one request, and predictions for each instance that could take it. Predicted
 TTFT counts from now: `(queue + prefill) * correction + transfer`."""
 
-from abc import abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from hashlib import blake2b
@@ -9,20 +8,22 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from pointsman.contracts.decisions import Candidate, TierTokens
+from pointsman.contracts.decisions import TierTokens
+from pointsman.policies.candidates import CandidateEstimate as CandidateEstimate  # policies import both from here
 from pointsman.policies.prefix_fetch import FetchSource, fetch_source, fetch_to, shared_fetch_seconds
-from pointsman.primitives import NO_SECONDS, BlockKey, EngineSeconds, InstanceId, Tokens, plain_sum
-from pointsman.state import fold_versions
+from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tokens, plain_sum
+from pointsman.state import fold_versions, kv_shares
 from pointsman.state.fleet import Instance
 from pointsman.state.latency_model import LatencyModel
 from pointsman.state.priority_classes import LOWEST, RANK, QueueClass
 from pointsman.state.slower_tiers import TierBlocks
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
-from pointsman.state.workload import EMPTY_QUEUE, NO_INSTANCE, InstanceQueue, Request
+from pointsman.state.workload import EMPTY_QUEUE, InstanceQueue, Request
 
 if TYPE_CHECKING:
     from pointsman.policies.candidate_columns import CandidateColumns
+    from pointsman.state.instance_columns import InstanceColumns
 
 M = TypeVar("M", bound=Tracker)
 
@@ -30,84 +31,8 @@ COLUMNS_FROM = 32
 """Instances from which on arrays are faster than a pass over objects."""
 EXACT_TOKENS_MAX: Tokens = 2**26
 """Squares of longer prompts are no exact doubles."""
-
-
-def prepare_columns(state: State) -> None:
-    """Loads the arrays of a large pool and brings them up to date, so that no decision has to: 0.1 s at first, and some
-    milliseconds whenever instances come or go."""
-    if len(state.fleet.ready) >= COLUMNS_FROM and type(state.latency) is LatencyModel:
-        import pointsman.policies.routing.weighed_columns  # noqa: F401
-
-        _ = state.columns
-
-
-class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """What one instance would be for the request. Seconds include the learned correction, except `work_seconds`."""
-
-    instance: InstanceId
-    hit_blocks: int
-    """Leading blocks of the prompt that it holds, or will from requests placed there."""
-    cached_tokens: Tokens
-    """That the hit saves: whole engine blocks, and never the last token. The others are `uncached_tokens`."""
-    uncached_tokens: Tokens
-    queue_seconds: EngineSeconds
-    """Until the prefills before this one are done."""
-    prefill_seconds: EngineSeconds
-    """Of its uncached tokens inside the engine; with a fetch, of those that remain."""
-    work_seconds: EngineSeconds
-    """Prefill by the cost model alone; booked in the queue of the instance."""
-    queued_tokens: Tokens
-    """Uncached, of requests without a first token: pending here, or in prefill inside the engine."""
-    queued_requests: int
-    requests: int
-    transfer_seconds: EngineSeconds = 0.0
-    fetch_from: InstanceId = NO_INSTANCE
-    """Where `fetched_tokens` beyond the hit are fetched from, since that is sooner than computing them."""
-    fetched_tokens: Tokens = 0
-    interval_of: tuple[EngineSeconds, EngineSeconds] = (0.0, 0.0)
-    """Predicted seconds and work by which `TtftIntervals.factor` is chosen: without what policies add, nor fetches."""
-    loads: tuple[TierTokens, ...] = ()
-    """Cached tokens that only slower tiers hold."""
-    load_seconds: EngineSeconds = 0.0
-    """Of `loads`, from the slower tier into the engine's memory."""
-    margin_seconds: EngineSeconds = 0.0
-    """By which its first token may come later, since it waits (`LatencyModel.margin_seconds`)."""
-
-    @property
-    def loaded_tokens(self) -> Tokens:
-        return sum(load.tokens for load in self.loads) if self.loads else 0
-
-    @property
-    def ttft_with_margin(self) -> EngineSeconds:
-        """What must be within the TTFT budget of a request that is to be on time."""
-        return self.predicted_ttft + self.margin_seconds
-
-    @property
-    def predicted_ttft(self) -> EngineSeconds:
-        return self.queue_seconds + self.prefill_seconds + self.load_seconds + self.transfer_seconds
-
-    def recorded(self) -> Candidate:
-        return Candidate(
-            instance=self.instance,
-            hit_blocks=self.hit_blocks,
-            uncached_tokens=self.uncached_tokens,
-            queue_seconds=self.queue_seconds,
-            prefill_seconds=self.prefill_seconds,
-            predicted_ttft=self.predicted_ttft,
-            fetch_from=self.fetch_from,
-            fetched_tokens=self.fetched_tokens,
-            transfer_seconds=self.transfer_seconds if self.fetch_from and self.transfer_seconds else NO_SECONDS,
-            loaded_tokens=self.loaded_tokens,
-        )
-
-
-class LazyCandidates(Sequence[CandidateEstimate]):
-    """Estimates that are made when they are looked at."""
-
-    @abstractmethod
-    def recorded(self, chosen: InstanceId, *, by_ttft: int, by_hit: int) -> list[Candidate]:
-        """The chosen one, so many with the least predicted TTFT, and of the rest so many with the longest hits, in their
-        order."""
+ALONE_SHARE = 0.25
+"""If more instances than this need to be computed by themselves, all are."""
 
 
 class PoolView:
@@ -167,7 +92,7 @@ class PoolView:
     @cached_property
     def candidates(self) -> list[CandidateEstimate]:
         if self.columns is not None:
-            return self.columns.estimates()
+            return self.columns.estimates
         return [self.candidate(instance) for instance in self.eligible]
 
     @property
@@ -213,7 +138,7 @@ class PoolView:
 
     @cached_property
     def columns(self) -> "CandidateColumns | None":
-        """The candidates as columns, if the pool is large and columns describe it."""
+        """The candidates as columns, if the pool is large and columns describe nearly all of it."""
         state, fleet = self._state, self._state.fleet
         if (
             len(self.eligible) < COLUMNS_FROM
@@ -224,21 +149,33 @@ class PoolView:
             or type(state.latency) is not LatencyModel
         ):
             return None
-        # Imported here: who never decides for a large pool needs no arrays.
-        from pointsman.policies.candidate_columns import ALONE_SHARE, CandidateColumns
-
         known = state.columns
+        alone = self._rows_alone(known)
+        if len(alone) > ALONE_SHARE * len(known.names):
+            return None
+        # Imported here: who never decides for a large pool needs no arrays.
+        from pointsman.policies.candidate_columns import CandidateColumns
+
+        return CandidateColumns(
+            known,
+            self.request,
+            self.now,
+            budget=self.budget,
+            hits=self._hits,
+            block_tokens=self.block_tokens,
+            transfer_seconds=self._transfer_seconds,
+            alone={row: self.candidate(known.names[row]) for row in alone},
+        )
+
+    def _rows_alone(self, known: "InstanceColumns") -> set[int]:
+        """Rows whose numbers columns do not give: prefixes in slower tiers, work of several classes, fetches under way."""
         alone = set(known.special)
         alone |= {row for name in self._loadable if (row := known.position.get(name)) is not None}
         if self._ahead != LOWEST:
             alone |= known.rows_with_pending()
             if self._reserved is not None and (row := known.position.get(self._reserved.instance)) is not None:
                 alone.add(row)
-        if len(alone) > ALONE_SHARE * len(known.names):
-            return None
-        return CandidateColumns(
-            self, known, self._hits, alone, block_tokens=self.block_tokens, transfer_seconds=self._transfer_seconds
-        )
+        return alone
 
     @cached_property
     def affinity_key(self) -> BlockKey | None:
@@ -354,7 +291,7 @@ class PoolView:
     @cached_property
     def _reserved(self) -> Request | None:
         """The best-effort request whose turn it is: it goes before requests that come now."""
-        known = self._state.best_effort_turn(self.now)
+        known = kv_shares.best_effort_turn(self._state, self.now)
         return known[0] if known is not None else None
 
     @cached_property
@@ -365,7 +302,7 @@ class PoolView:
 
     def _overtaken(self, queue: InstanceQueue) -> tuple[EngineSeconds, Tokens]:
         """Pending work of other tenants that wait for their share of the KV capacity."""
-        request, waits = self.request, self._state.kv_waiters()
+        request, waits = self.request, kv_shares.waiters(self._state)
         waiting = [
             other
             for other in queue.pending.values()

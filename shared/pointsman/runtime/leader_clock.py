@@ -1,6 +1,6 @@
-"""What the leader's clock shows: the time of the newest decision in the log, and what has passed here since it was read. The
-times that scaler and rebalancer judge are the leader's, so that a wrong date of their own sizes no pool and moves nothing.
-Limit: after a start it may be behind until the leader decides something, and then nothing looks as late or as idle as it is."""
+"""What the leader's clock shows: the time of the newest decision in the log, and what has passed here since it was read. Scaler
+and rebalancer judge times by it, so that a wrong clock of their own neither resizes the pool nor moves requests. Limit: after a
+start it may be behind until the leader decides something; until then requests look less late, and instances less idle."""
 
 from collections.abc import Callable
 

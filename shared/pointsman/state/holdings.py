@@ -1,6 +1,6 @@
-"""Applies cache events, reports and deliveries: prefix index, unverified caches (`Instance.doubt`,
-`Instance.contradicted`) and promises of placed prompts. Functions over `StateParts`. Events of an older epoch and
-repeats change nothing."""
+"""Applies cache events, reports, and the cached tokens that engines report (*deliveries*) to the prefix index, the doubts
+about caches (`Instance.doubt`, `Instance.contradicted`) and the promises of placed prompts. Functions over `StateParts`. Events
+of an older epoch and repeats change nothing."""
 
 from math import inf
 

@@ -1,7 +1,8 @@
-"""The parts of State: settings, one attribute per part, and queries over several parts. Data only: `state.State.apply`,
-`holdings` and `lifecycle` change it."""
+"""What State consists of: settings, an attribute for each part, and what several parts answer together. Data only:
+`state.State` has the fold. It is a class of its own because the functions that State calls (`holdings`, `lifecycle`) and
+those that ask it (`kv_shares`, `instance_status`) name its type."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
@@ -13,7 +14,6 @@ from pointsman.primitives import (
     InstanceId,
     Name,
     Sequence,
-    Tenant,
     Term,
     Tokens,
     WallSeconds,
@@ -50,9 +50,8 @@ from pointsman.state.workload import EMPTY_QUEUE, NO_EPOCH, AttemptBefore, Reque
 if TYPE_CHECKING:
     from pointsman.state.instance_columns import InstanceColumns
 
-TRIAL_OPEN_WALL_SECONDS: WallSeconds = WallSeconds(10.0)
-"""How long a failed trial of a half-open instance blocks the next trial while unattributed."""
-
+CLOCK_STEP_WALL_SECONDS: WallSeconds = WallSeconds(60.0)
+"""A date of the leader that differs by more from the one before is of a clock that was set, and counts from then on."""
 STEP_MAX = 2**32
 """How far a term, epoch or number may jump, so that one entry cannot exhaust the range."""
 
@@ -67,10 +66,6 @@ class PoolSettings:
     hot_share: float = 1.0
     cold_share: float = 0.5
     fold_version: int = fold_versions.FOLD_VERSION
-
-
-CLOCK_STEP_WALL_SECONDS: WallSeconds = WallSeconds(60.0)
-"""A date of the leader that differs by more from the one before is of a clock that was set, and counts from then on."""
 
 
 class StateParts:
@@ -100,14 +95,18 @@ class StateParts:
         self.best_effort = BestEffort(self.fleet, repriced=version >= fold_versions.QUEUE_CLASS)
         self.use_trackers(trackers)
         self.epochs: dict[InstanceId, Epoch] = {}
+        """The newest of each instance that is there or was."""
         self.unregistered: dict[InstanceId, EngineSeconds] = {}
         """Last report of instances that have not joined; they are asked to join again."""
         self.index: PrefixIndex = PrefixIndex()
+        """What devices hold, by cache events."""
         self.slower = SlowerTiers()
         self.promises = Promises()
+        """Prefixes that placed requests will leave, until cache events tell."""
         self.deferred = Promises()
         """Of pending best-effort requests: others do not rely on them."""
         self.delivered = ReportedHits()
+        """Prefixes that engines reported as hits; they count as held where cache events lack them."""
         self.contradictions = Contradictions()
         self.workload = Workload()
         self._columns: InstanceColumns | None = None
@@ -138,6 +137,7 @@ class StateParts:
         self.term_settings: Settings = {}
         """Those in LeaderElected or, if the log has lost it, in a placement."""
         self.elected: Sequence = 0
+        """Place of the newest election in the log."""
         self.sequence: Sequence = 0
         self.last_at: EngineSeconds = 0.0
         """Date of the newest event, by whatever clock."""
@@ -147,6 +147,7 @@ class StateParts:
         """When `State.settle` looked through all of it."""
         self.recent_decisions = RecentDecisions()
         self.fenced = 0
+        """Decisions ignored, as they are of an earlier term."""
         self.writes_lost = 0
         self.dead_letters = DeadLetters()
         if not index:
@@ -281,75 +282,6 @@ class StateParts:
                 cached = reached
         return cached, loaded
 
-    def kv_waiters(self) -> Callable[[Request], bool]:
-        """Tells of a request, as State is now, whether it has to wait until its tenant has less in flight, or behind one of its
-        tenant that goes before it and has to. What is the same for all of a tenant and class is looked up once."""
-        tenants, capacity = self.tenants, self.fleet.kv_capacity_tokens
-        known: dict[tuple[Tenant, QueueClass], bool | None] = {}
-
-        def waits(request: Request) -> bool:
-            of = request.tenant, request.queue_class
-            if of not in known:
-                has_share = tenants.policy_of(request.tenant).kv_share > 0
-                known[of] = self._first_waits_for_kv(*of) if has_share else None
-            first_waits = known[of]
-            return first_waits is not None and (first_waits or tenants.must_wait_for_kv(request, capacity))
-
-        return waits if tenants.limits_kv else _never
-
-    def kv_may_be_free(self) -> bool:
-        """Whether a pending request of a tenant with a share may go for all that its share says."""
-        tenants = self.tenants
-        return tenants.limits_kv and any(
-            tenants.policy_of(tenant).kv_share > 0 and not self._first_waits_for_kv(tenant, name)
-            for name, pending in self.pending.classes.items()
-            for tenant in pending
-        )
-
-    def _first_waits_for_kv(self, tenant: Tenant, queue_class: QueueClass) -> bool:
-        """One of those that go before all others of the tenant in this class: they wait behind it."""
-        if self.settings.fold_version < fold_versions.KV_ORDER:
-            return False
-        capacity = self.fleet.kv_capacity_tokens
-        return any(self.tenants.must_wait_for_kv(first, capacity) for first in self.pending.oldest(tenant, queue_class))
-
-    def best_effort_turn(self, now: EngineSeconds) -> tuple[Request, EngineSeconds] | None:
-        """See `BestEffort.turn`."""
-        skips = self.tenants.limits_kv and self.settings.fold_version >= fold_versions.KV_ORDER
-        return self.best_effort.turn(now, self.kv_waiters() if skips else None)
-
-    def status_reason(self, instance: Instance) -> str:
-        """Why it takes no requests, or one at a time; empty: it takes them."""
-        if instance.unschedulable:
-            return instance.unschedulable
-        if instance.suspected:
-            return "its worker is silent"
-        if not instance.serving:
-            return "its engine does not answer or cannot be followed: its worker's /readyz and log say why"
-        if instance.becomes:
-            return f"its role becomes {instance.becomes} once it is idle"
-        if instance.draining:
-            return "it leaves once it is idle" if instance.leaving else "it takes no new requests"
-        return self.ejection_reason(instance)
-
-    def ejection_reason(self, instance: Instance) -> str:
-        record = self.outliers.record(instance.id)
-        if instance.ejected:
-            return f"ejected for {record.until - record.ejected_at:g} s, {record.why}"
-        return f"half-open, takes one request at a time: {record.why}" if instance.half_open else ""
-
-    def has_trial_request(self, instance: InstanceId) -> bool:
-        """Whether a half-open instance has a request granted since, or an unattributed failure."""
-        first = self.outliers.record(instance).trials_from
-        queue = self.workload.queues.get(instance)
-        if queue is not None and any(
-            self.grant_place(r) >= first for r in (*queue.prefill.values(), *queue.decoding.values())
-        ):
-            return True
-        return self.outliers.is_open(
-            instance, first=first, since=self.now - engine_seconds(TRIAL_OPEN_WALL_SECONDS, self.settings.speed)
-        )
-
     @property
     def clock_step(self) -> EngineSeconds:
         return engine_seconds(CLOCK_STEP_WALL_SECONDS, self.settings.speed)
@@ -361,10 +293,6 @@ class StateParts:
     def next_grant_place(self, at: EngineSeconds) -> float:
         """Of the first grant that is made from now on."""
         return self.workload.grants + 1 if self.settings.fold_version >= fold_versions.ATTEMPTS_COUNTED else at
-
-
-def _never(_request: Request) -> bool:
-    return False
 
 
 def check_step(what: str, known: int, new: int) -> None:

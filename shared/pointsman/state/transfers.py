@@ -2,7 +2,8 @@
 ends. A fetch waits for the work inside the source's engine, then takes `(tokens under way there + its own) / rate`; the
 rate is what the target announced. Both are corrected by source: fading sums of observed over predicted seconds; for a
 source that gave nothing yet, what all others taught. Without fetches it is forgotten again, since only a fetch could
-show that a slow source has recovered. After a failure the pair rests."""
+show that a slow source has recovered. After a failure nothing is fetched between the
+two instances for a while."""
 
 from dataclasses import dataclass
 

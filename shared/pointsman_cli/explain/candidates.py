@@ -1,6 +1,6 @@
 """Which candidates of a decision are listed; the others are a number and a range."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from pointsman.primitives import EngineSeconds
 from pointsman_cli.explain.values import DecisionRecord, WeighedCandidate
@@ -12,18 +12,25 @@ LISTED_MAX = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherCandidates:
-    """Not listed. `ttft_min`, `ttft_max`: predicted, computed again from what the leader knew."""
+    """Not listed. `ttft_min`, `ttft_max`: predicted, computed again from what the leader knew. `sentence`: all this in words."""
 
     weighed: bool
     count: int
     ttft_min: EngineSeconds
     ttft_max: EngineSeconds
+    sentence: str
 
-    @property
-    def sentence(self) -> str:
-        what = f"{self.count:,} other{'s' if self.count > 1 else ''}{'' if self.weighed else ', not weighed'}"
-        span = seconds(self.ttft_min) + (f" to {seconds(self.ttft_max)}" if self.count > 1 else "")
-        return f"and {what}: first token in {span}"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedDecision(DecisionRecord):
+    """As `pointsman explain --json` and the console show it: `candidates` are those listed."""
+
+    others: list[OtherCandidates]
+
+
+def as_listed(decision: DecisionRecord) -> ListedDecision:
+    known = {field.name: getattr(decision, field.name) for field in fields(decision)}
+    return ListedDecision(**known | {"candidates": listed(decision), "others": others(decision)})
 
 
 def listed(decision: DecisionRecord) -> list[WeighedCandidate]:
@@ -36,7 +43,15 @@ def others(decision: DecisionRecord) -> list[OtherCandidates]:
     shown = {c.instance for c in listed(decision)}
     left = [c for c in decision.candidates if c.instance not in shown]
     return [
-        OtherCandidates(weighed=weighed, count=len(ttfts), ttft_min=min(ttfts), ttft_max=max(ttfts))
+        _others(ttfts, weighed=weighed)
         for weighed in (True, False)
         if (ttfts := [c.predicted_ttft for c in left if c.weighed is weighed])
     ]
+
+
+def _others(ttfts: list[EngineSeconds], *, weighed: bool) -> OtherCandidates:
+    count, least, most = len(ttfts), min(ttfts), max(ttfts)
+    what = f"{count:,} other{'s' if count > 1 else ''}{'' if weighed else ', not weighed'}"
+    span = seconds(least) + (f" to {seconds(most)}" if count > 1 else "")
+    sentence = f"and {what}: first token in {span}"
+    return OtherCandidates(weighed=weighed, count=count, ttft_min=least, ttft_max=most, sentence=sentence)

@@ -20,6 +20,7 @@ from pointsman.primitives import Answers, EngineSeconds, InstanceId, RequestId, 
 from pointsman.simulation.replay.folding import copy_state, entries_after
 from pointsman.simulation.replay.leader_order import Kind, LeaderOrder
 from pointsman.state.fleet import Status
+from pointsman.state.instance_status import ejection_reason
 from pointsman.state.priority_classes import LOWEST, RANK
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import EMPTY_QUEUE, Request, Stage
@@ -266,7 +267,7 @@ class _LeaderFold:
             status=(str(instance.status) if suited else UNSUITED) if instance else NOT_KNOWN if self._blind else "gone",
             knowledge=str(instance.knowledge) if instance else "",
             doubt=instance.doubt if instance else "",
-            why_out=self._state.ejection_reason(instance) if instance else "",
+            why_out=ejection_reason(self._state, instance) if instance else "",
             hit_blocks=candidate.hit_blocks,
             held_blocks=min(candidate.hit_blocks, held.get(candidate.instance, 0) + loaded_blocks),
             uncached_tokens=candidate.uncached_tokens,

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pointsman.contracts.requests import RequestArrived, RequestFinished, cached_of_keys
-from pointsman_cli.explain.candidates import listed, others
+from pointsman_cli.explain.candidates import as_listed, listed, others
 from pointsman_cli.explain.diagnosis import headline, reasons_and_details, verdict
 from pointsman_cli.explain.lookup import Slow
 from pointsman_cli.explain.values import (
@@ -109,7 +109,7 @@ def timeline_as_json(timeline: RequestTimeline) -> dict[str, Any]:
         "arrival": _arrival_as_json(timeline.arrival),
         "ttft": timeline.ttft,
         "phases": msgspec.to_builtins(timeline.phases),
-        "decisions": [_decision_as_json(decision) for decision in timeline.decisions],
+        "decisions": [msgspec.to_builtins(as_listed(decision)) for decision in timeline.decisions],
         "failed_attempts": msgspec.to_builtins(timeline.failed),
         "refused_moves": [{"sequence": entry} | msgspec.to_builtins(event) for entry, event in timeline.refused],
         "grants": msgspec.to_builtins(timeline.grants),
@@ -119,12 +119,6 @@ def timeline_as_json(timeline: RequestTimeline) -> dict[str, Any]:
             {"sequence": entry.sequence, "event": msgspec.to_builtins(entry.event)} for entry in timeline.entries
         ],
     }
-
-
-def _decision_as_json(decision: DecisionRecord) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.to_builtins(decision)
-    rest = [msgspec.to_builtins(one) | {"sentence": one.sentence} for one in others(decision)]
-    return fields | {"candidates": msgspec.to_builtins(listed(decision)), "others": rest}
 
 
 def _arrival_as_json(arrival: RequestArrived | None) -> dict[str, Any] | None:

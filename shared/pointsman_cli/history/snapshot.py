@@ -4,6 +4,7 @@ from typing import Any
 
 from pointsman.primitives import EngineSeconds
 from pointsman.state.fleet import Instance
+from pointsman.state.instance_status import ejection_reason
 from pointsman.state.queue_figures import queue_figures
 from pointsman.state.slower_tiers import TIERS
 from pointsman.state.state import State
@@ -45,7 +46,7 @@ def _instance(state: State, instance: Instance, now: EngineSeconds) -> dict[str,
         "knowledge": str(instance.knowledge),
         "doubt": instance.doubt,
         "unschedulable": instance.unschedulable,
-        "ejection": state.ejection_reason(instance),
+        "ejection": ejection_reason(state, instance),
         "knowledge_reason": instance.knowledge_reason,
         "suspected": instance.suspected,
         "silent_seconds": now - instance.heard_at,

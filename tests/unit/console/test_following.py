@@ -27,7 +27,7 @@ from tests.support.recorded_log import SETTINGS, RecordedFleet
 from tests.support.waiting import eventually
 
 
-class World:
+class FollowedLog:
     def __init__(self) -> None:
         self.broker = MemoryBroker(PoolName("default"))
         self.board = HealthBoard(pool="default")
@@ -59,8 +59,8 @@ class World:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def followed() -> FollowedLog:
+    return FollowedLog()
 
 
 @pytest.fixture(scope="module")
@@ -68,47 +68,51 @@ def entries() -> list[LogEntry]:
     return RecordedFleet(policy_set(), seed=5).live(200).write_all().entries
 
 
-async def test_it_folds_what_is_there_and_what_comes(world: World, entries: list[LogEntry]) -> None:
-    world.write(entries[:100])
-    async with world.following() as log:
+async def test_it_folds_what_is_there_and_what_comes(followed: FollowedLog, entries: list[LogEntry]) -> None:
+    followed.write(entries[:100])
+    async with followed.following() as log:
         await eventually(lambda: log.health == "live")
         assert log.observer.sequence == 100
 
-        world.write(entries[100:])
+        followed.write(entries[100:])
         await eventually(lambda: log.observer.sequence == len(entries))
 
-    assert state_digest(log.observer.state) == state_digest(fold(await world.stored(), settings=SETTINGS))
-    assert world.board.ready
+    assert state_digest(log.observer.state) == state_digest(fold(await followed.stored(), settings=SETTINGS))
+    assert followed.board.ready
 
 
-async def test_a_log_into_which_no_worker_writes_is_silent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_log_into_which_no_worker_writes_is_silent(
+    followed: FollowedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(following, "SILENT_WALL_SECONDS", 1.0)
-    async with world.following() as log:
-        world.broker.store(LeaderElected(at=1.0, term=Term(1), scheduler="s", as_of=0))
-        world.broker.store(joined("engine-1", at=1.0))
+    async with followed.following() as log:
+        followed.broker.store(LeaderElected(at=1.0, term=Term(1), scheduler="s", as_of=0))
+        followed.broker.store(joined("engine-1", at=1.0))
         await eventually(lambda: log.status(can_act=False, pools=[]).silent_seconds >= 1)
 
-        world.broker.store(joined("engine-1", at=2.0, epoch=2))
+        followed.broker.store(joined("engine-1", at=2.0, epoch=2))
         await eventually(lambda: log.silent_seconds == 0)
 
 
-async def test_the_pools_settings_are_those_that_its_leader_told(world: World) -> None:
-    async with world.following() as log:
-        world.broker.store(joined("engine-1"))
+async def test_the_pools_settings_are_those_that_its_leader_told(followed: FollowedLog) -> None:
+    async with followed.following() as log:
+        followed.broker.store(joined("engine-1"))
         elected = LeaderElected(at=1.0, term=Term(1), scheduler="s", as_of=1, pool={"block_tokens": 16, "speed": 4.0})
-        world.broker.store(elected)
+        followed.broker.store(elected)
         await eventually(lambda: log.observer.sequence == 2)
 
     assert (log.observer.state.settings.block_tokens, log.observer.state.settings.speed) == (16, 4.0)
     assert log.status(can_act=False, pools=[]).scheduler == "s"
 
 
-async def test_after_a_reset_nothing_old_is_shown_and_people_are_told(world: World, entries: list[LogEntry]) -> None:
-    world.write(entries)
-    async with world.following() as log:
+async def test_after_a_reset_nothing_old_is_shown_and_people_are_told(
+    followed: FollowedLog, entries: list[LogEntry]
+) -> None:
+    followed.write(entries)
+    async with followed.following() as log:
         await eventually(lambda: log.health == "live")
-        world.broker.recreate()
-        world.write(entries[:20])
+        followed.broker.recreate()
+        followed.write(entries[:20])
         await eventually(lambda: log.observer.sequence == 20)
 
         status = log.status(can_act=False, pools=[])
@@ -117,43 +121,43 @@ async def test_after_a_reset_nothing_old_is_shown_and_people_are_told(world: Wor
         await eventually(lambda: log.health == "live")
 
 
-async def test_without_nats_it_says_so_and_shows_what_it_knows(world: World, entries: list[LogEntry]) -> None:
-    world.write(entries)
-    async with world.following() as log:
+async def test_without_nats_it_says_so_and_shows_what_it_knows(followed: FollowedLog, entries: list[LogEntry]) -> None:
+    followed.write(entries)
+    async with followed.following() as log:
         await eventually(lambda: log.health == "live")
-        world.board.degraded(NATS_PART, "connection refused")
+        followed.board.degraded(NATS_PART, "connection refused")
 
         assert log.health == "disconnected"
         assert log.observer.sequence == len(entries)
-        assert world.board.ready, "a console that shows the past is of use"
+        assert followed.board.ready, "a console that shows the past is of use"
 
 
-async def test_an_empty_log_is_no_error(world: World) -> None:
-    async with world.following() as log:
+async def test_an_empty_log_is_no_error(followed: FollowedLog) -> None:
+    async with followed.following() as log:
         await eventually(lambda: log.health == "live")
         assert log.fleet_at(0).instances == []
 
 
 @pytest.mark.parametrize("damaged", [False, True])
 async def test_a_log_that_is_long_is_read_from_a_proven_checkpoint(
-    world: World, entries: list[LogEntry], damaged: bool, monkeypatch: pytest.MonkeyPatch
+    followed: FollowedLog, entries: list[LogEntry], damaged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "HISTORY_ENTRIES_MAX", len(entries) - 100)
-    world.write(entries)
+    followed.write(entries)
     state = State(SETTINGS, policy_set().trackers())
-    for entry in (await world.stored())[:150]:
+    for entry in (await followed.stored())[:150]:
         state.apply_entry(entry)
     label = CheckpointLabel(
-        identity=world.broker.extent.identity,
+        identity=followed.broker.extent.identity,
         as_of=150,
         entry="another entry's" if damaged else entry_digest(entries[149]),
         form=checkpoint_form(State(SETTINGS, policy_set().trackers())),
     )
-    await world.broker.checkpoints.save(label, encode_state(state))
+    await followed.broker.checkpoints.save(label, encode_state(state))
 
-    async with world.following() as log:
+    async with followed.following() as log:
         await eventually(lambda: log.health == "live")
 
     assert log.first == (1 if damaged else 151)
-    whole = fold(await world.stored(), settings=SETTINGS, trackers=() if damaged else policy_set().trackers())
+    whole = fold(await followed.stored(), settings=SETTINGS, trackers=() if damaged else policy_set().trackers())
     assert state_digest(log.observer.state) == state_digest(whole)

@@ -1,6 +1,7 @@
 """Every page renders for every view: whole, with unique ids, without inline script or style, with foreign text escaped."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, get_args
@@ -315,7 +316,7 @@ def test_a_failed_attempt_says_where_and_what() -> None:
     event = RequestAttemptFailed(
         at=1.0, request=RequestId("r"), instance=InstanceId("engine-1"), failure="http_5xx", status=503
     )
-    html = PAGES.render("request", request_page(failed_attempts=[msgspec.to_builtins(event)]), status=status())
+    html = PAGES.render("request", request_page(failed_attempts=[event]), status=status())
 
     assert "attempt 1 failed</span><span>engine-1</span><span" in html
     assert "503 http_5xx" in html
@@ -342,9 +343,10 @@ def test_a_number_that_no_pool_has_is_not_asked_for() -> None:
 
 def test_the_largest_prompt_ahead_comes_first_of_those_that_are_shown() -> None:
     made = timeline()
-    ahead = [dict(made.grants[0]["in_engine"][0], request=f"small-{i}", uncached_tokens=10 + i) for i in range(20)]
-    ahead.append(dict(ahead[0], request="large", uncached_tokens=60_000))
-    page = request_page(grants=[made.grants[0] | {"in_engine": ahead}], decisions=[])
+    first = made.grants[0].in_engine[0]
+    ahead = [replace(first, request=RequestId(f"small-{i}"), uncached_tokens=10 + i) for i in range(20)]
+    ahead.append(replace(first, request=RequestId("large"), uncached_tokens=60_000))
+    page = request_page(grants=[replace(made.grants[0], in_engine=ahead)], decisions=[])
 
     said = outline(PAGES.render("request", page, status=status())).text
 

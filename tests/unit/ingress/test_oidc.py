@@ -35,7 +35,7 @@ STRANGER, WEAK = SigningKey("rsa"), SigningKey("weak", bits=1024)
 
 
 @dataclass
-class World:
+class Verification:
     issuer: Issuer
     keys: IssuerKeys
     verifier: TokenVerifier
@@ -54,20 +54,20 @@ class World:
 @asynccontextmanager
 async def opened(
     issuer: Issuer, *, is_read: bool = True, jwks_url: str = "", claim: str = "sub"
-) -> AsyncIterator[World]:
+) -> AsyncIterator[Verification]:
     clock, board = SettableClock(), HealthBoard()
     keys = IssuerKeys(issuer.url, jwks_url, clock, board, serves_without=False)
     verifier = TokenVerifier(keys, clock, issuer=issuer.url, audience=AUDIENCE, tenant_claim=claim)
     async with background(keys.follow()):
         if is_read:
             await eventually(lambda: keys.is_read)
-        yield World(issuer, keys, verifier, clock, board)
+        yield Verification(issuer, keys, verifier, clock, board)
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
-    async with running_issuer(RSA, EC, ED, WEAK) as issuer, opened(issuer) as world:
-        yield world
+async def verification() -> AsyncIterator[Verification]:
+    async with running_issuer(RSA, EC, ED, WEAK) as issuer, opened(issuer) as verification:
+        yield verification
 
 
 async def test_an_issuer_on_the_internet_is_read_through_the_proxy_of_the_environment(
@@ -100,14 +100,14 @@ async def test_an_issuer_of_this_machine_is_read_without_a_proxy(monkeypatch: py
     for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{closed}")
 
-    async with running_issuer(RSA) as issuer, opened(issuer) as world:
-        assert await world.verifier.identity(world.token()) == Identity(token_tenant("alice"))
+    async with running_issuer(RSA) as issuer, opened(issuer) as verification:
+        assert await verification.verifier.identity(verification.token()) == Identity(token_tenant("alice"))
 
 
 @pytest.mark.parametrize("key", [RSA, EC, ED], ids=lambda key: key.algorithm)
-async def test_a_token_of_the_issuer_names_its_tenant(world: World, key: SigningKey) -> None:
-    token = world.token(key, aud=["other", AUDIENCE])
-    authentication = Authentication(tokens=world.verifier)
+async def test_a_token_of_the_issuer_names_its_tenant(verification: Verification, key: SigningKey) -> None:
+    token = verification.token(key, aud=["other", AUDIENCE])
+    authentication = Authentication(tokens=verification.verifier)
 
     assert await authentication.identity({b"authorization": b"Bearer " + token}) == Identity(token_tenant("alice"))
     assert await authentication.identity({b"x-api-key": token}) == Identity(token_tenant("alice"))
@@ -131,7 +131,7 @@ def hand_made(header: dict[str, Any], sign: Callable[[bytes], bytes], **claims: 
     return signed + b"." + b64(sign(signed))
 
 
-FORGERIES: dict[str, Callable[[World], bytes]] = {
+FORGERIES: dict[str, Callable[[Verification], bytes]] = {
     "other issuer": lambda w: w.token(iss=w.issuer.url + "/"),
     "no issuer": lambda w: w.token(iss=None),
     "other audience": lambda w: w.token(aud="pointsman2"),
@@ -176,27 +176,29 @@ def tampered(token: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("forge", FORGERIES.values(), ids=FORGERIES)
-async def test_all_other_tokens_are_refused_alike(world: World, forge: Callable[[World], bytes]) -> None:
-    refusal, known = await world.refused(forge(world)), invalid_credential()
+async def test_all_other_tokens_are_refused_alike(
+    verification: Verification, forge: Callable[[Verification], bytes]
+) -> None:
+    refusal, known = await verification.refused(forge(verification)), invalid_credential()
 
     assert (refusal.status, refusal.message, refusal.headers) == (401, known.message, known.headers)
 
 
-async def test_scopes_of_a_token_are_those_of_a_key(world: World) -> None:
-    token = world.token(pointsman_models=["llama-*"], pointsman_endpoints=["/v1/embeddings"])
-    identity = await world.verifier.identity(token)
+async def test_scopes_of_a_token_are_those_of_a_key(verification: Verification) -> None:
+    token = verification.token(pointsman_models=["llama-*"], pointsman_endpoints=["/v1/embeddings"])
+    identity = await verification.verifier.identity(token)
 
     assert (identity.models, identity.endpoints) == (("llama-*",), ("/v1/embeddings",))
 
 
 async def test_the_tenant_is_in_the_claim_that_the_operator_names() -> None:
-    async with running_issuer(RSA) as issuer, opened(issuer, claim="organisation") as world:
-        assert (await world.verifier.identity(world.token(organisation="acme"))).tenant == "acme"
-        assert (await world.refused(world.token())).status == 401
+    async with running_issuer(RSA) as issuer, opened(issuer, claim="organisation") as verification:
+        assert (await verification.verifier.identity(verification.token(organisation="acme"))).tenant == "acme"
+        assert (await verification.refused(verification.token())).status == 401
 
 
 async def test_a_token_is_verified_once_and_no_longer_than_it_is_valid(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    verification: Verification, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verified: list[bytes] = []
     decode = jwt.decode
@@ -206,36 +208,38 @@ async def test_a_token_is_verified_once_and_no_longer_than_it_is_valid(
         return decode(token, **options)
 
     monkeypatch.setattr(jwt, "decode", counted)
-    token, ended = world.token(), world.token(exp=int(time.time()) - 10)  # within the leeway
+    token, ended = verification.token(), verification.token(exp=int(time.time()) - 10)  # within the leeway
     for _ in range(3):
-        await world.verifier.identity(token)
+        await verification.verifier.identity(token)
     assert len(verified) == 1
     for _ in range(3):
-        await world.verifier.identity(ended)
+        await verification.verifier.identity(ended)
     assert len(verified) == 4
 
 
-async def test_a_new_key_of_the_issuer_is_found_when_a_token_names_it(world: World) -> None:
-    old, new = world.token(), SigningKey("new")
-    await world.verifier.identity(old)
-    world.issuer.keys = [new.jwk]
-    world.clock.waited += WallSeconds(20.0)
+async def test_a_new_key_of_the_issuer_is_found_when_a_token_names_it(verification: Verification) -> None:
+    old, new = verification.token(), SigningKey("new")
+    await verification.verifier.identity(old)
+    verification.issuer.keys = [new.jwk]
+    verification.clock.waited += WallSeconds(20.0)
 
-    assert (await world.verifier.identity(world.token(new))).tenant == "alice"
-    assert (await world.refused(old)).status == 401  # also if it was verified before
+    assert (await verification.verifier.identity(verification.token(new))).tenant == "alice"
+    assert (await verification.refused(old)).status == 401  # also if it was verified before
 
 
-async def test_tokens_with_made_up_key_ids_cause_no_fetches(world: World) -> None:
-    world.clock.waited += WallSeconds(20.0)
-    asked = world.issuer.asked
+async def test_tokens_with_made_up_key_ids_cause_no_fetches(verification: Verification) -> None:
+    verification.clock.waited += WallSeconds(20.0)
+    asked = verification.issuer.asked
     for round_ in range(3):
-        forged = [world.token(header={"kid": f"{round_}-{n}"}) for n in range(5)]
-        assert {(await world.refused(token)).status for token in forged} == {401}
-        refusals = await asyncio.gather(*(world.refused(world.token(header={"kid": f"x{n}"})) for n in range(20)))
+        forged = [verification.token(header={"kid": f"{round_}-{n}"}) for n in range(5)]
+        assert {(await verification.refused(token)).status for token in forged} == {401}
+        refusals = await asyncio.gather(
+            *(verification.refused(verification.token(header={"kid": f"x{n}"})) for n in range(20))
+        )
         assert {refusal.status for refusal in refusals} == {401}
 
-    assert world.issuer.asked == asked + 1
-    assert (await world.verifier.identity(world.token())).tenant == "alice"
+    assert verification.issuer.asked == asked + 1
+    assert (await verification.verifier.identity(verification.token())).tenant == "alice"
 
 
 @pytest.mark.parametrize(
@@ -252,28 +256,28 @@ async def test_tokens_with_made_up_key_ids_cause_no_fetches(world: World) -> Non
     ],
 )
 async def test_an_issuer_that_answers_nonsense_leaves_the_last_good_keys(
-    world: World, says: bytes | None, status: int
+    verification: Verification, says: bytes | None, status: int
 ) -> None:
-    world.issuer.says, world.issuer.status, world.issuer.moved = says, status, [STRANGER.jwk]
-    world.clock.waited += WallSeconds(20.0)
-    await world.refused(world.token(header={"kid": "other"}))
+    verification.issuer.says, verification.issuer.status, verification.issuer.moved = says, status, [STRANGER.jwk]
+    verification.clock.waited += WallSeconds(20.0)
+    await verification.refused(verification.token(header={"kid": "other"}))
 
-    assert ISSUER_PART in world.board.degraded_parts
-    assert (await world.verifier.identity(world.token())).tenant == "alice"
+    assert ISSUER_PART in verification.board.degraded_parts
+    assert (await verification.verifier.identity(verification.token())).tenant == "alice"
 
 
 async def test_before_the_issuers_keys_are_read_tokens_get_503_and_the_process_is_not_ready() -> None:
     async with running_issuer(RSA) as issuer:
         issuer.status = 500
-        async with opened(issuer, is_read=False) as world:
+        async with opened(issuer, is_read=False) as verification:
             await eventually(lambda: issuer.asked > 0)
-            assert (await world.refused(world.token())).status == 503
-            assert not world.board.ready
+            assert (await verification.refused(verification.token())).status == 503
+            assert not verification.board.ready
             issuer.status = 200
-            world.keys._wanted.set()
+            verification.keys._wanted.set()
 
-            await eventually(lambda: world.board.ready)
-            assert (await world.verifier.identity(world.token())).tenant == "alice"
+            await eventually(lambda: verification.board.ready)
+            assert (await verification.verifier.identity(verification.token())).tenant == "alice"
 
 
 async def test_an_issuer_whose_heads_never_end_is_left_at_once() -> None:
@@ -288,8 +292,8 @@ async def test_an_issuer_whose_heads_never_end_is_left_at_once() -> None:
     async with await asyncio.start_server(interim, "127.0.0.1", 0) as server:
         issuer = Issuer()
         issuer.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with opened(issuer, is_read=False) as world:
-            await eventually(lambda: "1xx" in world.board.missing_parts[ISSUER_PART])
+        async with opened(issuer, is_read=False) as verification:
+            await eventually(lambda: "1xx" in verification.board.missing_parts[ISSUER_PART])
 
 
 async def test_an_issuer_that_never_answers_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,9 +306,9 @@ async def test_an_issuer_that_never_answers_holds_nothing_up(monkeypatch: pytest
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     issuer = Issuer()
     issuer.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with opened(issuer, is_read=False) as world:
-        await eventually(lambda: "Timeout" in world.board.missing_parts[ISSUER_PART])
-        assert (await world.refused(world.token())).status == 503
+    async with opened(issuer, is_read=False) as verification:
+        await eventually(lambda: "Timeout" in verification.board.missing_parts[ISSUER_PART])
+        assert (await verification.refused(verification.token())).status == 503
     server.close()
     await server.wait_closed()
 
@@ -315,21 +319,21 @@ async def test_an_issuer_that_never_answers_holds_nothing_up(monkeypatch: pytest
 async def test_a_discovery_document_of_another_issuer_or_without_safe_keys_is_refused(wrong: dict[str, Any]) -> None:
     async with running_issuer(RSA) as issuer:
         issuer.discovery = wrong
-        async with opened(issuer, is_read=False) as world:
-            await eventually(lambda: "discovery" in world.board.missing_parts[ISSUER_PART])
+        async with opened(issuer, is_read=False) as verification:
+            await eventually(lambda: "discovery" in verification.board.missing_parts[ISSUER_PART])
             assert issuer.asked == 0
 
 
 async def test_the_only_key_of_an_issuer_needs_no_id() -> None:
-    async with running_issuer(RSA) as issuer, opened(issuer) as world:
-        assert (await world.verifier.identity(world.token(header={"kid": None}))).tenant == "alice"
+    async with running_issuer(RSA) as issuer, opened(issuer) as verification:
+        assert (await verification.verifier.identity(verification.token(header={"kid": None}))).tenant == "alice"
 
 
 async def test_a_named_url_of_keys_needs_no_discovery() -> None:
     async with running_issuer(RSA) as issuer:
         issuer.discovery = {"issuer": "nobody"}
-        async with opened(issuer, jwks_url=issuer.url + JWKS_PATH) as world:
-            assert (await world.verifier.identity(world.token())).tenant == "alice"
+        async with opened(issuer, jwks_url=issuer.url + JWKS_PATH) as verification:
+            assert (await verification.verifier.identity(verification.token())).tenant == "alice"
 
 
 @pytest.mark.parametrize(
@@ -359,5 +363,5 @@ async def test_a_private_key_in_the_issuers_document_is_not_used() -> None:
     shown = json.loads(RSAAlgorithm.to_jwk(leaked.private)) | {"kid": "leaked"}
     async with running_issuer(RSA) as issuer:
         issuer.keys.append(shown)
-        async with opened(issuer) as world:
-            assert (await world.refused(world.token(leaked))).status == 401
+        async with opened(issuer) as verification:
+            assert (await verification.refused(verification.token(leaked))).status == 401

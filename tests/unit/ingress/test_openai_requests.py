@@ -9,11 +9,11 @@ import pytest
 from pointsman.contracts.requests import OUTPUT_UNBOUNDED
 from pointsman.primitives import Tenant
 from pointsman.state.output_lengths import OutputLengths
-from pointsman_ingress.context import check_length, output_bound
 from pointsman_ingress.endpoints import CHAT_COMPLETIONS, BodyRules
 from pointsman_ingress.http.errors import OPENAI_ERRORS, ApiError
 from pointsman_ingress.http.request_headers import LatencySlo, session_of, slo_of, tenant_of
 from pointsman_ingress.prompt.body_fields import FieldRules
+from pointsman_ingress.prompt.lengths import RequestLengths
 from pointsman_ingress.prompt.messages_input import parse_messages
 from pointsman_ingress.prompt.openai_requests import (
     PAIRS_TOKENS_MAX,
@@ -71,24 +71,24 @@ def test_the_newer_name_of_the_output_bound_wins() -> None:
 def test_an_output_bound_beyond_the_context_is_refused_in_its_own_name(request_: ParsedRequest, field: str) -> None:
     for prompt_tokens in (0, 50):
         with pytest.raises(ApiError, match=f"maximum context length is 4096 tokens; `{field}` asks for") as raised:
-            check_length(request_, 4096, prompt_tokens)
+            RequestLengths(request_, 4096).check(prompt_tokens)
 
         assert raised.value.param == field
-    check_length(request_, 0, 50)
+    RequestLengths(request_, 0).check(50)
 
 
 @pytest.mark.parametrize(("prompt_tokens", "why"), [(4096, "4096 and leaves no room"), (4097, "4097. Shorten it")])
 def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused(prompt_tokens: int, why: str) -> None:
     for fields in ({}, {"max_tokens": 100}):
         with pytest.raises(ApiError, match=f"4096 tokens; the prompt has {why}") as raised:
-            check_length(parse_chat(chat(**fields)), 4096, prompt_tokens)
+            RequestLengths(parse_chat(chat(**fields)), 4096).check(prompt_tokens)
 
         assert raised.value.param == "messages"
 
 
 def test_of_a_prompt_and_a_bound_that_fit_alone_the_engine_decides() -> None:
-    check_length(parse_chat(chat(max_tokens=4096)), 4096, 4095)
-    check_length(parse_embeddings(completion(input="x")), 4096, 4096)
+    RequestLengths(parse_chat(chat(max_tokens=4096)), 4096).check(4095)
+    RequestLengths(parse_embeddings(completion(input="x")), 4096).check(4096)
 
 
 def test_a_completion_without_a_bound_asks_for_sixteen_tokens_but_does_not_demand_them() -> None:
@@ -132,7 +132,7 @@ def test_any_other_prompt_is_refused(prompt: Any) -> None:
 def test_only_what_generates_nothing_has_no_output(
     request_: ParsedRequest, model_len: int, prompt_tokens: int, bound: int
 ) -> None:
-    assert output_bound(request_, model_len, prompt_tokens) == bound
+    assert RequestLengths(request_, model_len).output_bound(prompt_tokens) == bound
 
 
 def test_a_request_without_a_bound_is_expected_to_be_as_long_as_answers_are() -> None:
@@ -140,7 +140,9 @@ def test_a_request_without_a_bound_is_expected_to_be_as_long_as_answers_are() ->
     for _ in range(200):
         lengths.learn(tenant, 300, OUTPUT_UNBOUNDED)
 
-    assert lengths.expected(tenant, output_bound(parse_chat(chat()), 0, 100)) == pytest.approx(300, rel=0.1)
+    assert lengths.expected(tenant, RequestLengths(parse_chat(chat()), 0).output_bound(100)) == pytest.approx(
+        300, rel=0.1
+    )
 
 
 LONG = list(range(1_000, 41_000))

@@ -22,7 +22,8 @@ from pointsman.contracts.commands import RouteRequest
 from pointsman.contracts.fleet import PrefillCost
 from pointsman.policies import candidate_columns, pool_view
 from pointsman.policies.dispatch.recording import Recording
-from pointsman.policies.pool_view import CandidateEstimate, PoolView, prepare_columns
+from pointsman.policies.large_pool import prepare_columns
+from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.policies.routing.weighed import Rows, cost, weighed_list
 from pointsman.policies.routing.weighed_columns import WeighedColumns
@@ -110,7 +111,7 @@ def test_columns_hold_the_numbers_of_each_estimate(seed: int, load: float) -> No
             seen += 1
             assert view.candidates == [view.candidate(name) for name in view.eligible]
             assert [view.columns.estimate(row) for row in range(7)] == view.candidates
-            waits = view.columns.kv_waits(0.05)
+            waits = view.columns.kv_waits(view.expected_output_tokens, 0.05)
             assert ([0.0] * 7 if waits is None else waits.tolist()) == view.kv_waits(view.candidates, 0.05)
             _compare_answers(view, seed)
     assert seen
@@ -137,12 +138,12 @@ def test_columns_know_transfers_loads_and_work_that_only_lying_events_have(seed:
         view.__dict__["_hits"] = hits
         view.__dict__["_loadable"] = {pool.state.fleet.ready[seed % 9]: {"host": 3}}
         with columns_from(1), pytest.MonkeyPatch.context() as patched:
-            patched.setattr(candidate_columns, "ALONE_SHARE", 1.0)
+            patched.setattr(pool_view, "ALONE_SHARE", 1.0)
             columns = view.columns
         assert columns is not None
         scan = [view.candidate(name) for name in view.eligible]
 
-        assert columns.estimates() == scan
+        assert columns.estimates == scan
         assert columns.candidates.predicted_ttft.tolist() == [candidate.predicted_ttft for candidate in scan]
         least = min(candidate.predicted_ttft - candidate.queue_seconds for candidate in scan)
         assert columns.is_late_alone() is (view.budget < least)
@@ -219,7 +220,8 @@ def test_arrays_are_loaded_for_a_large_pool_alone() -> None:
     script = (
         "import sys\n"
         "from tests.support.busy_pool import BusyPool\n"
-        "from pointsman.policies.pool_view import COLUMNS_FROM, prepare_columns\n"
+        "from pointsman.policies.pool_view import COLUMNS_FROM\n"
+        "from pointsman.policies.large_pool import prepare_columns\n"
         "for size in (COLUMNS_FROM - 1, COLUMNS_FROM):\n"
         "    prepare_columns(BusyPool(size, 'pointsman').state)\n"
         "    print('numpy' in sys.modules, 'pointsman.policies.routing.weighed_columns' in sys.modules)\n"
@@ -232,7 +234,10 @@ def test_arrays_are_loaded_for_a_large_pool_alone() -> None:
 def _compare_answers(view: PoolView, seed: int) -> None:
     """Of all that a policy asks, whatever it asked so far."""
     assert view.columns is not None
-    fast, slow = WeighedColumns(view.columns, 1.0, 0.05), weighed_list(view, view.candidates, 1.0, 0.05)
+    fast, slow = (
+        WeighedColumns(view.columns, view.expected_output_tokens, 1.0, 0.05),
+        weighed_list(view, view.candidates, 1.0, 0.05),
+    )
     assert list(fast) == list(slow)
     chosen = slow[seed % 7].instance
     assert Recording(4).candidates(fast, chosen) == Recording(4).candidates(slow, chosen)

@@ -14,6 +14,7 @@ from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed
 from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet, TenantPolicy
 from pointsman.primitives import InstanceId, RequestId, Tenant, Tokens
+from pointsman.state.kv_shares import best_effort_turn
 from pointsman.state.tenants import Account
 from pointsman.state.workload import OverLimit, Stage
 from pointsman_lab.torture.limits_model import LIMIT_REASONS, LimitsModel
@@ -409,7 +410,7 @@ def test_best_effort_that_waits_for_its_share_does_not_hold_up_the_turn_of_other
         request.best_effort, request.stage = True, Stage.PENDING
         pool.state.best_effort.placed(request, pool.now)
 
-    turn = pool.state.best_effort_turn(pool.now)
+    turn = best_effort_turn(pool.state, pool.now)
 
     assert (turn[0].tenant if turn else None) == turn_of
 

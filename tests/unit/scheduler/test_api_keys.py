@@ -25,7 +25,7 @@ class FixedClock(ScaledClock):
         return engine_time_of(NOW, self.speed)
 
 
-class World:
+class KeyStore:
     def __init__(self) -> None:
         self.available = True
         self.store = MemoryKeyValueStore(lambda: self.available)
@@ -50,24 +50,24 @@ class World:
 
 
 async def test_a_new_key_is_stored_with_the_leaders_time_and_the_commands_sender() -> None:
-    world, asked = World(), api_key("k1", "acme", created_by="mallory", revoked_at=5.0, expires_at=NOW + 60)
-    made = await world.change("create", asked)
+    keys, asked = KeyStore(), api_key("k1", "acme", created_by="mallory", revoked_at=5.0, expires_at=NOW + 60)
+    made = await keys.change("create", asked)
 
-    assert made == await world.stored(asked)
+    assert made == await keys.stored(asked)
     assert made == msgspec.structs.replace(asked, created_at=NOW, created_by="alice", revoked_at=0.0)
 
 
 async def test_a_command_that_comes_twice_changes_nothing_the_second_time() -> None:
-    world, asked = World(), api_key("k1", "acme")
-    assert await world.change("create", asked) is not None
-    assert await world.change("create", asked) is None
-    assert await world.change("rotate", msgspec.structs.replace(asked, expires_at=NOW + 60)) is not None
-    assert await world.change("rotate", msgspec.structs.replace(asked, expires_at=NOW + 60)) is None
-    assert await world.change("revoke", asked) is not None
-    assert await world.change("revoke", asked) is None
-    assert await world.change("create", asked) is None
+    keys, asked = KeyStore(), api_key("k1", "acme")
+    assert await keys.change("create", asked) is not None
+    assert await keys.change("create", asked) is None
+    assert await keys.change("rotate", msgspec.structs.replace(asked, expires_at=NOW + 60)) is not None
+    assert await keys.change("rotate", msgspec.structs.replace(asked, expires_at=NOW + 60)) is None
+    assert await keys.change("revoke", asked) is not None
+    assert await keys.change("revoke", asked) is None
+    assert await keys.change("create", asked) is None
 
-    assert (await world.stored(asked)).revoked_at == NOW
+    assert (await keys.stored(asked)).revoked_at == NOW
 
 
 @pytest.mark.parametrize(
@@ -87,27 +87,27 @@ async def test_a_command_that_comes_twice_changes_nothing_the_second_time() -> N
 async def test_a_key_that_makes_no_sense_is_refused(fields: dict[str, Any], reason: str) -> None:
     key = msgspec.structs.replace(api_key("k1", "acme"), **fields)
 
-    assert reason in await World().refusal("create", key)
+    assert reason in await KeyStore().refusal("create", key)
 
 
 async def test_a_key_that_was_hashed_with_another_secret_is_refused() -> None:
-    world, key = World(), api_key("k1", "acme")
+    keys, key = KeyStore(), api_key("k1", "acme")
     with pytest.raises(KeyRefusedError, match="different secrets"):
-        await world.change("create", key, secret="another")
+        await keys.change("create", key, secret="another")
     with pytest.raises(KeyRefusedError, match="different secrets"):
-        await world.writer.change(ChangeApiKey(action="create", key=key), "alice")
-    await world.change("create", key)
+        await keys.writer.change(ChangeApiKey(action="create", key=key), "alice")
+    await keys.change("create", key)
 
-    assert await world.change("revoke", key, secret="another") is not None
+    assert await keys.change("revoke", key, secret="another") is not None
 
 
 async def test_a_taken_id_is_refused_and_an_unknown_one_cannot_be_changed() -> None:
-    world = World()
-    await world.change("create", api_key("k1", "acme"))
+    keys = KeyStore()
+    await keys.change("create", api_key("k1", "acme"))
 
-    assert "already" in await world.refusal("create", api_key("K-1", "other"))
+    assert "already" in await keys.refusal("create", api_key("K-1", "other"))
     for action in ("rotate", "revoke"):
-        assert "there is no key" in await world.refusal(action, api_key("k2", "acme"))
+        assert "there is no key" in await keys.refusal(action, api_key("k2", "acme"))
 
 
 @pytest.mark.parametrize(
@@ -115,47 +115,47 @@ async def test_a_taken_id_is_refused_and_an_unknown_one_cannot_be_changed() -> N
     [(0.0, NOW + 60, NOW + 60), (NOW + 90, NOW + 60, NOW + 60), (NOW + 30, NOW + 60, NOW + 30), (0.0, 5.0, NOW)],
 )
 async def test_rotating_never_lengthens_a_key(ends: float, asked: float, then: float) -> None:
-    world, key = World(), api_key("k1", "acme", expires_at=ends)
-    await put_key(world.store, key)
-    await world.change("rotate", msgspec.structs.replace(key, expires_at=asked, tenant="mallory", models=["*"]))
+    keys, key = KeyStore(), api_key("k1", "acme", expires_at=ends)
+    await put_key(keys.store, key)
+    await keys.change("rotate", msgspec.structs.replace(key, expires_at=asked, tenant="mallory", models=["*"]))
 
-    assert await world.stored(key) == msgspec.structs.replace(key, expires_at=then)
+    assert await keys.stored(key) == msgspec.structs.replace(key, expires_at=then)
 
 
 @pytest.mark.parametrize("fields", [{"revoked_at": NOW - 1}, {"expires_at": NOW}])
 async def test_a_key_that_is_no_longer_valid_is_not_rotated(fields: dict[str, float]) -> None:
-    world, key = World(), msgspec.structs.replace(api_key("k1", "acme"), **fields)
-    await put_key(world.store, key)
+    keys, key = KeyStore(), msgspec.structs.replace(api_key("k1", "acme"), **fields)
+    await put_key(keys.store, key)
 
-    assert "no longer valid" in await world.refusal("rotate", msgspec.structs.replace(key, expires_at=NOW + 60))
+    assert "no longer valid" in await keys.refusal("rotate", msgspec.structs.replace(key, expires_at=NOW + 60))
 
 
 async def test_of_two_leaders_that_change_a_key_at_once_both_changes_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    world, key = World(), api_key("k1", "acme")
-    await put_key(world.store, key)
-    get, waits = world.store.get, asyncio.Event()
+    keys, key = KeyStore(), api_key("k1", "acme")
+    await put_key(keys.store, key)
+    get, waits = keys.store.get, asyncio.Event()
 
     async def slow(name: str) -> Any:
         found = await get(name)
         if not waits.is_set():
             waits.set()
-            await world.change("rotate", msgspec.structs.replace(key, expires_at=NOW + 60))
+            await keys.change("rotate", msgspec.structs.replace(key, expires_at=NOW + 60))
         return found
 
-    monkeypatch.setattr(world.store, "get", slow)
-    await world.change("revoke", key)
+    monkeypatch.setattr(keys.store, "get", slow)
+    await keys.change("revoke", key)
 
-    stored = await world.stored(key)
+    stored = await keys.stored(key)
     assert (stored.expires_at, stored.revoked_at) == (NOW + 60, NOW)
 
 
 async def test_a_store_that_is_away_and_a_damaged_value_are_refusals() -> None:
-    world, key = World(), api_key("k1", "acme")
-    await world.store.put(name_of_key(key.id), b"{", after=0)
-    assert "does not decode" in await world.refusal("revoke", key)
+    keys, key = KeyStore(), api_key("k1", "acme")
+    await keys.store.put(name_of_key(key.id), b"{", after=0)
+    assert "does not decode" in await keys.refusal("revoke", key)
 
-    world.available = False
+    keys.available = False
     with pytest.raises(KeyRefusedError, match="does not answer"):
-        await world.change("revoke", key)
+        await keys.change("revoke", key)
     with pytest.raises(StoreUnavailableError):
-        await world.store.read()
+        await keys.store.read()

@@ -30,7 +30,7 @@ class Checkpoints(MemoryCheckpoints):
         return await super().labels()
 
 
-class World:
+class WatchedLog:
     """A log that goes on by 100 entries between two looks, which are 30 s apart."""
 
     def __init__(self, *, half_minutes: int = 2) -> None:
@@ -67,90 +67,90 @@ class World:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def watched() -> WatchedLog:
+    return WatchedLog()
 
 
-async def test_a_log_with_a_checkpoint_each_interval_or_three_has_what_it_needs(world: World) -> None:
+async def test_a_log_with_a_checkpoint_each_interval_or_three_has_what_it_needs(watched: WatchedLog) -> None:
     for look in range(LOOKS):
-        assert not await world.look()
+        assert not await watched.look()
         if look % 6 == 0:
-            await world.save()
+            await watched.save()
 
-    assert world.age == 100 * ((LOOKS - 1) % 6)
+    assert watched.age == 100 * ((LOOKS - 1) % 6)
 
 
 @pytest.mark.parametrize("interval", HALF_MINUTES)
 async def test_a_log_that_goes_on_for_five_intervals_without_one_is_told_until_there_is_one(interval: str) -> None:
-    world = World(half_minutes=HALF_MINUTES[interval])
-    await world.look()
-    await world.save()
-    told = [await world.look() for _ in range(6 * HALF_MINUTES[interval])]
-    assert world.age == 100 * len(told)
-    await world.save()
+    watched = WatchedLog(half_minutes=HALF_MINUTES[interval])
+    await watched.look()
+    await watched.save()
+    told = [await watched.look() for _ in range(6 * HALF_MINUTES[interval])]
+    assert watched.age == 100 * len(told)
+    await watched.save()
 
     assert told.index(True) in range(5 * HALF_MINUTES[interval], 5 * HALF_MINUTES[interval] + 2)
     assert all(told[told.index(True) :])
-    assert not await world.look()
-    assert world.age == 100
+    assert not await watched.look()
+    assert watched.age == 100
 
 
-async def test_a_log_that_stands_still_needs_no_checkpoint(world: World) -> None:
-    await world.look()
-    await world.save()
+async def test_a_log_that_stands_still_needs_no_checkpoint(watched: WatchedLog) -> None:
+    await watched.look()
+    await watched.save()
     for look in range(10 * LOOKS):
-        assert not await world.look(grows=1 if look < 5 else 0)
+        assert not await watched.look(grows=1 if look < 5 else 0)
 
 
 @pytest.mark.parametrize("wrong", [{"form": "10.theirs"}, {"identity": "another log"}])
-async def test_checkpoints_that_this_scheduler_cannot_use_are_none(world: World, wrong: dict[str, str]) -> None:
+async def test_checkpoints_that_this_scheduler_cannot_use_are_none(watched: WatchedLog, wrong: dict[str, str]) -> None:
     told = False
     for _ in range(LOOKS):
-        told = await world.look()
-        await world.save(**wrong)
+        told = await watched.look()
+        await watched.save(**wrong)
 
     assert told
-    assert world.age == 100 * LOOKS
+    assert watched.age == 100 * LOOKS
 
 
-async def test_it_stays_told_where_the_log_dropped_the_newest_one_or_somebody_deleted_it(world: World) -> None:
-    await world.look()
-    await world.save()
-    told = [await world.look() for _ in range(LOOKS)]
+async def test_it_stays_told_where_the_log_dropped_the_newest_one_or_somebody_deleted_it(watched: WatchedLog) -> None:
+    await watched.look()
+    await watched.save()
+    told = [await watched.look() for _ in range(LOOKS)]
     assert told[-1]
-    assert await world.look(first=1000)
-    assert world.age == world.extent.entries
-    world.checkpoints._kept.clear()
+    assert await watched.look(first=1000)
+    assert watched.age == watched.extent.entries
+    watched.checkpoints._kept.clear()
 
-    assert await world.look()
+    assert await watched.look()
 
 
-async def test_a_store_that_does_not_answer_is_told(world: World) -> None:
-    await world.look()
-    await world.save()
-    await world.look()
-    world.checkpoints.away = True
+async def test_a_store_that_does_not_answer_is_told(watched: WatchedLog) -> None:
+    await watched.look()
+    await watched.save()
+    await watched.look()
+    watched.checkpoints.away = True
 
-    assert [await world.look() for _ in range(LOOKS)][-1]
-    assert world.age == 100 * (LOOKS + 1)
+    assert [await watched.look() for _ in range(LOOKS)][-1]
+    assert watched.age == 100 * (LOOKS + 1)
 
 
 async def test_a_log_that_soon_drops_the_newest_one_does_not_wait_for_five_long_intervals() -> None:
-    world = World(half_minutes=HALF_MINUTES["an hour"])
+    watched = WatchedLog(half_minutes=HALF_MINUTES["an hour"])
     for _ in range(20):
-        assert not await world.look()
-    await world.save()
+        assert not await watched.look()
+    await watched.save()
     for _ in range(10):
-        assert not await world.look(first=200)
+        assert not await watched.look(first=200)
 
-    assert await world.look(first=1900)
+    assert await watched.look(first=1900)
 
 
-async def test_one_beyond_a_log_that_has_lost_its_tail_does_not_count_beside_new_ones(world: World) -> None:
-    kept = world.extent
-    world.extent = LogExtent("log", 1, 1_000_000)
-    await world.save()
-    world.extent = kept
+async def test_one_beyond_a_log_that_has_lost_its_tail_does_not_count_beside_new_ones(watched: WatchedLog) -> None:
+    kept = watched.extent
+    watched.extent = LogExtent("log", 1, 1_000_000)
+    await watched.save()
+    watched.extent = kept
     for _ in range(LOOKS):
-        assert not await world.look()
-        await world.save()
+        assert not await watched.look()
+        await watched.save()

@@ -47,7 +47,7 @@ class Workers:
         return ResyncAnswered(instance=command.instance, accepted=True)
 
 
-class World:
+class ResyncBench:
     def __init__(self, *in_doubt: str) -> None:
         self.state = State(PoolSettings())
         for name in in_doubt:
@@ -77,14 +77,14 @@ class World:
 
 
 async def test_workers_that_hang_delay_no_other_and_a_bounded_number_is_asked_at_once() -> None:
-    few = World(*(f"hung-{n}" for n in range(10)), "well")
+    few = ResyncBench(*(f"hung-{n}" for n in range(10)), "well")
     going = asyncio.ensure_future(few.round())
     await asyncio.sleep(0.05)
     assert "well" in few.workers.asked
     few.workers.released.set()
     await going
 
-    many = World(*(f"hung-{n}" for n in range(3 * AT_ONCE_MAX)))
+    many = ResyncBench(*(f"hung-{n}" for n in range(3 * AT_ONCE_MAX)))
     going = asyncio.ensure_future(many.round())
     await asyncio.sleep(0.05)
     many.workers.released.set()
@@ -93,14 +93,14 @@ async def test_workers_that_hang_delay_no_other_and_a_bounded_number_is_asked_at
 
 
 async def test_who_does_not_answer_is_asked_ever_more_rarely_and_who_answers_each_time() -> None:
-    world = World("hung", "well")
-    world.workers.released.set()
+    bench = ResyncBench("hung", "well")
+    bench.workers.released.set()
     asked_at = []
     for _ in range(120):
-        asked = await world.round()
+        asked = await bench.round()
         assert "well" in asked
-        asked_at += [world.clock.wall()] * ("hung" in asked)
-        world.clock.at += float(PERIOD_WALL_SECONDS)
+        asked_at += [bench.clock.wall()] * ("hung" in asked)
+        bench.clock.at += float(PERIOD_WALL_SECONDS)
 
     waits = [later - earlier for earlier, later in pairwise(asked_at)]
     assert waits[0] <= 2 * PERIOD_WALL_SECONDS
@@ -110,42 +110,42 @@ async def test_who_does_not_answer_is_asked_ever_more_rarely_and_who_answers_eac
 
 
 async def test_an_unexpected_error_of_one_question_keeps_no_other_from_being_asked() -> None:
-    world = World("broken", "well")
+    bench = ResyncBench("broken", "well")
 
-    assert await world.round() == ["broken", "well"]
+    assert await bench.round() == ["broken", "well"]
 
 
 async def test_an_unregistered_instance_is_asked_once_for_each_report_and_forgotten_when_it_joined() -> None:
-    world = World()
-    world.apply(reported("late", 0, [], at=1.0))
-    assert [await world.round() for _ in range(3)] == [["late"], [], []]
-    world.apply(reported("late", 0, [], at=2.0))
-    assert [await world.round() for _ in range(2)] == [["late"], []]
+    bench = ResyncBench()
+    bench.apply(reported("late", 0, [], at=1.0))
+    assert [await bench.round() for _ in range(3)] == [["late"], [], []]
+    bench.apply(reported("late", 0, [], at=2.0))
+    assert [await bench.round() for _ in range(2)] == [["late"], []]
 
-    world.apply(joined("late"))
-    assert await world.round() == []
-    assert world.resync._reported == {}
+    bench.apply(joined("late"))
+    assert await bench.round() == []
+    assert bench.resync._reported == {}
 
 
 async def test_of_two_workers_with_one_name_only_the_one_that_was_not_refused_is_asked() -> None:
-    world = World()
-    world.apply(reported("twice", 0, [], at=1.0, epoch=7), reported("twice", 0, [], at=1.1, epoch=REFUSED))
-    assert await world.round() == ["twice"]
-    assert world.workers.epochs == [7]
+    bench = ResyncBench()
+    bench.apply(reported("twice", 0, [], at=1.0, epoch=7), reported("twice", 0, [], at=1.1, epoch=REFUSED))
+    assert await bench.round() == ["twice"]
+    assert bench.workers.epochs == [7]
 
-    world.apply(reported("twice", 0, [], at=2.0, epoch=REFUSED))
-    assert await world.round() == []
+    bench.apply(reported("twice", 0, [], at=2.0, epoch=REFUSED))
+    assert await bench.round() == []
 
 
 @pytest.mark.parametrize("hung", ["hung", "well"])
 async def test_nothing_is_remembered_of_names_that_are_gone(hung: str) -> None:
-    world = World()
-    world.workers.released.set()
+    bench = ResyncBench()
+    bench.workers.released.set()
     for number in range(3000):  # more than a State keeps
-        world.apply(reported(f"{hung}-{number}", 0, [], at=1.0))
+        bench.apply(reported(f"{hung}-{number}", 0, [], at=1.0))
         if number % 500 == 0:
-            await world.round()
-    await world.round()
+            await bench.round()
+    await bench.round()
 
-    for memory in (world.resync._reported, world.resync._unanswered):
-        assert set(memory) <= set(world.state.unregistered)
+    for memory in (bench.resync._reported, bench.resync._unanswered):
+        assert set(memory) <= set(bench.state.unregistered)

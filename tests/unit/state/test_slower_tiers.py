@@ -85,7 +85,7 @@ class Model:
         return reported(instance, self.sequences[instance], list(self.where(instance, "device")), tiers=tiers)
 
 
-class World:
+class TieredPool:
     def __init__(self) -> None:
         self.state, self.model = State(PoolSettings()), Model()
 
@@ -161,16 +161,16 @@ acts = st.tuples(
 @given(st.lists(acts, min_size=10, max_size=40))
 @examples(150)
 def test_hits_and_loads_are_those_of_plain_sets(history: list[tuple[str, str, Tier, list[BlockKey]]]) -> None:
-    world = World()
+    pool = TieredPool()
     for instance in INSTANCES:
-        world.act("join", instance, "device", [])
+        pool.act("join", instance, "device", [])
 
     for act in history:
-        world.act(*act)
-        world.check()
+        pool.act(*act)
+        pool.check()
 
-    again = decode_state(encode_state(world.state))
-    assert state_digest(again) == state_digest(world.state)
+    again = decode_state(encode_state(pool.state))
+    assert state_digest(again) == state_digest(pool.state)
 
 
 @given(st.lists(acts, max_size=25), st.sampled_from(OWN_TIERS))
@@ -178,20 +178,20 @@ def test_hits_and_loads_are_those_of_plain_sets(history: list[tuple[str, str, Ti
 def test_a_report_agrees_for_each_tier_until_one_block_differs(
     history: list[tuple[str, str, Tier, list[BlockKey]]], tier: SlowerTier
 ) -> None:
-    world = World()
-    world.act("join", "a", "device", [])
+    pool = TieredPool()
+    pool.act("join", "a", "device", [])
     for act in history:
         if act[0] not in ("leave", "join"):
-            world.act(*act)
-    right = world.model.report("a")
-    world.state.apply(right)
-    agreed = world.state.fleet[A].doubt
-    world.model.where("a", tier).symmetric_difference_update({BlockKey(99)})
+            pool.act(*act)
+    right = pool.model.report("a")
+    pool.state.apply(right)
+    agreed = pool.state.fleet[A].doubt
+    pool.model.where("a", tier).symmetric_difference_update({BlockKey(99)})
 
-    world.state.apply(world.model.report("a"))
+    pool.state.apply(pool.model.report("a"))
 
     assert agreed == ""
-    assert f"in its {tier} tier" in world.state.fleet[A].doubt
+    assert f"in its {tier} tier" in pool.state.fleet[A].doubt
 
 
 def test_a_block_that_leaves_the_device_is_still_a_hit_and_costs_its_load() -> None:

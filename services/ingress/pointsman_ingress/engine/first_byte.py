@@ -9,7 +9,7 @@ from typing import Any
 
 from pointsman.adapters.shared_timers import Interruption, SharedTimer
 from pointsman.primitives import EngineSeconds, Seconds, WallSeconds
-from pointsman_ingress.engine.client import EngineFailedError
+from pointsman_ingress.engine.answer import EngineFailedError
 from pointsman_ingress.settings import IngressSettings
 
 FOREVER: Seconds = math.inf

@@ -14,7 +14,8 @@ from pointsman.contracts.commands import PrefixFetch, RouteGranted
 from pointsman.ports import Clock
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens, WallSeconds, engine_seconds
 from pointsman.runtime.tracing import NO_SPAN, Span
-from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest
+from pointsman_ingress.engine.answer import EngineFailedError
+from pointsman_ingress.engine.client import EngineClient, EngineRequest
 from pointsman_ingress.engine.disaggregation import NO_TRANSFER, REMOTE_DECODE, TRANSFER_BYTES_MAX, read_prefill
 from pointsman_ingress.http.json_form import LIGHT_BYTES_MAX
 from pointsman_ingress.http.request_headers import Headers

@@ -12,7 +12,11 @@ from pointsman_ingress.http.errors import ApiError, Header
 
 MESSAGE_CHARACTERS_MAX = 500
 REFUSAL_BYTES_MAX = 64 * 1024  # longer ones are not read
+NOT_IMPLEMENTED = 501
+TOO_MANY_REQUESTS = 429
+SERVICE_UNAVAILABLE = 503  # a failure unless the engine says that it is busy
 
+_LACKS_API = re.compile(rb"does not support [^\"]{1,100} API\b")
 _ADDRESSES = re.compile(
     r"[a-zA-Z][a-zA-Z0-9+.-]*://[^\s'\"<>]+"
     r"|\[[0-9a-fA-F:.]*:[0-9a-fA-F:.]+\](?::\d+)?"
@@ -34,6 +38,18 @@ def refused_by_engine(status: int, body: bytes, headers: Iterable[Header] = ()) 
         param=without_addresses(param) if isinstance(param, str) else None,
         headers=tuple(headers),
     )
+
+
+def lacks_endpoint(status: int, body: bytes) -> bool:
+    """Whether the path is missing, not just the model. vLLM answers 501 also for parameters that it does not support."""
+    if status == NOT_IMPLEMENTED:
+        return _LACKS_API.search(body) is not None
+    return status == 405 or (status == 404 and b'"Not Found"' in body)
+
+
+def refusal_status(status: int) -> int:
+    """As clients get it, which would send the same again after a 501."""
+    return 400 if status == NOT_IMPLEMENTED else status
 
 
 def is_busy(body: bytes) -> bool:

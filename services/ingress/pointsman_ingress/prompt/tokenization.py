@@ -18,8 +18,9 @@ from pointsman.primitives import Epoch, InstanceId, Tokens, WallSeconds
 from pointsman.runtime.telemetry import TOKENIZATION_SECONDS
 from pointsman.runtime.tracing import NO_SPAN, Span
 from pointsman.state.fleet import NO_DEMAND, Demand, Instance
-from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest, lacks_endpoint
-from pointsman_ingress.engine.refusals import reason_in
+from pointsman_ingress.engine.answer import EngineFailedError
+from pointsman_ingress.engine.client import EngineClient, EngineRequest
+from pointsman_ingress.engine.refusals import lacks_endpoint, reason_in
 from pointsman_ingress.http.errors import bad_request, prompt_too_long
 from pointsman_ingress.http.json_form import LIGHT_BYTES_MAX
 from pointsman_ingress.http.request_headers import Headers
@@ -89,6 +90,14 @@ class PromptTokens:
     @property
     def count(self) -> int:
         return sum(map(len, self.prompts)) + self.estimated
+
+    @property
+    def shortest(self) -> int:
+        return min(map(len, self.prompts), default=0)
+
+    @property
+    def longest(self) -> int:
+        return max(map(len, self.prompts), default=0)
 
     @property
     def keyed(self) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""Keeps libraries from importing what they take if it is there and we never use."""
+"""Keeps libraries from importing optional dependencies that we never use."""
 
 import sys
 from collections.abc import Iterator

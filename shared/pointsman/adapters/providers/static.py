@@ -1,4 +1,5 @@
-"""Provider for engines that people or an autoscaler run. The scaler says what is to be done, and asks it for nothing."""
+"""Provider for engines that people or an autoscaler run. The scaler only tells them what is to be
+done: this provider starts and stops nothing."""
 
 from typing_extensions import override
 

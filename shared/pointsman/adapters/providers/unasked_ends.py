@@ -1,5 +1,5 @@
 """Engines that a provider started and that ended though nobody stopped them. In: such ends. Out: a log line for each, and
-a ProviderError, which the scaler shows as its trouble. Starts the next one no later or earlier."""
+a ProviderError, which the scaler shows as its trouble. It does not change when the next engine is started."""
 
 from collections.abc import Sequence
 

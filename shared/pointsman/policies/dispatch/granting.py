@@ -12,8 +12,10 @@ from pointsman.policies.dispatch.turn import Turn
 from pointsman.policies.prefix_copies import copy_at_grant
 from pointsman.policies.prefix_fetch import fetch_at_grant, shared_fetch
 from pointsman.primitives import NO_SECONDS, InstanceId, RequestId, Tokens
+from pointsman.state import kv_shares
 from pointsman.state.fleet import Status
 from pointsman.state.fold_versions import SHORT_TURNS
+from pointsman.state.instance_status import has_trial_request
 from pointsman.state.priority_classes import LOWER_WINDOW_SHARE, RANK, next_class
 from pointsman.state.workload import NO_INSTANCE, UNGRANTED, InstanceQueue, Request, Stage
 
@@ -26,7 +28,7 @@ GRANTING = (Status.READY, Status.DRAINING, Status.EJECTED)
 def grant_waiting(turn: Turn, instance_id: InstanceId) -> None:
     """Also elsewhere, if tenants may have waited for their share of the KV capacity, which is the pool's."""
     grant_next(turn, instance_id)
-    if turn.state.kv_may_be_free() or turn.state.best_effort.waits:
+    if kv_shares.may_be_free(turn.state) or turn.state.best_effort.waits:
         pending = [name for name, queue in turn.state.workload.queues.items() if queue.pending]
         for other in sorted(pending):
             if other != instance_id:
@@ -52,7 +54,7 @@ def grant_next(turn: Turn, instance_id: InstanceId) -> None:
     if instance.status not in GRANTING and not unheard:
         return
     _assume_prefills(turn, instance_id, queue)
-    while queue.pending and not (instance_id in state.fleet.on_trial and state.has_trial_request(instance_id)):
+    while queue.pending and not (instance_id in state.fleet.on_trial and has_trial_request(state, instance_id)):
         request = _next_to_grant(turn, queue)
         if request is None or (unheard and instance_id not in state.fleet.ready_for(request, request.excluded)):
             return
@@ -91,7 +93,7 @@ def _eligible(turn: Turn, queue: InstanceQueue) -> InstanceQueue | None:
     state = turn.state
     pending = queue.pending
     if state.tenants.limits_kv:
-        waits = state.kv_waiters()
+        waits = kv_shares.waiters(state)
         pending = {r.id: r for r in pending.values() if not waits(r)}
     if state.fleet.fetches and any(r.fetching for r in queue.prefill.values()):
         pending = {r.id: r for r in pending.values() if shared_fetch(queue, r) is None}
@@ -117,7 +119,7 @@ def _may_start(turn: Turn, queue: InstanceQueue, request: Request, others: list[
     best_effort, now = turn.state.best_effort, turn.now
     if not others and best_effort.may_start():
         return True
-    due = turn.state.best_effort_turn(now)
+    due = kv_shares.best_effort_turn(turn.state, now)
     if due is None or due[0] is not request:
         return False
     factor = turn.state.latency.correction(request.instance)

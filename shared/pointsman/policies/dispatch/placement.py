@@ -24,6 +24,7 @@ from pointsman.policies.routing import NoInstance
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import NO_SECONDS, EngineSeconds, InstanceId, WallSeconds, engine_seconds
 from pointsman.state import fold_versions
+from pointsman.state.instance_status import has_trial_request
 from pointsman.state.workload import NO_INSTANCE, Request, Stage
 
 RETRY_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
@@ -252,7 +253,7 @@ def _trial(turn: Turn, view: PoolView) -> Choice | None:
         return None
     for name in view.on_trial:
         queue = turn.state.workload.queues.get(name)
-        if not (queue and queue.pending) and not turn.state.has_trial_request(name) and not _failed_trial(turn, name):
+        if not (queue and queue.pending) and not has_trial_request(turn.state, name) and not _failed_trial(turn, name):
             candidate = view.candidate(name)
             return Choice(candidate, f"{name} is tried again after its ejection", [candidate])
     return None

@@ -17,7 +17,7 @@ from pointsman.contracts.decisions import (
     RequestRejected,
     Settings,
 )
-from pointsman.policies.pool_view import CandidateEstimate, LazyCandidates
+from pointsman.policies.candidates import CandidateEstimate, LazyCandidates
 from pointsman.primitives import InstanceId
 from pointsman.state.workload import NO_INSTANCE
 

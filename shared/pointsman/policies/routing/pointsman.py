@@ -25,7 +25,7 @@ from pointsman.contracts.decisions import Settings
 from pointsman.policies.hash_ring import home_among, ring_candidates
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, require_eligible
-from pointsman.policies.routing.weighed import Rows, Weighed, weighed, weighed_list
+from pointsman.policies.routing.weighed import Rows, Weighed, weighed_list
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.tenant_shares import TenantShares
@@ -100,11 +100,15 @@ class Pointsman(RoutingPolicy):
 
     def _weighed(self, view: PoolView) -> Weighed:
         eligible = require_eligible(view)
-        if view.staleness <= self.stale_after_s:
-            return weighed(view, self.kv_turnover, self.kv_tpot_max)
-        owners = ring_candidates(eligible, view.ring_key, STALE_CANDIDATES)
-        stale = [view.candidate(name) for name in eligible if name in owners]
-        return weighed_list(view, stale, self.kv_turnover, self.kv_tpot_max)
+        if view.staleness > self.stale_after_s:
+            owners = ring_candidates(eligible, view.ring_key, STALE_CANDIDATES)
+            stale = [view.candidate(name) for name in eligible if name in owners]
+            return weighed_list(view, stale, self.kv_turnover, self.kv_tpot_max)
+        if view.columns is None:
+            return weighed_list(view, view.candidates, self.kv_turnover, self.kv_tpot_max)
+        from pointsman.policies.routing.weighed_columns import WeighedColumns  # needs arrays, a small pool does not
+
+        return WeighedColumns(view.columns, view.expected_output_tokens, self.kv_turnover, self.kv_tpot_max)
 
     def _cheapest(self, view: PoolView, candidates: Weighed, among: Rows | None = None) -> Choice:
         stall = self.decode_seconds * TPOT_REFERENCE / max(view.request.slo_tpot or inf, TPOT_MIN)

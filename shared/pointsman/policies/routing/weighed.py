@@ -1,7 +1,7 @@
-"""The candidates as the policy `pointsman` weighs them, with their waits for KV blocks: what it asks about all of them at
-once. `WeighedList` passes over estimates; `WeighedColumns` gives the same answers, to the last bit and with the same ties,
-by array operations (`weighed_columns`), and makes only the estimates that are chosen or recorded. A row is the place of
-a candidate among those weighed, which are sorted by name."""
+"""The candidates of the policy `pointsman`: their queues include the wait for KV blocks. `Weighed` is the interface, what the
+policy asks about all of them at once. `WeighedList` passes over estimates, for small pools. `WeighedColumns`
+(`weighed_columns`) gives the same answers by array operations, to the last bit and with the same ties, and makes only the
+estimates that are chosen or recorded. A row is the place of a candidate in the order of names."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence, Sized
@@ -131,15 +131,6 @@ class WeighedList(Weighed):
         blocks = max(candidate.hit_blocks for candidate in self._candidates)
         queues = [candidate.instance for candidate in self._candidates if candidate.queue_seconds <= queue_max]
         return view.pending_share(blocks, queues)
-
-
-def weighed(view: PoolView, kv_turnover: float, kv_tpot_max: EngineSeconds) -> Weighed:
-    """All eligible instances of a view that has some."""
-    if view.columns is not None:
-        from pointsman.policies.routing.weighed_columns import WeighedColumns  # needs arrays, a small pool does not
-
-        return WeighedColumns(view.columns, kv_turnover, kv_tpot_max)
-    return weighed_list(view, view.candidates, kv_turnover, kv_tpot_max)
 
 
 def weighed_list(

@@ -11,8 +11,11 @@ from pointsman.primitives import EngineSeconds, InstanceId, plain_sum
 
 
 class WeighedColumns(ColumnCandidates, Weighed):
-    def __init__(self, columns: CandidateColumns, kv_turnover: float, kv_tpot_max: EngineSeconds) -> None:
-        waits = columns.kv_waits(kv_tpot_max) if kv_turnover else None
+    def __init__(
+        self, columns: CandidateColumns, answer_tokens: float, kv_turnover: float, kv_tpot_max: EngineSeconds
+    ) -> None:
+        """`answer_tokens`: expected."""
+        waits = columns.kv_waits(answer_tokens, kv_tpot_max) if kv_turnover else None
         super().__init__(
             columns, columns.queue_seconds if waits is None else columns.queue_seconds + kv_turnover * waits
         )

@@ -1,5 +1,6 @@
 """Recomputes every decision of a log and compares. The log is read once; each term is a `Tenure` that begins with the
-state folded by a `_Follower` up to its LeaderElected. A succeeded term is watched for STRAGGLERS_MAX more entries.
+state folded by a `_Follower` up to its LeaderElected. A term that another has followed is
+watched for STRAGGLERS_MAX more entries.
 Decisions after a hole, or of a term without its beginning, are unchecked."""
 
 from collections import deque

@@ -1,12 +1,14 @@
 """What `explain` says of one request, as a view."""
 
-from pointsman.contracts.requests import RequestFinished
+from msgspec.structs import asdict
+
+from pointsman.contracts.requests import RequestArrived, RequestFinished
 from pointsman.primitives import RequestId, Sequence
-from pointsman_cli.console.jobs.views import EventView, PhaseView, TimelineView
-from pointsman_cli.explain.diagnosis import verdict
+from pointsman_cli.console.jobs.views import ArrivalView, EventView, PhaseView, RefusedMoveView, TimelineView
+from pointsman_cli.explain.candidates import as_listed
+from pointsman_cli.explain.diagnosis import headline, reasons_and_details, verdict
 from pointsman_cli.explain.lookup import Found, request_named
-from pointsman_cli.explain.page import timeline_as_json
-from pointsman_cli.explain.values import RequestTimeline
+from pointsman_cli.explain.values import RequestTimeline, blocks_of
 from pointsman_cli.explain.wait import instance_of
 from pointsman_cli.explain.window import timeline_around
 from pointsman_cli.history.sources import History
@@ -23,8 +25,8 @@ def timeline_of_request(history: History, text: str, *, first: Sequence = 0) -> 
 
 
 def _view(timeline: RequestTimeline, origin: str) -> TimelineView:
-    told = timeline_as_json(timeline)
-    found, arrival, placement = verdict(timeline), timeline.arrival, timeline.placement
+    found, (reasons, details) = verdict(timeline), reasons_and_details(timeline)
+    arrival, placement = timeline.arrival, timeline.placement
     end = timeline.end if isinstance(timeline.end, RequestFinished) else None
     slo = arrival.slo_ttft if arrival else None
     return TimelineView(
@@ -32,11 +34,11 @@ def _view(timeline: RequestTimeline, origin: str) -> TimelineView:
         origin=origin,
         note=timeline.note,
         arrived_at=wall_time(timeline.arrived_at, timeline.speed).timestamp(),
-        headline=told["headline"],
+        headline=headline(timeline),
         cause=str(found.cause),
         verdict=found.sentence,
-        reasons=told["why"],
-        details=told["also"],
+        reasons=reasons,
+        details=details,
         ttft=timeline.ttft,
         slo_ttft=slo,
         late=slo is not None and timeline.ttft is not None and timeline.ttft > slo,
@@ -48,13 +50,17 @@ def _view(timeline: RequestTimeline, origin: str) -> TimelineView:
         predicted_ttft=placement.predicted_ttft if placement else None,
         predicted_ttft_upper=placement.predicted_ttft_upper if placement else None,
         phases=_phases(timeline),
-        arrival=told["arrival"],
-        decisions=told["decisions"],
-        grants=told["grants"],
-        failed_attempts=told["failed_attempts"],
-        refused_moves=told["refused_moves"],
+        arrival=_arrival(arrival) if arrival else None,
+        decisions=[as_listed(decision) for decision in timeline.decisions],
+        grants=timeline.grants,
+        failed_attempts=timeline.failed,
+        refused_moves=[RefusedMoveView(**asdict(event), sequence=entry) for entry, event in timeline.refused],
         events=_events(timeline),
     )
+
+
+def _arrival(arrival: RequestArrived) -> ArrivalView:
+    return ArrivalView(**asdict(arrival) | {"keys": b""}, blocks=blocks_of(arrival))
 
 
 def _phases(timeline: RequestTimeline) -> list[PhaseView]:

@@ -1,8 +1,10 @@
 """What is worked out beside: explanations, examinations, what-if runs. Units are those of `console.views`."""
 
-from typing import Any
-
+from pointsman.contracts.decisions import MigrationRefused
+from pointsman.contracts.requests import RequestArrived, RequestAttemptFailed
 from pointsman_cli.console.views import RequestView, RunState, View
+from pointsman_cli.explain.candidates import ListedDecision
+from pointsman_cli.explain.values import GrantRecord
 
 
 class PhaseView(View, frozen=True, kw_only=True):
@@ -26,10 +28,21 @@ class EventView(View, frozen=True, kw_only=True):
     without_effect: bool
 
 
+class ArrivalView(RequestArrived, frozen=True, kw_only=True, tag=RequestArrived.__name__):
+    """Without the keys. `blocks`: how many they are."""
+
+    keys: bytes = b""
+    blocks: int
+
+
+class RefusedMoveView(MigrationRefused, frozen=True, kw_only=True, tag=MigrationRefused.__name__):
+    sequence: int
+
+
 class TimelineView(View, frozen=True, kw_only=True):
     """What `pointsman explain` knows of one request. `cause`: a code of `explain.causes.Cause`. `verdict`: one sentence.
-    `reasons`: three to seven sentences; `details`: the rest. `decisions`, `grants`, `arrival` and `refused_moves` are the
-    objects of `pointsman explain --json`."""
+    `reasons`: three to seven sentences; `details`: the rest. `arrival`, `decisions`, `grants`,
+    `failed_attempts` and `refused_moves` are encoded as in `pointsman explain --json`."""
 
     request: str
     origin: str
@@ -52,11 +65,11 @@ class TimelineView(View, frozen=True, kw_only=True):
     predicted_ttft: float | None
     predicted_ttft_upper: float | None
     phases: list[PhaseView]
-    arrival: dict[str, Any] | None
-    decisions: list[dict[str, Any]]
-    grants: list[dict[str, Any]]
-    failed_attempts: list[dict[str, Any]]
-    refused_moves: list[dict[str, Any]]
+    arrival: ArrivalView | None
+    decisions: list[ListedDecision]
+    grants: list[GrantRecord]
+    failed_attempts: list[RequestAttemptFailed]
+    refused_moves: list[RefusedMoveView]
     events: list[EventView]
 
 

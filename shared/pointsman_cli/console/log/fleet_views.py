@@ -1,6 +1,7 @@
 """The fleet page: instances, queues, hit rates and goodput as of the last entry that was read."""
 
 from pointsman.state.fleet import Instance, Knowledge, Status
+from pointsman.state.instance_status import status_reason
 from pointsman.state.workload import EMPTY_QUEUE
 from pointsman_cli.console.log.observer import Observer
 from pointsman_cli.console.log.request_counts import Figures
@@ -64,7 +65,7 @@ def _instance(observer: Observer, instance: Instance, figures: Figures) -> Insta
         role=instance.role,
         since=round(instance.epoch / 1000, 3),
         status=HALF_OPEN if instance.half_open and instance.status is Status.READY else str(instance.status),
-        status_reason=state.status_reason(instance),
+        status_reason=status_reason(state, instance),
         knowledge=str(instance.knowledge),
         knowledge_reason=instance.knowledge_reason,
         knowledge_since=observer.wall(instance.known_since),

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from pointsman.contracts.requests import RequestAttemptFailed
 from pointsman_cli.console.jobs.views import TimelineView
 from pointsman_cli.console.pages.cells import Level
+from pointsman_cli.explain.values import QueuedAhead
 
 TICKS = 5
 WORDS = {"nothing": "In time", "limit": "Tenant's limit", "transport": "Between processes", "not_ended": "Under way"}
@@ -30,7 +32,7 @@ def timeline_page(view: TimelineView) -> dict[str, Any]:
     return dict(  # noqa: C408 - as keywords it reads like the template that uses it
         level=_level(view),
         word=WORDS.get(view.cause, view.cause.replace("_", " ").capitalize() or "Unknown"),
-        streaming=view.arrival is None or bool(view.arrival.get("streaming", True)),
+        streaming=view.arrival is None or view.arrival.streaming,
         queued=sum(phase.seconds for phase in view.phases if phase.kind == "queue") if view.phases else None,
         marks=marks,
         lines=[(kind, at / whole) for kind, _, at in marks] if whole else [],
@@ -38,21 +40,20 @@ def timeline_page(view: TimelineView) -> dict[str, Any]:
         longest=max(waits)[1] if slow and waits else -1,
         ahead=ahead,
         ahead_on=view.instance,
-        ahead_tokens=sum(one["uncached_tokens"] for one in ahead),
-        ahead_most=max((one["uncached_tokens"] for one in ahead), default=0),
+        ahead_tokens=sum(one.uncached_tokens for one in ahead),
+        ahead_most=max((one.uncached_tokens for one in ahead), default=0),
         slowest_candidate={
-            decision["sequence"]: max((one["predicted_ttft"] for one in decision["candidates"]), default=0.0)
+            decision.sequence: max((one.predicted_ttft for one in decision.candidates), default=0.0)
             for decision in view.decisions
         },
         failed=[_failed(one) for one in view.failed_attempts],
     )
 
 
-def _failed(event: dict[str, Any]) -> dict[str, Any]:
-    """`event`: a RequestAttemptFailed, without the fields that have their defaults."""
-    what, status = event.get("detail") or event["failure"], event.get("status", 0)
-    said = f"{status} {what}" if status else what
-    return {"attempt": event.get("attempt", 1), "instance": event["instance"], "what": said}
+def _failed(event: RequestAttemptFailed) -> dict[str, Any]:
+    what = event.detail or event.failure
+    said = f"{event.status} {what}" if event.status else what
+    return {"attempt": event.attempt, "instance": event.instance, "what": said}
 
 
 def _level(view: TimelineView) -> Level:
@@ -63,13 +64,11 @@ def _level(view: TimelineView) -> Level:
     return "ok" if view.cause == "nothing" else "note"
 
 
-def _ahead(view: TimelineView) -> list[dict[str, Any]]:
-    inside: list[dict[str, Any]] = view.grants[-1]["in_engine"] if view.grants else []
-    placed = [decision for decision in view.decisions if decision["kind"] != "rejected"]
-    queued: list[dict[str, Any]] = placed[-1]["ahead"] if placed else []
+def _ahead(view: TimelineView) -> list[QueuedAhead]:
+    inside = view.grants[-1].in_engine if view.grants else []
+    placed = [decision for decision in view.decisions if decision.kind != "rejected"]
+    queued = placed[-1].ahead if placed else []
     chosen = (
-        queued
-        if sum(one["uncached_tokens"] for one in queued) > sum(one["uncached_tokens"] for one in inside)
-        else inside
+        queued if sum(one.uncached_tokens for one in queued) > sum(one.uncached_tokens for one in inside) else inside
     )
-    return sorted(chosen, key=lambda one: -one["uncached_tokens"])
+    return sorted(chosen, key=lambda one: -one.uncached_tokens)

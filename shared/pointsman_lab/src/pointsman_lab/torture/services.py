@@ -31,9 +31,9 @@ from pointsman_recorder.service import Recorder
 from pointsman_scaler.providers import chosen_provider
 from pointsman_scaler.service import ScalerService
 from pointsman_scaler.settings import ScalerSettings
+from pointsman_scheduler.assembly import start_scheduler
 from pointsman_scheduler.checkpointer import checkpointer_over
 from pointsman_scheduler.checkpointing import Cadence
-from pointsman_scheduler.main import start_scheduler
 from pointsman_scheduler.service import SchedulerService
 from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import WorkerSettings
