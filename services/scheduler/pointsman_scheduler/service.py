@@ -121,7 +121,7 @@ class SchedulerService:
             if (term := leader.leading) is not None:  # instances that joined or drained while no scheduler led
                 now = self.clock.now()
                 self.url_guard.refuse(term.dispatcher, now)
-                term.dispatcher.repeat_roles([instance.id for instance in self.state.fleet.instances], now)
+                term.dispatcher.repeat_roles_and_drains([i.id for i in self.state.fleet.instances], now)
                 term.dispatcher.relocate_pending(now)
                 await term.publish()
 
@@ -192,7 +192,7 @@ class SchedulerService:
         elif isinstance(event, FleetEvent):
             if isinstance(event, InstanceJoined):
                 self.url_guard.refuse(term.dispatcher, now)
-                term.dispatcher.repeat_roles([event.instance], now)
+                term.dispatcher.repeat_roles_and_drains([event.instance], now)
             term.dispatcher.relocate_pending(now)
             term.dispatcher.place_held(now)
         else:

@@ -138,13 +138,26 @@ def change_roles(turn: Turn) -> None:
         relocate_pending(turn)
 
 
-def repeat_roles(turn: Turn, instances: Iterable[InstanceId]) -> None:
-    """Of those that have another role than their workers announce: a reader that begins behind the decision, which the log
-    may have dropped, knows the announcement alone. Not while one drains, which this event would end."""
-    fleet = turn.state.fleet
+def repeat_roles_and_drains(turn: Turn, instances: Iterable[InstanceId]) -> None:
+    """Drains, and roles that workers do not announce: a reader that begins behind the decision, which the log may have dropped,
+    knows the announcement alone. Not a role of one that drains, as the event would end that, nor drains for a role, which
+    last seconds."""
     for instance in instances:
-        known = fleet.get(instance)
-        if known is not None and known.role != known.announced_role and not known.draining:
+        known = turn.state.fleet.get(instance)
+        if known is None or known.becomes:
+            continue
+        if known.draining:
+            turn.decide(
+                InstanceDraining(
+                    at=turn.now,
+                    stamp=turn.stamp,
+                    instance=instance,
+                    epoch=known.epoch,
+                    reason="it drains already",
+                    leaving=known.leaving,
+                )
+            )
+        elif known.role != known.announced_role:
             turn.decide(
                 InstanceRoleChanged(
                     at=turn.now, stamp=turn.stamp, instance=instance, epoch=known.epoch, role=known.role
