@@ -22,7 +22,7 @@ from pointsman.primitives import InstanceId, PoolName
 from pointsman.runtime.containment import contained
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_metrics import measure_log
-from pointsman.runtime.recovery import LogBrokenError, Recovery, StartPoint
+from pointsman.runtime.recovery import LogBrokenError, Recovery, RestoredState
 from pointsman.state.state import State
 from pointsman_scheduler.engine_url_guard import EngineUrlGuard
 from pointsman_scheduler.fleet_status import FleetWarnings
@@ -125,7 +125,7 @@ class SchedulerService:
                 term.dispatcher.relocate_pending(now)
                 await term.publish()
 
-    async def _fold(self, start: StartPoint) -> None:
+    async def _fold(self, start: RestoredState) -> None:
         """Raises LogBrokenError."""
         async for entry in self.recovery.entries(start):
             await self._on_entry(entry)
