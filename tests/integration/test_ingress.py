@@ -1192,6 +1192,38 @@ async def test_a_verdict_on_a_life_that_is_over_is_not_announced(monkeypatch: py
         assert {event.epoch for event in await _verdicts(world)} == {2}
 
 
+@pytest.mark.parametrize("secret", ["pointsman-development", "another"])
+async def test_what_another_ingress_found_of_its_keys_is_not_believed_of_ones_own(
+    secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its prompts are looked for under other keys where the secret is another one: no hit is exact."""
+    monkeypatch.setattr(key_probe, "EVENTS_WALL_SECONDS_MAX", 0.2)
+    async with world_with(engines_join=False, probe=True) as world:
+        for instance, engine in ((ONE, world.one), (TWO, world.two)):
+            await world.log.append(joined(instance, url=engine.url, max_model_len=1000))  # not heard of lately
+            await world.log.append(InstanceProbed(at=0.0, instance=instance, epoch=Epoch(1), parity=True))
+        async with world.post(COMPLETIONS, TOKENS) as before:
+            await before.read()
+        publishing = asyncio.create_task(_publish_blocks(world, _chain(secret)))
+        for instance in (ONE, TWO):
+            await world.log.append(reported(instance, 0, [], at=ScaledClock().now()))
+
+        async def is_exact() -> bool:
+            async with world.post(COMPLETIONS, TOKENS) as answer:
+                await answer.read()
+                return answer.headers["x-pointsman-knowledge"] == "exact"
+
+        agrees = secret == "pointsman-development"
+        await eventually(is_exact if agrees else lambda: key_probe.KEYS_PART in world.board.lacks)
+        exact, lacks, verdicts = await is_exact(), world.board.lacks, await _verdicts(world)
+        publishing.cancel()
+
+    assert before.headers["x-pointsman-knowledge"] == "degraded", "nothing has been compared yet"
+    assert exact == agrees
+    assert "check secret" in lacks.get(key_probe.KEYS_PART, "check secret" if agrees else "")
+    assert [event.parity for event in verdicts] == [True], "the other's verdict stands"
+
+
 def _chain(secret: str) -> KeyChain:
     return KeyChain(secret=secret.encode(), model="m", block_tokens=64)
 
