@@ -1175,6 +1175,30 @@ async def test_a_probe_that_failed_or_whose_verdict_was_lost_is_made_again(
         publishing.cancel()
 
 
+async def test_a_large_fleet_that_joins_at_once_is_not_probed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1,500 probes together held up the loop for 14 s."""
+    under_way, most, checked, at_most = 0, 0, set[str](), 4
+
+    async def check(_prober: key_probe.KeyProber, instance: Instance) -> tuple[bool, str]:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.01)
+        under_way -= 1
+        checked.add(instance.id)
+        return True, "the keys of a chat agree"
+
+    monkeypatch.setattr(key_probe.KeyProber, "_check", check)
+    monkeypatch.setattr(key_probe, "AT_ONCE_MAX", at_most)
+    async with world_with(probe=True) as world:
+        now = ScaledClock().now()
+        for number in range(50):
+            await world.log.append(joined(f"e{number}", at=now, url=world.one.url, max_model_len=1000))
+        await eventually(lambda: len(checked) >= 50)
+
+    assert most == at_most
+
+
 async def test_a_verdict_on_a_life_that_is_over_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_probe, "EVENTS_WALL_SECONDS_MAX", 0.2)
     monkeypatch.setattr(key_probe, "REPEAT_WALL_SECONDS", 0.1)  # where a busy machine takes longer to publish

@@ -33,6 +33,8 @@ log = structlog.get_logger()
 ANSWER_WALL_SECONDS_MAX: WallSeconds = WallSeconds(60.0)  # CPU engines prefill slowly
 EVENTS_WALL_SECONDS_MAX: WallSeconds = WallSeconds(10.0)  # until cache events show the prompt
 ATTEMPTS_MAX = 3
+AT_ONCE_MAX = 32
+"""Of a large fleet that joins at once; 1,500 probes together hold up the requests for seconds."""
 PAUSE_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 REPEAT_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
 REPEAT_WALL_SECONDS_MAX: WallSeconds = WallSeconds(600.0)  # after a mismatch or no answer
@@ -57,6 +59,7 @@ class KeyProber:
     salt: str = ""
     """With cache isolation, so that it is probed too."""
     _probed: set[Subject] = field(default_factory=set, init=False)
+    _at_once: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE_MAX), init=False)
     _proving: bool = field(default=False, init=False)
     """At an engine that another ingress agrees with: one at a time."""
 
@@ -120,7 +123,8 @@ class KeyProber:
     async def _check_repeatedly(self, instance: Instance) -> tuple[bool, str] | None:
         for _ in range(ATTEMPTS_MAX):
             try:
-                return await self._check(instance)
+                async with self._at_once:
+                    return await self._check(instance)
             except ProbeFailedError as error:
                 log.warning("probe_failed", instance=instance.id, reason=str(error))
                 await self.clock.sleep_wall(PAUSE_WALL_SECONDS)
