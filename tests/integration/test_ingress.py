@@ -1235,7 +1235,7 @@ async def test_what_another_ingress_found_of_its_keys_is_not_believed_of_ones_ow
         async def is_exact() -> bool:
             async with world.post(COMPLETIONS, TOKENS) as answer:
                 await answer.read()
-                return answer.headers["x-pointsman-knowledge"] == "exact"
+                return bool(answer.headers["x-pointsman-knowledge"] == "exact")
 
         agrees = secret == "pointsman-development"
         await eventually(is_exact if agrees else lambda: key_probe.KEYS_PART in world.board.lacks)

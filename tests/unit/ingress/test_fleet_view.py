@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.fleet import InstanceLeft
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId
@@ -48,8 +49,12 @@ def test_names_follow_reports_departures_and_other_models(seed: int) -> None:
     """A view that is told of each change, and one that is told of those that are left in their order, know the same names."""
     chance, view, said = Random(seed), view_of([]), dict[str, dict[str, Any]]()
     for number in range(60):
-        name, fields = f"engine-{chance.randrange(6)}", {"aliases": chance.sample(NAMES, chance.randrange(3))}
-        kind, event = chance.choice(["join", "report", "leave"]), None
+        name, fields = (
+            f"engine-{chance.randrange(6)}",
+            dict[str, Any](aliases=chance.sample(NAMES, chance.randrange(3))),
+        )
+        kind = chance.choice(["join", "report", "leave"])
+        event: LogEvent | None = None
         if kind == "join":
             fields["model"] = chance.choice("mn")
             event = joined(

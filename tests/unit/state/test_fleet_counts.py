@@ -127,13 +127,12 @@ def fleet_of(*kinds: tuple[Role, str, int]) -> Fleet:
     for number, (role, standing, length) in enumerate(kinds):
         name = InstanceId(f"e{number}")
         fleet.join(joined(name, role=role, max_model_len=length))
-        match standing:
-            case "suspected":
-                fleet.suspect(name)
-            case "ejected":
-                fleet.eject(name)
-            case "half open":
-                fleet.uneject(name, half_open=True)
+        if standing == "suspected":
+            fleet.suspect(name)
+        elif standing == "ejected":
+            fleet.eject(name)
+        elif standing == "half open":
+            fleet.uneject(name, half_open=True)
     return fleet
 
 
