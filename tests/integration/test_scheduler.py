@@ -581,34 +581,34 @@ async def test_a_changed_role_is_told_again_behind_each_join_and_by_each_leader(
 
 @in_virtual_time
 async def test_an_ingress_that_begins_behind_a_drain_knows_of_it_from_the_next_join_or_leader() -> None:
-    world = World()
-    await world.append(world.joined("a"), world.joined("b"))
+    pool = SchedulerPool()
+    await pool.append(pool.joined("a"), pool.joined("b"))
 
     async def is_told(times: int) -> bool:
-        return sum(isinstance(event, InstanceDraining) for event in await world.events()) == times
+        return sum(isinstance(event, InstanceDraining) for event in await pool.events()) == times
 
     async def reachable_from(first: int) -> list[str]:
         """By an ingress that reads the log from there on."""
         view = FleetView(ScaledClock(), HealthBoard(), EngineUrls.of(["http://*"]))
-        for entry in (await world.entries())[first:]:
+        for entry in (await pool.entries())[first:]:
             view._apply(entry)
         return [instance.id for instance in view.reachable]
 
-    async with world.leader() as service:
+    async with pool.leader() as service:
         await eventually(lambda: service.leading)
-        await world.operate(DrainInstance(instance=InstanceId("a"), reason="test"), action="drain")
-        join = len(await world.entries())
-        await world.append(world.joined("a", epoch=2), world.joined("b", epoch=2))
+        await pool.operate(DrainInstance(instance=InstanceId("a"), reason="test"), action="drain")
+        join = len(await pool.entries())
+        await pool.append(pool.joined("a", epoch=2), pool.joined("b", epoch=2))
         await eventually(lambda: is_told(2))
         from_a_join = await reachable_from(join)
-    join = len(await world.entries())
-    await world.append(world.joined("a", epoch=3), world.joined("b", epoch=3))  # while none leads
-    async with world.leader():
+    join = len(await pool.entries())
+    await pool.append(pool.joined("a", epoch=3), pool.joined("b", epoch=3))  # while none leads
+    async with pool.leader():
         await eventually(lambda: is_told(3))
         from_an_election = await reachable_from(join)
 
     assert from_a_join == from_an_election == ["b"]
-    assert verify(await world.entries()).different == 0
+    assert verify(await pool.entries()).different == 0
 
 
 @in_virtual_time
