@@ -1175,6 +1175,30 @@ async def test_a_probe_that_failed_or_whose_verdict_was_lost_is_made_again(
         publishing.cancel()
 
 
+async def test_a_large_fleet_that_joins_at_once_is_not_probed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1,500 probes together held up the loop for 14 s."""
+    under_way, most, checked, at_most = 0, 0, set[str](), 4
+
+    async def check(_prober: key_probe.KeyProber, instance: Instance) -> tuple[bool, str]:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.01)
+        under_way -= 1
+        checked.add(instance.id)
+        return True, "the keys of a chat agree"
+
+    monkeypatch.setattr(key_probe.KeyProber, "_check", check)
+    monkeypatch.setattr(key_probe, "AT_ONCE_MAX", at_most)
+    async with world_with(probe=True) as world:
+        now = ScaledClock().now()
+        for number in range(50):
+            await world.log.append(joined(f"e{number}", at=now, url=world.one.url, max_model_len=1000))
+        await eventually(lambda: len(checked) >= 50)
+
+    assert most == at_most
+
+
 async def test_a_verdict_on_a_life_that_is_over_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_probe, "EVENTS_WALL_SECONDS_MAX", 0.2)
     monkeypatch.setattr(key_probe, "REPEAT_WALL_SECONDS", 0.1)  # where a busy machine takes longer to publish
@@ -1190,6 +1214,38 @@ async def test_a_verdict_on_a_life_that_is_over_is_not_announced(monkeypatch: py
         publishing.cancel()
 
         assert {event.epoch for event in await _verdicts(world)} == {2}
+
+
+@pytest.mark.parametrize("secret", ["pointsman-development", "another"])
+async def test_what_another_ingress_found_of_its_keys_is_not_believed_of_ones_own(
+    secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its prompts are looked for under other keys where the secret is another one: no hit is exact."""
+    monkeypatch.setattr(key_probe, "EVENTS_WALL_SECONDS_MAX", 0.2)
+    async with world_with(engines_join=False, probe=True) as world:
+        for instance, engine in ((ONE, world.one), (TWO, world.two)):
+            await world.log.append(joined(instance, url=engine.url, max_model_len=1000))  # not heard of lately
+            await world.log.append(InstanceProbed(at=0.0, instance=instance, epoch=Epoch(1), parity=True))
+        async with world.post(COMPLETIONS, TOKENS) as before:
+            await before.read()
+        publishing = asyncio.create_task(_publish_blocks(world, _chain(secret)))
+        for instance in (ONE, TWO):
+            await world.log.append(reported(instance, 0, [], at=ScaledClock().now()))
+
+        async def is_exact() -> bool:
+            async with world.post(COMPLETIONS, TOKENS) as answer:
+                await answer.read()
+                return bool(answer.headers["x-pointsman-knowledge"] == "exact")
+
+        agrees = secret == "pointsman-development"
+        await eventually(is_exact if agrees else lambda: key_probe.KEYS_PART in world.board.lacks)
+        exact, lacks, verdicts = await is_exact(), world.board.lacks, await _verdicts(world)
+        publishing.cancel()
+
+    assert before.headers["x-pointsman-knowledge"] == "degraded", "nothing has been compared yet"
+    assert exact == agrees
+    assert "check secret" in lacks.get(key_probe.KEYS_PART, "check secret" if agrees else "")
+    assert [event.parity for event in verdicts] == [True], "the other's verdict stands"
 
 
 def _chain(secret: str) -> KeyChain:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import AnyCommand, LogEvent, encode
 from pointsman.contracts.commands import (
     CancelAnswered,
@@ -28,7 +29,13 @@ from pointsman.contracts.commands import (
     UndrainInstance,
 )
 from pointsman.contracts.decisions import LeaderElected, RequestPlaced
-from pointsman.contracts.fleet import InstanceEjected, InstanceRoleChanged, InstanceUnejected, LivenessTimeouts
+from pointsman.contracts.fleet import (
+    InstanceDraining,
+    InstanceEjected,
+    InstanceRoleChanged,
+    InstanceUnejected,
+    LivenessTimeouts,
+)
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import PrefillFinished, RequestAttemptFailed, RequestCancelled
 from pointsman.contracts.subjects import (
@@ -38,7 +45,10 @@ from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.ports import CommandTimeoutError, LogEntry, Reply, UnconfirmedWrites
 from pointsman.primitives import InstanceId, RequestId, Tenant, Term, WallSeconds
+from pointsman.runtime.engine_urls import EngineUrls
+from pointsman.runtime.health import HealthBoard
 from pointsman.simulation.replay import verify
+from pointsman_ingress.placement.fleet_view import FleetView
 from pointsman_lab.memory.log import Fault, MemoryLog
 from pointsman_scheduler import housekeeping
 from pointsman_scheduler.checkpoint_watch import CHECKPOINTS_PART
@@ -567,6 +577,38 @@ async def test_a_changed_role_is_told_again_behind_each_join_and_by_each_leader(
     assert rejoined[-2:] == ["InstanceJoined", "InstanceRoleChanged"]
     assert roles_told == ["decode"] * 3
     assert verify(await world.entries()).different == 0
+
+
+@in_virtual_time
+async def test_an_ingress_that_begins_behind_a_drain_knows_of_it_from_the_next_join_or_leader() -> None:
+    pool = SchedulerPool()
+    await pool.append(pool.joined("a"), pool.joined("b"))
+
+    async def is_told(times: int) -> bool:
+        return sum(isinstance(event, InstanceDraining) for event in await pool.events()) == times
+
+    async def reachable_from(first: int) -> list[str]:
+        """By an ingress that reads the log from there on."""
+        view = FleetView(ScaledClock(), HealthBoard(), EngineUrls.of(["http://*"]))
+        for entry in (await pool.entries())[first:]:
+            view._apply(entry)
+        return [instance.id for instance in view.reachable]
+
+    async with pool.leader() as service:
+        await eventually(lambda: service.leading)
+        await pool.operate(DrainInstance(instance=InstanceId("a"), reason="test"), action="drain")
+        join = len(await pool.entries())
+        await pool.append(pool.joined("a", epoch=2), pool.joined("b", epoch=2))
+        await eventually(lambda: is_told(2))
+        from_a_join = await reachable_from(join)
+    join = len(await pool.entries())
+    await pool.append(pool.joined("a", epoch=3), pool.joined("b", epoch=3))  # while none leads
+    async with pool.leader():
+        await eventually(lambda: is_told(3))
+        from_an_election = await reachable_from(join)
+
+    assert from_a_join == from_an_election == ["b"]
+    assert verify(await pool.entries()).different == 0
 
 
 @in_virtual_time

@@ -37,7 +37,7 @@ from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 from pointsman.state.state import PoolSettings
 from pointsman_cli.main import main
 from tests.support.commands import told_by, written
-from tests.support.events import BLOCK, given_up, joined, rejected
+from tests.support.events import BLOCK, given_up, joined, rejected, told_again_before_each_end
 from tests.support.headless import write_headless
 from tests.support.ingress_clock import WRONG_CLOCKS, with_ingress_clock
 from tests.support.recorded_log import rewritten
@@ -56,6 +56,15 @@ POLICIES = policy_set(
 @pytest.fixture(scope="module")
 def entries() -> list[LogEntry]:
     return ServedLog(requests=240, gap=0.4, pace={"engine-2": 3.0}, policies=POLICIES).entries
+
+
+def test_a_grant_that_an_ingress_tells_a_new_leader_is_not_when_the_request_was_sent(entries: list[LogEntry]) -> None:
+    plain, told = (
+        read_record(log, origin="", settings=PoolSettings(block_tokens=BLOCK)).outcome.rows
+        for log in (entries, told_again_before_each_end(entries))
+    )
+
+    assert [row.granted_at for row in told] == [row.granted_at for row in plain]
 
 
 def what_if(entries: list[LogEntry], directory: Path, *arguments: str) -> Result:

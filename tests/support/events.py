@@ -1,6 +1,6 @@
 """Events and commands with the fields that a test does not care about filled in."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import xor
 from typing import Any
@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from pointsman.contracts.block_keys import pack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, Run
-from pointsman.contracts.codec import encode
+from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.commands import FleetDescribed, InstanceDescribed, RouteGranted, RouteRequest
-from pointsman.contracts.decisions import RequestPlaced, RequestRejected
+from pointsman.contracts.decisions import RequestGranted, RequestPlaced, RequestRejected
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import InstanceJoined, InstanceReported, PrefillCost
 from pointsman.contracts.reasons import CancelCause, RejectReason
@@ -149,16 +149,32 @@ def no_instance(request: str, *, at: float, number: int = 10_000, as_of: int = 0
 
 def given_up_before_each_end(entries: Sequence[LogEntry]) -> list[LogEntry]:
     """The log as it would be if a leader had given up every request before its ingress ended it."""
+    return _before_each_end(
+        entries,
+        lambda end, sequence: given_up(
+            end.request, at=end.at, instance=end.instance, number=10_000 + sequence, as_of=sequence - 1
+        ),
+    )
+
+
+def told_again_before_each_end(entries: Sequence[LogEntry]) -> list[LogEntry]:
+    """The log as it would be if another leader had begun, and been told where each request is, before its end."""
+    return _before_each_end(
+        entries,
+        lambda end, _: RequestGranted(at=end.at - 0.001, request=end.request, instance=end.instance),
+    )
+
+
+def _before_each_end(
+    entries: Sequence[LogEntry], told: Callable[[RequestFinished | RequestFailed, int], LogEvent]
+) -> list[LogEntry]:
     found: list[LogEntry] = []
     sequences = {0: 0}
     for entry in entries:
         event = entry.event
         if isinstance(event, RequestFinished | RequestFailed):
             sequence = len(found) + 1
-            lost = given_up(
-                event.request, at=event.at, instance=event.instance, number=10_000 + sequence, as_of=sequence - 1
-            )
-            found.append(LogEntry.read(sequence, entry.subject, encode(lost)))
+            found.append(LogEntry.read(sequence, entry.subject, encode(told(event, sequence))))
         sequences[entry.sequence] = len(found) + 1
         if event is not None and event.stamp is not None:
             event = replace(event, stamp=replace(event.stamp, as_of=sequences[event.stamp.as_of]))

@@ -91,9 +91,10 @@ async def assembled(
         )
         served = []
         for name, link in links.items():
-            pool = _pool(shared, name, link, (pool_boards or {}).get(name, board))
+            pool_board = (pool_boards or {}).get(name, board)
+            pool = _pool(shared, name, link, pool_board)
             if settings.probe:
-                _probe(shared, pool, chance, salt=salts.salt(PROBE_GROUP, "") if salts else "")
+                _probe(shared, pool, pool_board, chance, salt=salts.salt(PROBE_GROUP, "") if salts else "")
             served.append(pool)
         pools = Pools(served, shared.hold)
         access_log = None
@@ -232,16 +233,24 @@ def _pool(shared: _Shared, name: PoolName, link: Link, board: HealthBoard) -> Po
         in_flight=in_flight,
         scheduler=scheduler,
         tokenizer=tokenizer,
-        block_keys=BlockKeys(secret=settings.secret.encode(), block_tokens=lambda: fleet.block_tokens),
+        block_keys=BlockKeys(
+            secret=settings.secret.encode(), block_tokens=lambda: fleet.block_tokens, proven=not settings.probe
+        ),
         events=link.log,
         retry_budget=RetryBudget(settings.retry_budget, name),
     )
 
 
-def _probe(shared: _Shared, pool: Pool, chance: Random, *, salt: str) -> None:
+def _probe(shared: _Shared, pool: Pool, board: HealthBoard, chance: Random, *, salt: str) -> None:
     """Starts it."""
     prober = KeyProber(
-        pool, engines=shared.engines, clock=shared.clock, supervisor=shared.supervisor, chance=chance, salt=salt
+        pool,
+        board=board,
+        engines=shared.engines,
+        clock=shared.clock,
+        supervisor=shared.supervisor,
+        chance=chance,
+        salt=salt,
     )
     shared.supervisor.start(prober.run(), name=f"probe-{pool.name}")
 

@@ -1,5 +1,6 @@
 """Verifies that our block keys equal each engine's; logs InstanceProbed. Sends a unique chat and waits for its last
-block key in the cache events. A prompt of token ids shows whether tokenization or the keys differ."""
+block key in the cache events. A prompt of token ids shows whether tokenization or the keys differ. What another ingress
+found is of its own secret, so ours are compared with one engine's all the same."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from pointsman.contracts.fleet import InstanceProbed
 from pointsman.ports import Clock, LogEntry, LogUnavailableError
 from pointsman.primitives import Epoch, InstanceId, Tokens, WallSeconds
 from pointsman.runtime.containment import contained
+from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.supervision import Supervisor
 from pointsman.state.fleet import Instance, Status
 from pointsman_ingress.endpoints import CHAT_COMPLETIONS, COMPLETIONS
@@ -31,9 +33,12 @@ log = structlog.get_logger()
 ANSWER_WALL_SECONDS_MAX: WallSeconds = WallSeconds(60.0)  # CPU engines prefill slowly
 EVENTS_WALL_SECONDS_MAX: WallSeconds = WallSeconds(10.0)  # until cache events show the prompt
 ATTEMPTS_MAX = 3
+AT_ONCE_MAX = 32
+"""Of a large fleet that joins at once; 1,500 probes together hold up the requests for seconds."""
 PAUSE_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 REPEAT_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
 REPEAT_WALL_SECONDS_MAX: WallSeconds = WallSeconds(600.0)  # after a mismatch or no answer
+KEYS_PART = "block keys"
 UNSALTED = "the engine ignores `cache_salt`, so that tenants share its cache, or its KV events do not tell it"
 
 Subject = tuple[InstanceId, Epoch, Tokens]  # a new leader may change the block size
@@ -46,6 +51,7 @@ class ProbeFailedError(Exception):
 @dataclass(eq=False)
 class KeyProber:
     pool: Pool
+    board: HealthBoard
     engines: EngineClient
     clock: Clock
     supervisor: Supervisor
@@ -53,6 +59,9 @@ class KeyProber:
     salt: str = ""
     """With cache isolation, so that it is probed too."""
     _probed: set[Subject] = field(default_factory=set, init=False)
+    _at_once: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE_MAX), init=False)
+    _proving: bool = field(default=False, init=False)
+    """At an engine that another ingress agrees with: one at a time."""
 
     async def run(self) -> None:
         """Runs without end; one task per instance."""
@@ -61,9 +70,12 @@ class KeyProber:
             self._probed = {known for known in self._probed if self.pool.fleet.get(known[0], known[1])}
             for instance in self.pool.fleet.instances:
                 subject = self._subject(instance)
-                due = instance.status is Status.READY and instance.cache != "no_events" and not self._agrees(instance)
+                agrees = self._agrees(instance)
+                due = not agrees or not (self.pool.block_keys.proven or self._proving)
+                due = due and instance.status is Status.READY and instance.cache != "no_events"
                 if due and subject not in self._probed and self.pool.fleet.fresh(instance):
                     self._probed.add(subject)
+                    self._proving |= agrees
                     self.supervisor.start(self._probe(instance, subject), name=f"probe-{instance.id}")
 
     def _subject(self, instance: Instance) -> Subject:
@@ -73,22 +85,33 @@ class KeyProber:
         return bool(instance.parity) and instance.block_tokens == self.pool.block_keys.block_tokens
 
     async def _probe(self, instance: Instance, subject: Subject) -> None:
-        """Until the log says that the keys agree: a verdict may be lost on its way."""
+        """Until the log says that the keys agree, as a verdict may be lost on its way, and ours do."""
         backoff = Backoff(REPEAT_WALL_SECONDS, REPEAT_WALL_SECONDS_MAX)
         current: Instance | None = instance
-        while current is not None and not self._agrees(current):
+        while current is not None and not (self._agrees(current) and self.pool.block_keys.proven):
             with contained("probe"):
                 verdict = await self._check_repeatedly(current) if current.serving else None
                 current = self._current(subject)
                 # No events come of an engine that is not followed: it may have restarted with blocks that do not fit.
-                if current and verdict and verdict[0] is not current.parity and (verdict[0] or current.serving):
-                    self._announce(current, parity=verdict[0], detail=verdict[1])
+                if current and verdict and (verdict[0] or current.serving):
+                    self._conclude(current, *verdict)
+            self._proving = False
             await self.clock.sleep_wall(backoff.next_wait())
             current = self._current(subject)
 
     def _current(self, subject: Subject) -> Instance | None:
         current = self.pool.fleet.get(subject[0], subject[1])
         return current if current is not None and self._subject(current) == subject else None
+
+    def _conclude(self, instance: Instance, parity: bool, detail: str) -> None:
+        if parity:
+            self.pool.block_keys.proven = True
+            self.board.restored(KEYS_PART)
+        elif instance.parity:
+            self.board.degraded(KEYS_PART, f"another ingress's agree with those of {instance.id}, but here {detail}")
+            return
+        if parity is not instance.parity:
+            self._announce(instance, parity=parity, detail=detail)
 
     def _announce(self, instance: Instance, *, parity: bool, detail: str) -> None:
         (log.info if parity else log.warning)("instance_probed", instance=instance.id, parity=parity, detail=detail)
@@ -100,7 +123,8 @@ class KeyProber:
     async def _check_repeatedly(self, instance: Instance) -> tuple[bool, str] | None:
         for _ in range(ATTEMPTS_MAX):
             try:
-                return await self._check(instance)
+                async with self._at_once:
+                    return await self._check(instance)
             except ProbeFailedError as error:
                 log.warning("probe_failed", instance=instance.id, reason=str(error))
                 await self.clock.sleep_wall(PAUSE_WALL_SECONDS)

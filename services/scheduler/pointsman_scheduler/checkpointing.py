@@ -21,7 +21,7 @@ from pointsman.ports import (
 from pointsman.primitives import Sequence, WallSeconds
 from pointsman.runtime.checkpoint_fingerprint import entry_digest
 from pointsman.runtime.containment import DeadLetterWatch
-from pointsman.runtime.recovery import LogBrokenError, Recovery, StartPoint
+from pointsman.runtime.recovery import LogBrokenError, Recovery, RestoredState
 from pointsman.state.checkpoint import encode_parts
 from pointsman.state.state import State
 
@@ -84,7 +84,7 @@ class Checkpointer:
             await self._until_overdue()
             log.info("checkpointer_resumes", newest=self._saved)
 
-    async def _fold(self, beginning: StartPoint) -> None:
+    async def _fold(self, beginning: RestoredState) -> None:
         """Returns once another process saves checkpoints. Raises LogBrokenError."""
         state = beginning.state
         self._end = beginning.end

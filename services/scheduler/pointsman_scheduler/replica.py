@@ -5,7 +5,7 @@ import asyncio
 from pointsman.ports import LogEntry
 from pointsman.primitives import Sequence
 from pointsman.runtime.containment import DeadLetterWatch
-from pointsman.runtime.recovery import StartPoint
+from pointsman.runtime.recovery import RestoredState
 from pointsman.state.state import State
 
 
@@ -26,7 +26,7 @@ class Replica:
         """Until `restart`: the log does not continue the State."""
         self._end = None
 
-    def restart(self, start: StartPoint) -> None:
+    def restart(self, start: RestoredState) -> None:
         self.state = start.state
         self._end = start.end
 

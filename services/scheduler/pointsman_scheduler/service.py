@@ -22,7 +22,7 @@ from pointsman.primitives import InstanceId, PoolName
 from pointsman.runtime.containment import contained
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_metrics import measure_log
-from pointsman.runtime.recovery import LogBrokenError, Recovery, StartPoint
+from pointsman.runtime.recovery import LogBrokenError, Recovery, RestoredState
 from pointsman.state.state import State
 from pointsman_scheduler.engine_url_guard import EngineUrlGuard
 from pointsman_scheduler.fleet_status import FleetWarnings
@@ -121,11 +121,11 @@ class SchedulerService:
             if (term := leader.leading) is not None:  # instances that joined or drained while no scheduler led
                 now = self.clock.now()
                 self.url_guard.refuse(term.dispatcher, now)
-                term.dispatcher.repeat_roles([instance.id for instance in self.state.fleet.instances], now)
+                term.dispatcher.repeat_roles_and_drains([i.id for i in self.state.fleet.instances], now)
                 term.dispatcher.relocate_pending(now)
                 await term.publish()
 
-    async def _fold(self, start: StartPoint) -> None:
+    async def _fold(self, start: RestoredState) -> None:
         """Raises LogBrokenError."""
         async for entry in self.recovery.entries(start):
             await self._on_entry(entry)
@@ -192,7 +192,7 @@ class SchedulerService:
         elif isinstance(event, FleetEvent):
             if isinstance(event, InstanceJoined):
                 self.url_guard.refuse(term.dispatcher, now)
-                term.dispatcher.repeat_roles([event.instance], now)
+                term.dispatcher.repeat_roles_and_drains([event.instance], now)
             term.dispatcher.relocate_pending(now)
             term.dispatcher.place_held(now)
         else:

@@ -288,6 +288,8 @@ class TrafficReader:
                 row.instance = event.instance
                 row.predicted_cached_tokens = row.prompt_tokens - event.uncached_tokens
                 row.migrations += 1
+            case RequestGranted() if event.stamp is None and row.first_token_at and event.instance == row.instance:
+                pass  # its ingress tells a new leader
             case RequestGranted():
                 row.instance, row.granted_at = event.instance, event.at
             case PrefillFinished():

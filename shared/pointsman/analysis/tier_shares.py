@@ -7,7 +7,9 @@ from pointsman.contracts.cache import Tier
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted, RequestMigrated, RequestPlaced, TierTokens, is_final_end
 from pointsman.contracts.requests import RequestArrived, RequestFinished
-from pointsman.primitives import RequestId, Tokens
+from pointsman.primitives import InstanceId, RequestId, Tokens
+
+NOWHERE: tuple[InstanceId, Tokens, list[TierTokens]] = (InstanceId(""), 0, [])
 
 
 def delivered_by_tier(hit_tokens: Tokens, loads: Iterable[TierTokens], delivered: Tokens) -> dict[Tier, Tokens]:
@@ -29,7 +31,7 @@ class TierCounter:
         self.tokens: dict[Tier, Tokens] = {}
         self.computed: Tokens = 0
         self._prompts: dict[RequestId, Tokens] = {}
-        self._placed: dict[RequestId, tuple[Tokens, list[TierTokens]]] = {}
+        self._placed: dict[RequestId, tuple[InstanceId, Tokens, list[TierTokens]]] = {}
 
     @property
     def shares(self) -> dict[str, float]:
@@ -44,9 +46,10 @@ class TierCounter:
                 self._prompts[event.request] = event.prompt_tokens
             case RequestPlaced() | RequestMigrated():
                 hit = self._prompts.get(event.request, 0) - event.uncached_tokens
-                self._placed[event.request] = max(0, hit), event.loads
+                self._placed[event.request] = event.instance, max(0, hit), event.loads
             case RequestGranted() if event.stamp is None:
-                self._placed.pop(event.request, None)  # its ingress chose the engine itself
+                if event.instance != self._placed.get(event.request, NOWHERE)[0]:
+                    self._placed.pop(event.request, None)  # its ingress chose the engine itself
             case RequestFinished():
                 self._finish(event)
             case _ if is_final_end(event):
@@ -55,7 +58,7 @@ class TierCounter:
                 pass
 
     def _finish(self, event: RequestFinished) -> None:
-        hit, loads = self._placed.get(event.request, (0, []))
+        _, hit, loads = self._placed.get(event.request, NOWHERE)
         self._forget(event.request)
         if event.cached_tokens < 0 or event.prompt_tokens < 0:
             return

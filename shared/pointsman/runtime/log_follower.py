@@ -10,7 +10,7 @@ from pointsman.ports import Checkpoints, Clock, EventLog, LogEntry
 from pointsman.primitives import EngineSeconds, Sequence, WallSeconds
 from pointsman.runtime.containment import DeadLetterWatch, contained
 from pointsman.runtime.health import HealthBoard
-from pointsman.runtime.recovery import LoadsOnly, LogBrokenError, Recovery, StartPoint
+from pointsman.runtime.recovery import LoadsOnly, LogBrokenError, Recovery, RestoredState
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.trackers.base import Tracker
 
@@ -76,7 +76,7 @@ class LogFollower:
             except LogBrokenError as error:
                 reason = str(error)
 
-    async def _begin(self, start: StartPoint) -> None:
+    async def _begin(self, start: RestoredState) -> None:
         self.state, self.first_sequence = start.state, 1
         elected = start.state.elected
         if start.label is not None and elected >= start.extent.first:

@@ -49,9 +49,9 @@ class _RetryLookUpError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class StartPoint:
-    """`label`: the checkpoint it came from. `passed_over`: others that were looked at and not used: unreadable, of another
-    fold, or beyond the end of a log that lost its tail."""
+class RestoredState:
+    """What a fold of the log goes on from. `label`: the checkpoint it came from; None: it is empty. `passed_over`: others that
+    were looked at and not used: unreadable, of another fold, or beyond the end of a log that lost its tail."""
 
     state: State
     extent: LogExtent
@@ -121,16 +121,16 @@ class Recovery:
         self.form = checkpoint_form(empty_state())
         telemetry.LOG_FOLDED_WHOLE.show_zeros(pool=board.pool)
 
-    async def begin(self) -> StartPoint:
+    async def begin(self) -> RestoredState:
         extent, found = await self._extent_and_checkpoint()
         if found is not None:
             label, state = found
             log.info("checkpoint_restored", as_of=label.as_of, entries_behind=extent.last - label.as_of)
-            return StartPoint(state, extent, label, frozenset(self._passed_over - {label}))
+            return RestoredState(state, extent, label, frozenset(self._passed_over - {label}))
         if extent.first > 1:
             log.warning("log_truncated", first=extent.first, lost="what was known before, until workers report again")
         self._tell_why_whole(extent)
-        return StartPoint(self._empty_state(), extent, None, frozenset(self._passed_over))
+        return RestoredState(self._empty_state(), extent, None, frozenset(self._passed_over))
 
     def _tell_why_whole(self, extent: LogExtent) -> None:
         """The start takes as long as the log is. Loudly if there are, or may be, checkpoints of this log."""
@@ -147,7 +147,7 @@ class Recovery:
             form=self.form,
         )
 
-    async def entries(self, beginning: StartPoint) -> AsyncIterator[LogEntry]:
+    async def entries(self, beginning: RestoredState) -> AsyncIterator[LogEntry]:
         """Yields entries after `beginning.state`, without end. Raises LogBrokenError."""
         label = beginning.label
         async with aclosing(self._log.read(label.as_of if label else beginning.extent.first)) as reading:  # type: ignore[type-var]

@@ -202,13 +202,22 @@ class Instance:
 
 class _Roster(NamedTuple):
     """Who serves. Names are sorted: rings and ties depend on the order. `able`: `ready` and `decoders`. `on_trial`: half-open
-    instances. `shortest_context`: the least `max_model_len`; 0: none is known."""
+    instances. `shortest_context`: no known `max_model_len` is less; 0: none is known."""
 
     ready: tuple[InstanceId, ...]
     decoders: tuple[InstanceId, ...]
     able: frozenset[InstanceId]
     on_trial: tuple[InstanceId, ...]
     shortest_context: Tokens
+
+    def without(self, instance: InstanceId) -> "_Roster | None":
+        """None: others may serve in its place."""
+        if instance not in self.able:
+            return self
+        ready, decoders = (tuple(name for name in names if name != instance) for names in (self.ready, self.decoders))
+        if self.on_trial or (self.ready and not ready) or (self.decoders and not decoders):
+            return None
+        return self._replace(ready=ready, decoders=decoders, able=self.able - {instance})
 
 
 class Fleet:
@@ -444,8 +453,8 @@ class Fleet:
         self._instances.pop(instance, None)
         roster, model = self._roster, self.model
         self._changed(instance)
-        if roster is not None and instance not in roster.able and self.model == model:
-            self._roster = roster
+        if roster is not None and self.model == model:
+            self._roster = roster.without(instance)
 
     def _changed(self, name: InstanceId) -> None:
         self._roster = None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from typing_extensions import override
 
+from pointsman.analysis.placed_alone import is_placed_alone
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.fleet import EjectionCause, InstanceEjected, InstanceReported
@@ -62,7 +63,7 @@ class EngineFailures(Examiner):
     @override
     def before(self, event: LogEvent, state: State) -> None:
         match event:
-            case RequestGranted():
+            case RequestGranted() if event.stamp is not None or is_placed_alone(event, state):
                 self._granted += 1
                 self._engine(event.instance).granted += 1
             case RequestAttemptFailed() if not event.status and (hang := self.hangs.of_attempt(event)):

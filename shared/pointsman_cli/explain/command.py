@@ -28,7 +28,7 @@ from pointsman_cli.terminal import output_console, say
     "--slowest",
     type=Whole(Bounds(1, 1000)),
     metavar="N",
-    help="List the N answered requests with the longest time to first token; with 1, explain it.",
+    help="List the N ended requests that waited longest for their first token, or without one for their end; with 1, explain it.",
 )
 @click.option("--since", metavar="MOMENT", help=f"With --slowest: of those that arrived from {MOMENT_HELP}.")
 @click.option(

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import nlargest
 
-from pointsman.contracts.decisions import RequestGranted, is_final_end
-from pointsman.contracts.requests import RequestArrived, RequestEvent, RequestFinished
+from pointsman.contracts.decisions import RequestEnd, RequestGranted, counts_as_end, is_final_end
+from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestEvent, RequestFinished
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Sequence, Tenant, Tokens
 from pointsman.state.workload import NO_INSTANCE
@@ -46,9 +46,13 @@ class Slow:
     arrived_at: EngineSeconds
     slo_ttft: EngineSeconds | None = None
     """None where the log has no arrival: an ingress placed it alone."""
+    clock_offset: EngineSeconds = 0.0
     prompt_tokens: Tokens = -1
     cached_tokens: Tokens = 0
-    ttft: EngineSeconds = 0.0
+    ttft: EngineSeconds | None = None
+    waited: EngineSeconds = 0.0
+    """For its first token, or without one until its end."""
+    end: RequestEnd | None = None
     granted_at: EngineSeconds | None = None
 
     @property
@@ -57,12 +61,21 @@ class Slow:
 
     @property
     def is_late(self) -> bool:
-        return self.slo_ttft is not None and self.ttft > self.slo_ttft
+        return self.slo_ttft is not None and self.waited > self.slo_ttft
 
-    def finish(self, event: RequestFinished) -> None:
-        self.ttft, self.instance, self.cached_tokens = event.ttft, event.instance, event.cached_tokens
-        if self.slo_ttft is None:
-            self.arrived_at, self.prompt_tokens = event.at - event.e2e, event.prompt_tokens
+    def grant(self, event: RequestGranted) -> None:
+        if event.stamp is None and self.granted_at is not None and event.instance == self.instance:
+            return  # its ingress tells a new leader
+        self.granted_at, self.instance = event.at, event.instance
+
+    def finish(self, event: RequestEnd) -> None:
+        self.end = event
+        if isinstance(event, RequestFinished):
+            self.ttft, self.instance, self.cached_tokens = event.ttft, event.instance, event.cached_tokens
+            if self.slo_ttft is None:
+                self.arrived_at, self.prompt_tokens = event.at - event.e2e, event.prompt_tokens
+        ended_at = event.at if event.stamp is not None else event.at + self.clock_offset
+        self.waited = max(0.0, ended_at - self.arrived_at) if self.ttft is None else self.ttft
 
 
 def request_named(history: History, text: str, read: Read) -> Found:
@@ -135,15 +148,15 @@ def _from_the_end(history: History, read: Read) -> Iterator[LogEntry]:
 
 
 def slowest_requests(entries: Iterable[LogEntry], count: int) -> list[Slow]:
-    """Answered requests, longest TTFT first. Raises HistoryError."""
-    slowest = nlargest(count, _answered(entries))
+    """Requests that have ended, however, longest wait first. Raises HistoryError."""
+    slowest = nlargest(count, _ended(entries))
     if not slowest:
-        raise HistoryError("no request was answered")
+        raise HistoryError("no request has ended")
     return [slow for _, _, slow in slowest]
 
 
-def _answered(entries: Iterable[LogEntry]) -> Iterator[tuple[EngineSeconds, int, Slow]]:
-    """TTFT, negated sequence, and request."""
+def _ended(entries: Iterable[LogEntry]) -> Iterator[tuple[EngineSeconds, int, Slow]]:
+    """Seconds waited, negated sequence, and request."""
     in_flight: dict[RequestId, Slow] = {}
     for entry in entries:
         event = entry.event
@@ -157,26 +170,34 @@ def _answered(entries: Iterable[LogEntry]) -> Iterator[tuple[EngineSeconds, int,
                 slo_ttft=event.slo_ttft,
                 prompt_tokens=event.prompt_tokens,
                 granted_at=placed.granted_at if placed is not None else None,
+                instance=placed.instance if placed is not None else NO_INSTANCE,
+                clock_offset=event.clock_offset,
             )
             _keep(in_flight, arrived)
         elif isinstance(event, RequestGranted):
             slow = in_flight.get(event.request)
             if slow is not None:
-                slow.granted_at = event.at
+                slow.grant(event)
             elif event.stamp is None:
                 alone = Slow(
                     request=event.request,
                     sequence=entry.sequence,
                     tenant=event.tenant,
+                    instance=event.instance,
                     arrived_at=event.at,
                     granted_at=event.at,
                 )
                 _keep(in_flight, alone)
-        elif is_final_end(event):
-            slow = in_flight.pop(event.request, None)
-            if slow is not None and isinstance(event, RequestFinished):
+        elif isinstance(event, PrefillFinished):
+            if event.stamp is None and (slow := in_flight.get(event.request)) is not None and slow.ttft is None:
+                slow.ttft = event.ttft
+        elif isinstance(event, RequestEnd) and (slow := in_flight.get(event.request)) is not None:
+            if counts_as_end(event, slow.end):
                 slow.finish(event)
-                yield event.ttft, -entry.sequence, slow
+            if is_final_end(event):
+                del in_flight[event.request]
+                yield slow.waited, -entry.sequence, slow
+    yield from ((slow.waited, -slow.sequence, slow) for slow in in_flight.values() if slow.end is not None)
 
 
 def _keep(in_flight: dict[RequestId, Slow], slow: Slow) -> None:

@@ -38,7 +38,8 @@ BAR_STYLES = {
     "decoding": "green",
 }
 SLOWEST_COLUMNS = (
-    "request", "arrived", "instance", "tenant", ">TTFT", ">objective", ">before the grant", ">after it", ">prompt", ">cached",
+    "request", "arrived", "instance", "tenant", "end", ">waited", ">objective", ">before the grant", ">after it", ">prompt",
+    ">cached",
 )  # fmt: skip
 CANDIDATE_COLUMNS = (
     "", "instance", "status", "cache known", ">hit blocks", ">promised", ">to compute", ">queue", ">prefill", ">TTFT",
@@ -85,10 +86,11 @@ def show_slowest(console: Console, slowest: Sequence[Slow], speed: float) -> Non
             f"{wall_time(slow.arrived_at, speed):%Y-%m-%d %H:%M:%S}",
             slow.instance,
             slow.tenant or "-",
-            Text(seconds(slow.ttft), style=ENDED_LATE if slow.is_late else ""),
+            type(slow.end).__name__.removeprefix("Request").lower(),
+            Text(seconds(slow.waited), style=ENDED_LATE if slow.is_late else ""),
             "-" if slow.slo_ttft is None else seconds(slow.slo_ttft),
             "-" if queued is None else seconds(queued),
-            "-" if queued is None else seconds(slow.ttft - queued),
+            "-" if queued is None else seconds(slow.waited - queued),
             f"{slow.prompt_tokens:,}" if slow.prompt_tokens >= 0 else "-",
             f"{slow.cached_tokens:,}" if slow.cached_tokens >= 0 else "-",
         )

@@ -13,7 +13,7 @@ def phases_of(timeline: RequestTimeline) -> list[Phase]:
     first = ("gone", "before its first entry that is left") if timeline.arrived_before_the_log else ("way", way)
     marks: list[tuple[EngineSeconds, str, str, InstanceId]] = [(timeline.arrived_at, *first, InstanceId(""))]
     for entry in timeline.entries:
-        if entry.event is not None and entry.sequence not in timeline.fenced:
+        if entry.event is not None and entry.sequence not in timeline.passed_over:
             marks += _marks(entry.event, timeline)
     marks.sort(key=lambda mark: mark[0])  # an ingress's event may precede its cause in the log
     over = timeline.end.at if timeline.end else max(timeline.last_at, marks[-1][0])

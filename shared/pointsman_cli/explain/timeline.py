@@ -8,7 +8,13 @@ from msgspec import structs
 from pointsman.analysis.log_delays import LogDelays
 from pointsman.analysis.log_time import LogTime
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import LeaderElected, MigrationRefused, RequestGranted, counts_as_end
+from pointsman.contracts.decisions import (
+    LeaderElected,
+    MigrationRefused,
+    RequestGranted,
+    RequestHandedOver,
+    counts_as_end,
+)
 from pointsman.contracts.envelope import Stamp, is_fenced
 from pointsman.contracts.requests import (
     PrefillFinished,
@@ -19,7 +25,7 @@ from pointsman.contracts.requests import (
     RequestFinished,
 )
 from pointsman.ports import LogEntry
-from pointsman.primitives import EngineSeconds, RequestId, Sequence, Term
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Sequence, Term
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.explain.decisions import Decision, add_decisions
 from pointsman_cli.explain.phases import phases_of
@@ -43,7 +49,7 @@ def timeline_of(
     points = [
         entry
         for entry in timeline.entries
-        if isinstance(entry.event, Decision | RequestGranted) and entry.sequence not in timeline.fenced
+        if isinstance(entry.event, Decision | RequestGranted) and entry.sequence not in timeline.passed_over
     ]
     start = base
     if start is None:
@@ -76,6 +82,7 @@ def _outline(
             timeline.entries.append(entry)
             if is_fenced(event.stamp, term):
                 timeline.fenced.add(entry.sequence)
+    timeline.passed_over = timeline.fenced | _told_again(timeline)
     counted = [entry.event for entry in timeline.entries if entry.sequence not in timeline.fenced]
     arrival = next((event for event in counted if isinstance(event, RequestArrived)), None)
     if arrival is not None:
@@ -90,6 +97,21 @@ def _outline(
     until = timeline.last_at if timeline.ttft is None else timeline.arrived_at + timeline.ttft
     timeline.log_slow = delays.seconds_within(timeline.arrived_at, until)
     return timeline
+
+
+def _told_again(timeline: RequestTimeline) -> set[Sequence]:
+    """What its ingress told a new leader, who may not have known it, and the log has already."""
+    told_again: set[Sequence] = set()
+    newest: dict[type[LogEvent], tuple[int, InstanceId]] = {}
+    for entry in timeline.entries:
+        event = entry.event
+        if entry.sequence in timeline.fenced or not isinstance(event, RequestGranted | RequestHandedOver):
+            continue
+        sent = event.attempt, event.instance
+        if event.stamp is None and newest.get(type(event)) == sent:
+            told_again.add(entry.sequence)
+        newest[type(event)] = sent
+    return told_again
 
 
 def _failed_before(entries: Iterable[LogEntry], arrival: RequestArrived) -> list[RequestAttemptFailed]:

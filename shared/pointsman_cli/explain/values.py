@@ -185,6 +185,8 @@ class RequestTimeline:
     entries: list[LogEntry] = field(default_factory=list)
     elected: set[Term] = field(default_factory=set)
     fenced: set[Sequence] = field(default_factory=set)
+    passed_over: set[Sequence] = field(default_factory=set)
+    """Of its time: `fenced`, and grants and hand-overs that its ingress told a new leader as well."""
     answers: Answers = 1
     """Known with its first decision."""
     decisions: list[DecisionRecord] = field(default_factory=list)

@@ -191,6 +191,19 @@ def test_tiers_count_a_request_that_a_leader_gave_up_if_its_ingress_ends_it() ->
     assert tiers.tokens == {"device": TOKENS - 2 * BLOCK, "host": 2 * BLOCK}
 
 
+@pytest.mark.parametrize(("grant_at", "host"), [("a", 2 * BLOCK), ("b", 0)])
+def test_a_grant_that_an_ingress_tells_a_new_leader_is_no_choice_of_its_own(grant_at: str, host: int) -> None:
+    told, tiers = Told(), TierCounter()
+    placement = replace(told.places("r1", "a", PROMPT, at=1.0, hit=4), loads=[TierTokens("host", 2 * BLOCK)])
+    grant = RequestGranted(at=2.0, request=RequestId("r1"), instance=InstanceId(grant_at))
+    end = told.ends("r1", grant_at, at=3.0, cached=TOKENS)
+    for event in (arrived("r1", at=1.0, prompt_tokens=TOKENS), placement, grant, end):
+        tiers.apply(event)
+
+    assert tiers.tokens.get("host", 0) == host
+    assert sum(tiers.tokens.values()) == TOKENS
+
+
 def test_what_was_not_delivered_although_nothing_was_removed_was_not_there() -> None:
     told = Told()
     told.tell(stored("a", 1, PROMPT, at=2.0))

@@ -77,6 +77,7 @@ from tests.support.events import (
     placed,
     reported,
     stored,
+    told_again_before_each_end,
     with_several_answers,
 )
 from tests.support.failing_pool import FailingPool
@@ -853,6 +854,17 @@ def test_a_prefill_engine_that_names_no_kv_cache_is_told() -> None:
     assert found.what.startswith("p1 named no KV cache after the prefills of 1 request:")
     assert found.evidence == ["for example r-1"]
     assert not examined(log(), MissingTransfers).findings
+
+
+def test_grants_that_ingresses_tell_a_new_leader_are_no_requests_that_were_sent(tmp_path: Path) -> None:
+    pool = FailingPool(policies=failing_policies(max_ejection_share=0.0))
+    pool.serve(40, sick=InstanceId("a"))
+    plain, told = (
+        next(finding for finding in diagnosed(log, tmp_path)[1] if finding["area"] == "engines")["what"]
+        for log in (pool.log, told_again_before_each_end(pool.log))
+    )
+
+    assert told == plain
 
 
 def test_of_failures_where_no_kv_cache_came_the_engines_that_prefilled_are_named() -> None:

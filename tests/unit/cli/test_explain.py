@@ -12,18 +12,20 @@ from msgspec.structs import replace
 
 from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import MigrationRefused, RequestGranted, RequestPlaced
+from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.requests import (
     PrefillFinished,
     RequestArrived,
     RequestAttemptFailed,
     RequestCancelled,
+    RequestFailed,
     RequestFinished,
 )
 from pointsman.contracts.subjects import subject_of
 from pointsman.policies.dispatch.recording import Recording
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
-from pointsman.primitives import InstanceId, PoolName, RequestId, Tenant
+from pointsman.primitives import InstanceId, PoolName, RequestId, Tenant, Term
 from pointsman.simulation.replay import pool_settings
 from pointsman_cli.explain.causes import Cause
 from pointsman_cli.explain.diagnosis import reasons_and_details, verdict
@@ -32,11 +34,15 @@ from pointsman_cli.history.bundle import BundleHistory
 from pointsman_cli.main import main
 from tests.support.commands import told_by, written
 from tests.support.events import (
+    arrived,
+    first_token,
     fleet_described,
     given_up,
     given_up_before_each_end,
     joined,
+    rejected,
     route,
+    told_again_before_each_end,
     with_several_answers,
 )
 from tests.support.failing_pool import FailingPool
@@ -344,6 +350,52 @@ def test_the_slowest_of_a_log_are_also_those_that_an_ingress_placed_alone(
     assert slowest[0]["prompt_tokens"] == 300
     assert all(row["request"] != "alone" for row in slowest[1:])
     assert re.search(r"alone .*engine-1 .*acme .*4.400 s .* - .*4.000 s .*0.400 s .*300", shown)
+
+
+def test_a_grant_that_an_ingress_tells_a_new_leader_changes_nothing_that_is_told(
+    slowed: list[LogEntry], tmp_path: Path
+) -> None:
+    settings, again = pool_settings(slowed), told_again_before_each_end(slowed)
+    for request in ("r-25", "r-60", "r-199"):
+        plain, told = (timeline_of(log, RequestId(request), settings) for log in (slowed, again))
+
+        assert len(told.entries) == len(plain.entries) + 1
+        assert told.phases == plain.phases
+        assert [grant.after_seconds for grant in told.grants] == [grant.after_seconds for grant in plain.grants]
+        assert verdict(told) == verdict(plain)
+    assert explain(again, tmp_path, "--slowest", "30").stdout == explain(slowed, tmp_path, "--slowest", "30").stdout
+
+
+def test_the_slowest_are_also_those_that_were_refused_failed_or_were_given_up(
+    slowed: list[LogEntry], tmp_path: Path
+) -> None:
+    """Longer than any other: a wait is to the first token or, without one, to the end, by the leader's clock."""
+    at, stamp = slowed[-1].event.at if slowed[-1].event else 0.0, Stamp(term=Term(1), number=90_000, as_of=0)
+    told: list[LogEvent] = [
+        *(arrived(name, at=at, arrived_at=at) for name in ("held", "lost", "cut")),
+        arrived("failed", at=at, arrived_at=at + 3600.0, sent_at=at + 3600.0),
+        RequestGranted(at=at + 1.0, request=RequestId("failed"), instance=InstanceId("engine-1")),
+        replace(first_token("cut", "engine-1", at=at + 0.2), ttft=0.2),
+        RequestFailed(at=at + 3600.0 + 50.0, request=RequestId("failed"), reason="engine_failed", status=502),
+        rejected("held", "no_instance", at=at + 60.0, stamp=stamp),
+        given_up("lost", at=at + 40.0, number=90_001),
+        RequestFailed(at=at + 90.0, request=RequestId("cut"), reason="engine_failed", status=502),
+    ]
+    entries = list(slowed)
+    for event in told:
+        entries.append(LogEntry.read(entries[-1].sequence + 1, subject_of(PoolName("default"), event), encode(event)))
+
+    slowest = json.loads(explain(entries, tmp_path, "--slowest", "300", "--json").stdout)["slowest"]
+    shown = explain(entries, tmp_path, "--slowest", "3").output
+    waited = {row["request"]: (row["waited"], row["ttft"]) for row in slowest}
+
+    assert [row["request"] for row in slowest[:3]] == ["held", "failed", "lost"]
+    assert [waited[name][0] for name in ("held", "failed", "lost")] == pytest.approx([60.0, 50.0, 40.0])
+    assert waited["failed"][1] is None
+    assert waited["cut"] == (0.2, 0.2), "it was cut off later, but did not begin late"
+    assert re.search(r"held .*rejected .*60.0 s", shown)
+    assert re.search(r"failed .*engine-1 .*failed .*50.0 s .*1.000 s .*49.0 s", shown)
+    assert re.search(r"lost .*cancelled .*40.0 s", shown)
 
 
 def test_ids_may_be_cut_but_must_mean_one_request(slowed: list[LogEntry], tmp_path: Path) -> None:

@@ -20,7 +20,14 @@ from pointsman.contracts.decisions import (
 from pointsman.contracts.envelope import Stamp, is_fenced
 from pointsman.contracts.fleet import InstanceLeft
 from pointsman.contracts.reasons import CancelCause, FailReason, RejectReason
-from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestEvent, RequestFailed, RequestFinished
+from pointsman.contracts.requests import (
+    PrefillFinished,
+    RequestArrived,
+    RequestCancelled,
+    RequestEvent,
+    RequestFailed,
+    RequestFinished,
+)
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import Epoch, InstanceId, RequestId, Tenant, Term
@@ -165,6 +172,17 @@ def test_a_request_that_its_leader_gave_up_and_its_ingress_ended_counts_once() -
 
     assert tenants_view(told).tenants == tenants_view(plain).tenants
     assert figures[0] == figures[1]
+
+
+def test_a_grant_that_an_ingress_tells_a_new_leader_puts_no_request_back() -> None:
+    entries = [entry for entry in ServedLog().entries if not isinstance(entry.event, RequestFinished)]
+    ends = {entry.event.request: entry.event.instance for entry in entries if isinstance(entry.event, PrefillFinished)}
+    told = [RequestGranted(at=99.0, request=name, instance=at) for name, at in ends.items()]
+    again = [*entries, *(LogEntry(len(entries) + n, "pm.default.request.r", b"", e) for n, e in enumerate(told, 1))]
+    plain, seen = (requests_view(observed(log), RequestFilter(limit=10_000)).requests for log in (entries, again))
+
+    assert len(told) > 50
+    assert seen == plain
 
 
 @pytest.mark.parametrize("end", [given_up("r", at=2.0), no_instance("r", at=2.0)])

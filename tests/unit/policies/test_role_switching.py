@@ -187,10 +187,10 @@ def test_a_reader_that_begins_with_a_later_join_is_told_the_role_again() -> None
     pool.happens(join_again(P1, "prefill", 2))
     read_from = len(pool.log) - 1
 
-    [told] = pool.decides(pool.dispatcher.repeat_roles([P1], 5.1))
-    untold = pool.decides(pool.dispatcher.repeat_roles([P2, D1, InstanceId("absent")], 5.1))
+    [told] = pool.decides(pool.dispatcher.repeat_roles_and_drains([P1], 5.1))
+    untold = pool.decides(pool.dispatcher.repeat_roles_and_drains([P2, D1, InstanceId("absent")], 5.1))
     pool.drains(P1, 5.2, "prefill")
-    draining = pool.dispatcher.repeat_roles([P1], 5.3)
+    for_a_role = pool.dispatcher.repeat_roles_and_drains([P1], 5.3)
     later = State(PoolSettings())
     for entry in pool.log[read_from : read_from + 2]:
         later.apply_entry(entry)
@@ -198,8 +198,27 @@ def test_a_reader_that_begins_with_a_later_join_is_told_the_role_again() -> None
     assert isinstance(told, InstanceRoleChanged)
     assert (told.instance, told.epoch, told.role, told.left) == (P1, 2, "decode", 0)
     assert untold == []
-    assert draining == [], "it would end the drain"
+    assert for_a_role == [], "it would end the drain"
     assert later.fleet[P1].role == pool.state.fleet[P1].role == "decode"
+    assert pool.proven
+
+
+@pytest.mark.parametrize("leaving", [False, True])
+def test_a_reader_that_begins_with_a_later_join_is_told_of_the_drain_again(leaving: bool) -> None:
+    pool = Pool()
+    pool.decides(pool.dispatcher.drain(P1, "asked", 1.0, leaving=leaving, by="alice"))
+    pool.happens(join_again(P1, "prefill", 2))
+    read_from = len(pool.log) - 1
+
+    [told] = pool.decides(pool.dispatcher.repeat_roles_and_drains([P1, P2], 5.1))
+    later = State(PoolSettings())
+    for entry in pool.log[read_from:]:
+        later.apply_entry(entry)
+
+    assert isinstance(told, InstanceDraining)
+    assert told.by == "", "nobody asked for it now"
+    for state in (pool.state, later):
+        assert (state.fleet[P1].draining, state.fleet[P1].leaving) == (True, leaving)
     assert pool.proven
 
 

@@ -2,8 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations_with_replacement, product
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
@@ -16,7 +19,8 @@ from pointsman.state.state import PoolSettings, State
 from tests.support.events import joined, reported
 
 NAMES = st.sampled_from(["a", "b", "c", "d", "e"]).map(InstanceId)
-ROLES = st.sampled_from(["both", "prefill", "decode"])
+ROLES: tuple[Role, ...] = ("both", "prefill", "decode")
+STANDINGS = ("ready", "ejected", "half open", "suspected")
 JOINS = st.builds(
     lambda name, fields: ("join", name, fields),
     NAMES,
@@ -26,14 +30,14 @@ JOINS = st.builds(
             "model": st.sampled_from(["", "m", "n", "o"]),
             "kv_capacity_tokens": st.integers(-1, 3),
             "fetches": st.booleans(),
-            "role": ROLES,
+            "role": st.sampled_from(ROLES),
             "role_switching": st.booleans(),
         }
     ),
 )
 OTHERS = st.one_of(
     st.tuples(st.just("report"), NAMES, st.booleans()),
-    st.tuples(st.just("role"), NAMES, ROLES),
+    st.tuples(st.just("role"), NAMES, st.sampled_from(ROLES)),
     st.tuples(st.just("leave"), NAMES, st.none()),
     st.tuples(st.just("restart"), NAMES, st.none()),
 )
@@ -94,6 +98,47 @@ def test_a_change_of_one_instance_looks_through_no_others() -> None:
         assert fleet.ready == ("engine-00",)
 
     assert listing.times <= 4
+
+
+@dataclass(frozen=True)
+class Length:
+    """A prompt that demands nothing else."""
+
+    context_tokens: int
+    adapter: str = ""
+    alias: str = ""
+
+
+@pytest.mark.parametrize("leaving", list(product(ROLES, STANDINGS, (1, 2))))
+def test_who_serves_once_an_instance_has_left_is_who_would_if_it_had_never_been_there(
+    leaving: tuple[Role, str, int],
+) -> None:
+    """The list is kept where it can be: 3,000 that leave together took a minute."""
+    for others in combinations_with_replacement(product(ROLES, STANDINGS, (1, 2)), 2):
+        fleet, without = fleet_of(*others, leaving), fleet_of(*others)
+        assert set(fleet.ready) <= fleet.able  # it is listed
+        fleet.leave(InstanceId("e2"))
+
+        assert served(fleet) == served(without), f"beside {others}"
+
+
+def fleet_of(*kinds: tuple[Role, str, int]) -> Fleet:
+    fleet = Fleet()
+    for number, (role, standing, length) in enumerate(kinds):
+        name = InstanceId(f"e{number}")
+        fleet.join(joined(name, role=role, max_model_len=length))
+        if standing == "suspected":
+            fleet.suspect(name)
+        elif standing == "ejected":
+            fleet.eject(name)
+        elif standing == "half open":
+            fleet.uneject(name, half_open=True)
+    return fleet
+
+
+def served(fleet: Fleet) -> Sequence[object]:
+    by_length = [fleet.ready_for(Length(tokens)) for tokens in (1, 2)]
+    return fleet.ready, fleet.decoders, fleet.able, fleet.on_trial, by_length
 
 
 def most_served(instances: Sequence[Instance]) -> str:

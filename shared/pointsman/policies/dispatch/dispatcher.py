@@ -84,8 +84,8 @@ class Dispatcher(DecisionContext):
     def change_roles(self, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, fleet_care.change_roles)
 
-    def repeat_roles(self, instances: Iterable[InstanceId], now: EngineSeconds) -> list[LogEvent]:
-        return self._run(now, fleet_care.repeat_roles, instances)
+    def repeat_roles_and_drains(self, instances: Iterable[InstanceId], now: EngineSeconds) -> list[LogEvent]:
+        return self._run(now, fleet_care.repeat_roles_and_drains, instances)
 
     def undrain(self, instance: InstanceId, now: EngineSeconds, *, by: str = "") -> list[LogEvent]:
         return self._run(now, fleet_care.undrain, instance, by=by)

@@ -171,6 +171,8 @@ class Tenure:
                 dispatcher.check_liveness(event.patience, now, others)  # it has no evidence of others
             case InstanceLeft() if event.refused:
                 dispatcher.refuse(event.instance, event.reason, now)
+            case InstanceDraining() if self._drains_so(event):
+                dispatcher.repeat_roles_and_drains([event.instance], now)
             case InstanceDraining():
                 dispatcher.drain(
                     event.instance, event.reason, now, leaving=event.leaving, by=event.by, becomes=event.becomes
@@ -180,7 +182,7 @@ class Tenure:
                 if known_instance is not None and known_instance.becomes:
                     dispatcher.change_roles(now)
                 else:
-                    dispatcher.repeat_roles([event.instance], now)
+                    dispatcher.repeat_roles_and_drains([event.instance], now)
             case InstanceUndrained():
                 dispatcher.undrain(event.instance, now, by=event.by)
             case ApiKeyChanged():
@@ -204,6 +206,10 @@ class Tenure:
             if isinstance(event, RequestPlaced | RequestRejected) and event.request == request:
                 return event
         return None
+
+    def _drains_so(self, event: InstanceDraining) -> bool:
+        known = self._state.fleet.get(event.instance)
+        return known is not None and known.draining and (known.leaving, known.becomes) == (event.leaving, event.becomes)
 
     def _told(self, event: PrefillFinished) -> SentRequest | None:
         """By its ingress; None: its leader assumed it."""

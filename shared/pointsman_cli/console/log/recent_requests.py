@@ -26,7 +26,7 @@ from pointsman.contracts.requests import (
     RequestFinished,
 )
 from pointsman.primitives import EngineSeconds, RequestId, Sequence, Tokens
-from pointsman.state.workload import Stage
+from pointsman.state.workload import UNGRANTED, Stage
 from pointsman_cli.console.views import Lateness
 
 REQUESTS_MAX = 10_000
@@ -69,6 +69,10 @@ class RecentRequest:
 
     def takes(self, event: RequestEvent) -> bool:
         return self.end is None or counts_as_end(event, self.end)
+
+    def is_told_again(self, event: RequestGranted | RequestHandedOver) -> bool:
+        """Its ingress tells a new leader where it is."""
+        return event.stamp is None and self.stage not in UNGRANTED and self.instance == event.instance
 
     @property
     def judged(self) -> bool:
@@ -170,6 +174,8 @@ class RecentRequests:
                 known.stage, known.instance, known.moves = Stage.PENDING.value, event.instance, known.moves + 1
                 known.predicted_ttft = event.predicted_ttft
                 known.predicted_cached_tokens = min(known.prompt_tokens, event.hit_blocks * self.block_tokens)
+            case RequestGranted() | RequestHandedOver() if known.is_told_again(event):
+                pass
             case RequestGranted():
                 known.stage, known.instance, known.granted_at = Stage.PREFILL.value, event.instance, event.at
             case RequestHandedOver():
