@@ -47,13 +47,13 @@ def main(settings: WorkerSettings) -> None:
       pointsman-worker --discover file:engines.toml --discover dns:vllm.example:8000
         --kv-endpoint tcp://{host}:5557 --kv-replay-endpoint tcp://{host}:5558
     """
-    listed = listed_targets(settings)
     start_logs(settings)
     try:
         calibration = read_calibration(Path(settings.engine_calibration)) if settings.engine_calibration else None
         sources = [source_of(text) for text in dict.fromkeys(settings.discover)]
     except (CalibrationError, ValueError) as error:
         raise click.UsageError(str(error)) from error
+    listed = listed_targets(settings)
     run(lambda supervisor: _serve(settings, listed, sources, calibration, supervisor))
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 import click
+from typing_extensions import override
 
 from pointsman.adapters.discovery.sources import FORMS
 from pointsman.bounds import COUNT, Bounds
@@ -99,6 +100,12 @@ class WorkerSettings(FleetSettings, EngineKeySettings, ProcessSettings):
     )
     report_seconds: WallSeconds = WallSeconds(1.0)
     """No option: schedulers suspect a worker by its silence. Wall seconds between reports of load and cache digest."""
+
+    @override
+    def check(self) -> None:
+        from pointsman_worker.targets import listed_targets  # which imports this module
+
+        listed_targets(self)
 
 
 class SettingsError(click.ClickException):
