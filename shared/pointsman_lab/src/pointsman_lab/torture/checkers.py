@@ -3,12 +3,11 @@ ended. Checkers yield findings as sentences."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from pointsman.contracts.decisions import LeaderElected, RequestEnd, RequestGranted, RequestRejected, WritesLost
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft
 from pointsman.contracts.reasons import RejectReason
-from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestFinished
+from pointsman.contracts.requests import PrefillFinished, RequestArrived
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Sequence, Term, Tokens
 from pointsman.simulation.replay.folding import copy_state
@@ -238,7 +237,6 @@ def the_log_equals_its_followers(cluster: Cluster) -> Iterator[str]:
     rebalancer = cluster.rebalancer.service
     folds.append((cluster.rebalancer.name, rebalancer.state, rebalancer.first_sequence))
     history = cluster.network.history
-    undated = _answered_before_arrivals(history)
     due = sum(stored.at < cluster.loop.time() - BEHIND_SECONDS_MAX for stored in history)
     for who, state, first in folds:
         folded = empty_state(cluster)
@@ -248,7 +246,7 @@ def the_log_equals_its_followers(cluster: Cluster) -> Iterator[str]:
             folded.apply_entry(stored)
         if state.sequence < due:
             yield f"{who} has folded {state.sequence} of {len(history)} entries"
-        for what, mine, theirs in _facts(folded, state, undated):
+        for what, mine, theirs in _facts(folded, state):
             if mine != theirs:
                 yield f"{who} knows another {what} than the log tells: {theirs}, not {mine}"
 
@@ -380,23 +378,8 @@ def _entries(cluster: Cluster) -> list[LogEntry]:
     ]
 
 
-def _answered_before_arrivals(history: list[Stored]) -> set[InstanceId]:
-    """Whose answers an ingress wrote before the leader's slower write of the arrival, which tells how far the ingress's clock
-    is off: the log dates them by that clock, the leader, who knew the request, by its own."""
-    answered: dict[RequestId, InstanceId] = {}
-    found = set[InstanceId]()
-    for stored in history:
-        event = stored.event
-        if isinstance(event, PrefillFinished | RequestFinished) and event.stamp is None:
-            answered.setdefault(event.request, event.instance)
-        elif isinstance(event, RequestArrived) and event.request in answered:
-            found.add(answered[event.request])
-    return found
-
-
-def _facts(first: State, second: State, undated: set[InstanceId]) -> Iterator[tuple[str, object, object]]:
-    """`undated`: since when these are idle is not compared."""
-    yield FLEET, _by_name(first, undated), _by_name(second, undated)
+def _facts(first: State, second: State) -> Iterator[tuple[str, object, object]]:
+    yield FLEET, _by_name(first), _by_name(second)
     for instance in first.fleet.instances:
         yield (
             f"cache of {instance.id}",
@@ -408,6 +391,5 @@ def _facts(first: State, second: State, undated: set[InstanceId]) -> Iterator[tu
     yield "count of lost writes", first.writes_lost, second.writes_lost
 
 
-def _by_name(state: State, undated: set[InstanceId]) -> list[Instance]:
-    present = sorted(state.fleet.instances, key=lambda instance: instance.id)
-    return [replace(instance, idle_since=0.0) if instance.id in undated else instance for instance in present]
+def _by_name(state: State) -> list[Instance]:
+    return sorted(state.fleet.instances, key=lambda instance: instance.id)
