@@ -32,7 +32,7 @@ class LostRequests:
     ) -> list[Request]:
         """Engine seconds. `steady_since`: see `seconds_since`. Called a few times in `idle_after`."""
         instances = state.fleet.instances
-        idle = self._idle.look({i.id: (i.epoch, i.idle_since) for i in instances if _reports_idle(i)}, now)
+        idle = self._idle.look({i.id: (i.epoch, i.idle_since, i.answers) for i in instances if _reports_idle(i)}, now)
         lost: list[Request] = []
         for name, idle_since in idle.items():
             if heard.was_heard(name, now, within=idle_after):

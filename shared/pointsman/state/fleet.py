@@ -117,7 +117,9 @@ class Instance:
     waiting: int = 0
     running: int = 0
     idle_since: EngineSeconds = 0.0
-    """0 while it has work, by its reports or the ingresses."""
+    """0 while it has work, by its reports."""
+    answers: int = 0
+    """First tokens and ends that ingresses told of it."""
     counts_load: bool = False
     """It has reported load in this epoch; only then a report of none is meaningful."""
     kv_usage: float = 0.0
@@ -399,9 +401,14 @@ class Fleet:
             instance.suspected = False
             self._roster = None
 
-    def note_activity(self, instance: InstanceId, at: EngineSeconds) -> None:
+    def note_answer(self, instance: InstanceId, at: EngineSeconds, *, dated: bool) -> None:
+        """`dated`: before fold version 17; the ingress's clock may be wrong, and an arrival that tells so may be read later."""
         known = self._instances.get(instance)
-        if known is not None and known.idle_since:
+        if known is None:
+            return
+        if not dated:
+            known.answers += 1
+        elif known.idle_since:
             known.idle_since = max(known.idle_since, at)
 
     def note_knowledge(self, instance: InstanceId, at: EngineSeconds) -> None:

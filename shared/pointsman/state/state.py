@@ -166,7 +166,8 @@ class State(StateParts):
 
     def _note_answer(self, event: PrefillFinished | RequestFinished) -> None:
         """An engine has answered, whatever the stage of the request."""
-        self.fleet.note_activity(event.instance, event.at)
+        dated = self.settings.fold_version < fold_versions.ANSWERS_COUNTED
+        self.fleet.note_answer(event.instance, event.at, dated=dated)
         request = self.workload.requests.get(event.request)
         is_there = request is not None and request.instance == event.instance
         prefiller = request.prefilled_by if request is not None and is_there else NO_INSTANCE

@@ -336,7 +336,8 @@ def test_a_request_that_was_rejected_for_a_prompt_ahead_says_so() -> None:
 
 
 def test_a_rejection_although_an_engine_was_idle_is_no_overload() -> None:
-    story = RequestStory(policies=policy_set(routing="min_ttft", admission="predicted_ttft"))
+    limited = policy_set(routing="min_ttft", admission="predicted_ttft", settings={"admission.hard_limit": True})
+    story = RequestStory(policies=limited)
     prompt = list(range(300))
     for name, objective in (("first", 60.0), ("twin", 5.0)):  # the twin would wait for the first one's prefix
         command = route(name, prompt, arrived_at=story.now, slo_ttft=objective)

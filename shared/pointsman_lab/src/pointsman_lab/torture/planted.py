@@ -85,8 +85,8 @@ DEFECTS = (
     ),
     Defect(
         "a hit is one block too long",
-        "        self.delivered.extend_hits(keys, hits)\n        return hits",
-        "        self.delivered.extend_hits(keys, hits)\n        return {i: min(len(keys), n + 1) for i, n in hits.items()}",
+        "        self.promises.extend_hits(keys, hits)\n        self.delivered.extend_hits(keys, hits)\n        return hits",
+        "        self.promises.extend_hits(keys, hits)\n        self.delivered.extend_hits(keys, hits)\n        return {i: min(len(keys), n + 1) for i, n in hits.items()}",
     ),
     Defect(
         "the last token counts as cached",
@@ -160,8 +160,8 @@ DEFECTS = (
     ),
     Defect(
         "a half-open instance is tried by as many as come",
-        "        first = self.outliers.record(instance).trials_from\n",
-        "        return False\n        first = self.outliers.record(instance).trials_from\n",
+        "    first = parts.outliers.record(instance).trials_from\n",
+        "    return False\n    first = parts.outliers.record(instance).trials_from\n",
     ),
     Defect(
         "two failures less are enough to be ejected",
