@@ -259,6 +259,14 @@ def test_haproxy_has_the_configuration_of_the_page_where_names_and_networks_do_n
     assert missing == []
 
 
+def test_haproxy_sends_requests_to_the_port_of_every_ingress_and_asks_its_admin_port() -> None:
+    servers = [words[1:5] for words in directives((CLUSTER_FILE.parent / "haproxy/haproxy.cfg").read_text()) if words[0] == "server"]
+    ingresses = {**compose_services(), **compose_services(CLUSTER_FILE)}
+
+    expected = [name for name in ingresses if name.startswith("ingress") and not name.endswith("-gpu")]
+    assert servers == [[name, f"{name}:8080", "port", "8081"] for name in expected]
+
+
 def directives(configuration: str) -> list[list[str]]:
     lines = (line.partition("#")[0].split() for line in configuration.splitlines())
     return [words for words in lines if words]
