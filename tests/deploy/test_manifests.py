@@ -279,11 +279,11 @@ def test_the_log_has_as_many_copies_as_there_are_servers_and_everybody_knows_the
 
 
 def test_what_must_not_pause_is_there_twice_in_the_ha_overlay_and_spread() -> None:
-    for pod in pods("ha"):
-        if pod.name in ("pointsman-scheduler", "pointsman-ingress", "pointsman-scaler"):
-            assert pod.workload["spec"]["replicas"] == 2
-            keys = {one["topologyKey"] for one in pod.spec["topologySpreadConstraints"]}
-            assert keys == {"topology.kubernetes.io/zone", "kubernetes.io/hostname"}
+    found = {pod.name: pod for pod in pods("ha")}
+    for name in ("pointsman-scheduler", "pointsman-ingress", "pointsman-scaler"):
+        assert found[name].workload["spec"]["replicas"] == 2
+        keys = {one["topologyKey"] for one in found[name].spec["topologySpreadConstraints"]}
+        assert keys == {"topology.kubernetes.io/zone", "kubernetes.io/hostname"}
 
 
 @each_overlay

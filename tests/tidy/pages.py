@@ -81,7 +81,7 @@ def _commands(words: list[str]) -> Iterator[list[str]]:
 def our_commands(page: str) -> Iterator[tuple[list[str], bool]]:
     """Commands of ours in a page, and whether each stands in a shell block (is whole) or in a sentence (may be a part)."""
     for block in blocks(page):
-        if block.language == "sh":
+        if block.language in ("sh", "bash"):
             found = command_lines(block.text)
         elif block.language in ("", "console"):
             found = command_lines("\n".join(_lines_of_ours(block.text)))
