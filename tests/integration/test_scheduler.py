@@ -28,7 +28,7 @@ from pointsman.contracts.commands import (
     UndrainInstance,
 )
 from pointsman.contracts.decisions import LeaderElected, RequestPlaced
-from pointsman.contracts.fleet import InstanceEjected, InstanceRoleChanged, InstanceUnejected, LivenessTimeouts
+from pointsman.contracts.fleet import InstanceEjected, InstanceLeft, InstanceRoleChanged, InstanceUnejected, LivenessTimeouts
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import PrefillFinished, RequestAttemptFailed, RequestCancelled
 from pointsman.contracts.subjects import (
@@ -37,7 +37,7 @@ from pointsman.contracts.subjects import (
 from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.ports import CommandTimeoutError, LogEntry, Reply, UnconfirmedWrites
-from pointsman.primitives import InstanceId, RequestId, Tenant, Term, WallSeconds
+from pointsman.primitives import Epoch, InstanceId, RequestId, Tenant, Term, WallSeconds
 from pointsman.simulation.replay import verify
 from pointsman_lab.memory.log import Fault, MemoryLog
 from pointsman_scheduler import housekeeping
@@ -307,6 +307,27 @@ async def _alive(world: SchedulerPool, instance: str) -> bool:
     await world.append(reported(instance, 0, [], at=world.clock.now()))
     await asyncio.sleep(0.1)
     return "InstanceSuspected" in kinds
+
+
+@in_virtual_time
+async def test_a_grant_of_an_engine_that_has_left_is_not_given_to_who_asks_again_and_what_waits_stays() -> None:
+    """The ingress has not heard of the grant, or it would not ask."""
+    world = World()
+    await world.append(world.joined("a"))
+    async with world.leader(prefill_window_tokens=10) as leader:
+        granted = await world.route("running", [1])
+        assert await world.waits("waiting", [2])
+        await world.append(InstanceLeft(at=world.clock.now(), instance=InstanceId("a"), epoch=Epoch(1), reason="stops"))
+        await eventually(lambda: InstanceId("a") not in leader.state.fleet)
+        again = await world.route("running", [1])
+        await world.append(world.joined("b"))
+        moved = await world.route("waiting", [2])
+        cancelled = [event for event in await world.events() if isinstance(event, RequestCancelled)]
+
+        assert isinstance(granted, RouteGranted)
+        assert isinstance(again, RouteRejected)
+        assert [(end.request, end.cause) for end in cancelled] == [("running", CancelCause.GRANT_UNHEARD)]
+        assert isinstance(moved, RouteGranted)
 
 
 @in_virtual_time

@@ -100,6 +100,13 @@ def test_nats_server_is_started_again_whatever_its_exit_code_and_our_processes_u
     assert set(map(tuple, never_again.values())) == {("2",)}
 
 
+def test_every_unit_starts_with_its_host() -> None:
+    installs = {file.name: file.read_text().partition("[Install]")[2].split() for file in UNITS.glob("*.service")}
+
+    assert {name: lines for name, lines in installs.items() if lines != ["WantedBy=multi-user.target"]} == {}
+    assert len(installs) == len(units())
+
+
 def test_a_drop_in_of_an_administrator_comes_after_ours() -> None:
     ours = [file.name for unit in units() for file in drop_ins(f"{unit.name}.service")]
 
