@@ -106,7 +106,9 @@ def test_the_table_of_variables_has_the_defaults_of_the_file() -> None:
     for row in (row.split("|") for row in page.splitlines() if row.startswith("| `")):
         names, defaults = re.findall(r"`(\w+)`", row[1]), row[2].replace("`", "").strip().split(", ")
         if len(names) == len(defaults):
-            told |= {name: default for name, default in zip(names, defaults, strict=True) if not re.search(" |none", default)}
+            told |= {
+                name: default for name, default in zip(names, defaults, strict=True) if not re.search(" |none", default)
+            }
 
     ports = {name for name in used if name.endswith("_PORT")}
     assert told.keys() > ports | {"POINTSMAN_MEMORY", "VLLM_MODEL"}
@@ -260,7 +262,11 @@ def test_haproxy_has_the_configuration_of_the_page_where_names_and_networks_do_n
 
 
 def test_haproxy_sends_requests_to_the_port_of_every_ingress_and_asks_its_admin_port() -> None:
-    servers = [words[1:5] for words in directives((CLUSTER_FILE.parent / "haproxy/haproxy.cfg").read_text()) if words[0] == "server"]
+    servers = [
+        words[1:5]
+        for words in directives((CLUSTER_FILE.parent / "haproxy/haproxy.cfg").read_text())
+        if words[0] == "server"
+    ]
     ingresses = {**compose_services(), **compose_services(CLUSTER_FILE)}
 
     expected = [name for name in ingresses if name.startswith("ingress") and not name.endswith("-gpu")]

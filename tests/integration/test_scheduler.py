@@ -28,7 +28,13 @@ from pointsman.contracts.commands import (
     UndrainInstance,
 )
 from pointsman.contracts.decisions import LeaderElected, RequestPlaced
-from pointsman.contracts.fleet import InstanceEjected, InstanceLeft, InstanceRoleChanged, InstanceUnejected, LivenessTimeouts
+from pointsman.contracts.fleet import (
+    InstanceEjected,
+    InstanceLeft,
+    InstanceRoleChanged,
+    InstanceUnejected,
+    LivenessTimeouts,
+)
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import PrefillFinished, RequestAttemptFailed, RequestCancelled
 from pointsman.contracts.subjects import (

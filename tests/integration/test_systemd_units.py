@@ -243,7 +243,15 @@ def test_the_units_of_a_further_pool_are_those_of_the_first_but_for_names_and_po
 @pytest.mark.parametrize("unit", units(), ids=lambda unit: unit.name)
 def test_a_unit_has_every_restriction_by_itself(unit: Unit) -> None:
     """systemd's exposure, of a tenth's precision, is the same without any one of them."""
-    yes = {"DynamicUser", "LockPersonality", "NoNewPrivileges", "PrivateDevices", "PrivateTmp", "PrivateUsers", "RemoveIPC"}
+    yes = {
+        "DynamicUser",
+        "LockPersonality",
+        "NoNewPrivileges",
+        "PrivateDevices",
+        "PrivateTmp",
+        "PrivateUsers",
+        "RemoveIPC",
+    }
     yes |= {f"Protect{what}" for what in ("Clock", "ControlGroups", "Home", "Hostname", "KernelLogs", "KernelModules")}
     yes |= {"MemoryDenyWriteExecute", "ProtectKernelTunables"}
     yes |= {f"Restrict{what}" for what in ("Namespaces", "Realtime", "SUIDSGID")}

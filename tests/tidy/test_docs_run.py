@@ -233,7 +233,7 @@ def test_what_is_executable_in_the_documentation_is_found() -> None:
     whole = [words for text in pages.values() for words, is_whole in our_commands(text) if is_whole]
     languages = Counter(block.language for text in pages.values() for block in blocks(text))
 
-    assert "pointsman fleet --watch".split() in whole
+    assert ["pointsman", "fleet", "--watch"] in whole
     assert len(whole) > 100
     assert languages["toml"] > 5
     assert languages["yaml"] > 5

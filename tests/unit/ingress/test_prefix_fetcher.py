@@ -107,7 +107,9 @@ async def test_a_copy_is_taken_from_the_rank_of_the_grant_to_the_rank_that_the_s
     async with asyncio.TaskGroup() as tasks:
         supervisor = SimpleNamespace(start=lambda work, name: tasks.create_task(work, name=name))
         fetcher = PrefixFetcher(cast("EngineClient", engines), ScaledClock(1.0), WorkThreads())
-        PrefixCopier(fetcher, cast("Supervisor", supervisor)).start(cast("Pool", pool), granted, ScaledClock(), PROMPT, {})
+        PrefixCopier(fetcher, cast("Supervisor", supervisor)).start(
+            cast("Pool", pool), granted, ScaledClock(), PROMPT, {}
+        )
 
     assert [(r.instance, r.url, r.dp_rank) for r in engines.asked] == [("b", "http://b", 2), ("c", "http://c", 3)]
     assert [(e.source, e.instance, e.tokens, e.failure) for e in ended] == [("b", "c", 128, "")]

@@ -49,4 +49,7 @@ def test_it_falls_by_half_at_most_so_that_one_quiet_second_does_not_undo_it() ->
     pace = FlushPace(WallSeconds(0.0))
     run(pace, 2_000, begin=0, seconds=30)
 
-    assert [pace.seconds(WallSeconds(at)) for at in (31.0, 32.0)] == [FLUSH_WALL_SECONDS_MAX / 2, FLUSH_WALL_SECONDS_MAX / 4]
+    assert [pace.seconds(WallSeconds(at)) for at in (31.0, 32.0)] == [
+        FLUSH_WALL_SECONDS_MAX / 2,
+        FLUSH_WALL_SECONDS_MAX / 4,
+    ]
