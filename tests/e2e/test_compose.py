@@ -102,7 +102,7 @@ def test_the_table_of_variables_has_the_defaults_of_the_file() -> None:
     used: dict[str, set[str]] = {}
     for match in VARIABLE.finditer(COMPOSE_FILE.read_text().replace("$$", "")):
         used.setdefault(match["name"], set()).add(match["rest"] or "")
-    told = {}
+    told: dict[str, str] = {}
     for row in (row.split("|") for row in page.splitlines() if row.startswith("| `")):
         names, defaults = re.findall(r"`(\w+)`", row[1]), row[2].replace("`", "").strip().split(", ")
         if len(names) == len(defaults):

@@ -321,7 +321,9 @@ def test_the_fleet_counts_the_requests_in_flight() -> None:
 
 def test_the_requests_of_a_tenant_in_flight_are_counted() -> None:
     observer = Observer(State(SETTINGS))
-    events = [arrived(f"{tenant}{number}", at=1.0, tenant=tenant) for tenant in "ab" for number in range(3)]
+    events: list[LogEvent] = [
+        arrived(f"{tenant}{number}", at=1.0, tenant=tenant) for tenant in "ab" for number in range(3)
+    ]
     for sequence, event in enumerate([*events, no_instance("b0", at=2.0)], 1):
         observer.apply(LogEntry(sequence, "pm.default.request.r", b"", event))
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import MutableMapping
 from random import Random
 from typing import Any
 
@@ -44,10 +45,10 @@ async def test_an_answer_that_has_begun_and_fails_does_not_look_whole_and_a_whol
     length: int | None,
 ) -> None:
     """HTTP/1.1 tells the client by the connection that a body of a known length is cut short."""
-    sent: list[dict[str, Any]] = []
+    sent: list[MutableMapping[str, Any]] = []
     closed: list[bool] = []
 
-    async def send(message: dict[str, Any]) -> None:
+    async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
     scope = {"method": "POST", "headers": [], CLOSE_NOW: lambda: closed.append(True)}
