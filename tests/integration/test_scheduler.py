@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -44,6 +44,7 @@ from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.ports import CommandTimeoutError, LogEntry, Reply, UnconfirmedWrites
 from pointsman.primitives import Epoch, InstanceId, RequestId, Tenant, Term, WallSeconds
+from pointsman.runtime import telemetry
 from pointsman.simulation.replay import verify
 from pointsman_lab.memory.log import Fault, MemoryLog
 from pointsman_scheduler import housekeeping
@@ -55,6 +56,20 @@ from tests.support.memory_pool import POOL, MemoryPool
 from tests.support.settable_clock import SettableClock
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import eventually
+
+
+@pytest.fixture(autouse=True)
+def _no_error_is_swallowed() -> Iterator[None]:
+    """A service goes on behind an unexpected error; a test that only looks at what it does otherwise would pass."""
+    before = _unexpected_errors()
+    yield
+    assert _unexpected_errors() == before
+
+
+def _unexpected_errors() -> float:
+    return sum(
+        s.value for metric in telemetry.UNEXPECTED_ERRORS.collect() for s in metric.samples if "_total" in s.name
+    )
 
 
 class SchedulerPool(MemoryPool):
@@ -318,7 +333,7 @@ async def _alive(world: SchedulerPool, instance: str) -> bool:
 @in_virtual_time
 async def test_a_grant_of_an_engine_that_has_left_is_not_given_to_who_asks_again_and_what_waits_stays() -> None:
     """The ingress has not heard of the grant, or it would not ask."""
-    world = World()
+    world = SchedulerPool()
     await world.append(world.joined("a"))
     async with world.leader(prefill_window_tokens=10) as leader:
         granted = await world.route("running", [1])
