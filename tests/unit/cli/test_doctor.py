@@ -299,7 +299,8 @@ def test_what_an_ingress_tells_a_new_leader_of_requests_at_engines_was_not_place
     for number, event in enumerate(log, 1):
         console.apply(LogEntry(number, "pm.default.any", b"", event))
 
-    assert any("placed by ingresses alone" in f.what for f in examined(log, Requests).findings) == is_alone
+    told = [f for f in examined(log, Requests).findings if "placed by ingresses alone" in f.what]
+    assert [f.evidence for f in told] == [[wall_span(4.0, 4.0, SETTINGS.speed)]] * is_alone
     assert bool(console.minute.placed_alone) == is_alone
 
 
