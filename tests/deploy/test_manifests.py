@@ -278,12 +278,26 @@ def test_the_log_has_as_many_copies_as_there_are_servers_and_everybody_knows_the
         assert servers["template"]["spec"]["terminationGracePeriodSeconds"] > 5 + 30
 
 
+def test_a_process_listens_on_a_port_that_its_container_declares() -> None:
+    containers = [container for pod in all_pods() for container in pod.spec["containers"]]
+    told = {
+        (container["name"], int(port), port in [str(one["containerPort"]) for one in container.get("ports", [])])
+        for container in containers
+        for port in re.findall(
+            r"--port[= ](\d+)", " ".join([*container.get("command", []), *container.get("args", [])])
+        )
+    }
+
+    assert told
+    assert {one for one in told if not one[2]} == set()
+
+
 def test_what_must_not_pause_is_there_twice_in_the_ha_overlay_and_spread() -> None:
-    for pod in pods("ha"):
-        if pod.name in ("pointsman-scheduler", "pointsman-ingress", "pointsman-scaler"):
-            assert pod.workload["spec"]["replicas"] == 2
-            keys = {one["topologyKey"] for one in pod.spec["topologySpreadConstraints"]}
-            assert keys == {"topology.kubernetes.io/zone", "kubernetes.io/hostname"}
+    found = {pod.name: pod for pod in pods("ha")}
+    for name in ("pointsman-scheduler", "pointsman-ingress", "pointsman-scaler"):
+        assert found[name].workload["spec"]["replicas"] == 2
+        keys = {one["topologyKey"] for one in found[name].spec["topologySpreadConstraints"]}
+        assert keys == {"topology.kubernetes.io/zone", "kubernetes.io/hostname"}
 
 
 @each_overlay

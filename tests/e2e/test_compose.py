@@ -97,6 +97,51 @@ def test_the_table_of_variables_has_all_that_the_file_takes() -> None:
     assert sorted(told) == sorted((filled_in | handed_on) - SET_BY_COMPOSE)
 
 
+def test_the_table_of_variables_has_the_defaults_of_the_file() -> None:
+    page = (ROOT / "deploy/README.md").read_text()
+    used: dict[str, set[str]] = {}
+    for match in VARIABLE.finditer(COMPOSE_FILE.read_text().replace("$$", "")):
+        used.setdefault(match["name"], set()).add(match["rest"] or "")
+    told: dict[str, str] = {}
+    for row in (row.split("|") for row in page.splitlines() if row.startswith("| `")):
+        names, defaults = re.findall(r"`(\w+)`", row[1]), row[2].replace("`", "").strip().split(", ")
+        if len(names) == len(defaults):
+            told |= {
+                name: default for name, default in zip(names, defaults, strict=True) if not re.search(" |none", default)
+            }
+
+    ports = {name for name in used if name.endswith("_PORT")}
+    assert told.keys() > ports | {"POINTSMAN_MEMORY", "VLLM_MODEL"}
+    for name in used.keys() & told.keys() - {"POINTSMAN_SECRET"}:
+        assert used[name] == {told[name]}, name
+
+
+def test_what_the_settings_file_and_the_processes_call_nats_is_where_a_nats_server_listens() -> None:
+    files = {COMPOSE_FILE: "nats/nats.conf", CLUSTER_FILE: "compose/nats-cluster.conf"}
+    services = compose_services()
+    (named,) = re.findall(r'^nats = "nats://(.*):(\d+)"', (ROOT / SETTINGS_FILES[1]).read_text(), re.MULTILINE)
+    own = {tuple(url.removeprefix("nats://").split(":")) for url in _nats_addresses(services)}
+
+    assert {named} | own == {("nats", "4222")}
+    assert services["nats"]["ports"] == ["127.0.0.1:4222:4222"]
+    for file, conf in files.items():
+        assert 'listen: "0.0.0.0:4222"' in (ROOT / "deploy" / conf).read_text(), file
+
+
+def _nats_addresses(services: dict[str, Any]) -> list[str]:
+    return [url for s in services.values() for url in [(s.get("environment") or {}).get("POINTSMAN_NATS")] if url]
+
+
+def test_no_container_writes_to_a_file_of_the_host() -> None:
+    """But for what Docker's socket does for the gate. Named volumes are not the host's files."""
+    mounts = [mount for service in compose_services().values() for mount in service.get("volumes", [])]
+    binds = [m for m in mounts if (m.get("type") == "bind" if isinstance(m, dict) else m.startswith((".", "/")))]
+    writable = [m for m in binds if not (m.get("read_only") if isinstance(m, dict) else m.endswith(":ro"))]
+
+    assert len(binds) > 5
+    assert [str(m) for m in writable if "docker.sock" not in str(m)] == []
+
+
 def test_the_page_names_those_who_run_as_another_user() -> None:
     page = (ROOT / "deploy/README.md").read_text()
     services = compose_services()
@@ -214,6 +259,18 @@ def test_haproxy_has_the_configuration_of_the_page_where_names_and_networks_do_n
     ]
 
     assert missing == []
+
+
+def test_haproxy_sends_requests_to_the_port_of_every_ingress_and_asks_its_admin_port() -> None:
+    servers = [
+        words[1:5]
+        for words in directives((CLUSTER_FILE.parent / "haproxy/haproxy.cfg").read_text())
+        if words[0] == "server"
+    ]
+    ingresses = {**compose_services(), **compose_services(CLUSTER_FILE)}
+
+    expected = [name for name in ingresses if name.startswith("ingress") and not name.endswith("-gpu")]
+    assert servers == [[name, f"{name}:8080", "port", "8081"] for name in expected]
 
 
 def directives(configuration: str) -> list[list[str]]:

@@ -181,6 +181,7 @@ async def test_all_but_workers_and_other_routers_read_the_log_of_each_pool(bus: 
             extent = await link.log.extent()
             found = await entries_until(link, extent.last)
 
+            assert extent.last
             assert [entry.sequence for entry in found] == list(range(1, extent.last + 1))
 
 

@@ -12,11 +12,12 @@ from io import BytesIO
 from itertools import count
 from pathlib import Path
 from shutil import copytree
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
 from openai import AsyncOpenAI
+from typing_extensions import override
 from yarl import URL
 
 from pointsman.adapters.clocks import ScaledClock
@@ -211,6 +212,23 @@ async def test_of_several_answers_or_prompts_nobody_can_say_whose_hit_the_engine
     end = (await world.events())[-1]
     assert isinstance(end, RequestFinished)
     assert end.predicted_cached_tokens == -1
+
+
+async def test_the_time_between_the_parts_of_a_stream_is_in_the_log(world: IngressBench) -> None:
+    class Pause(asyncio.Event):
+        @override
+        async def wait(self) -> Literal[True]:
+            await asyncio.sleep(0.02)
+            return True
+
+    world.one.goes_on = Pause()
+    world.one.says[COMPLETIONS] = [b'data: {"choices": [{"text": "t"}]}\n\n'] * 5 + [b"data: [DONE]\n\n"]
+    async with world.post(COMPLETIONS, STREAM) as answer:
+        await answer.read()
+
+    end = (await world.events())[-1]
+    assert isinstance(end, RequestFinished)
+    assert 0.015 < end.tbt_p90 <= end.e2e - end.ttft
 
 
 async def test_the_time_between_tokens_of_several_answers_is_that_of_each(world: IngressBench) -> None:

@@ -35,6 +35,7 @@ from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set, rebalancing_policy
 from pointsman.ports import Clock, Commands, EventLog, Link, LogEntry, Reply
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
+from pointsman.runtime import telemetry
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.supervision import Supervisor
 from pointsman.state.state import PoolSettings, State
@@ -205,12 +206,14 @@ def move(request: str, target: str = "b", source: str = "a") -> PlannedMove:
 
 
 async def test_what_waits_for_a_hot_instance_moves_and_is_answered(world: LogWorld) -> None:
+    reaction = telemetry.REBALANCING_REACTION_SECONDS.labels(world.pool)._sum
     async with fleet(world) as running, rebalancer(world):
         await running.join("a")
         await running.crowd()
         await running.join("b")
         await eventually(lambda: running.waiting["b"] == 3)
         granted = await running.answer_all()
+        await eventually(lambda: reaction.get() > 0.0)
 
         moves = await running.of_kind(RequestMigrated)
         assert len(moves) >= 4

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -32,6 +32,7 @@ from pointsman.contracts.decisions import LeaderElected, RequestPlaced
 from pointsman.contracts.fleet import (
     InstanceDraining,
     InstanceEjected,
+    InstanceLeft,
     InstanceRoleChanged,
     InstanceUnejected,
     LivenessTimeouts,
@@ -44,7 +45,8 @@ from pointsman.contracts.subjects import (
 from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.ports import CommandTimeoutError, LogEntry, Reply, UnconfirmedWrites
-from pointsman.primitives import InstanceId, RequestId, Tenant, Term, WallSeconds
+from pointsman.primitives import Epoch, InstanceId, RequestId, Tenant, Term, WallSeconds
+from pointsman.runtime import telemetry
 from pointsman.runtime.engine_urls import EngineUrls
 from pointsman.runtime.health import HealthBoard
 from pointsman.simulation.replay import verify
@@ -59,6 +61,20 @@ from tests.support.memory_pool import POOL, MemoryPool
 from tests.support.settable_clock import SettableClock
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import eventually
+
+
+@pytest.fixture(autouse=True)
+def _no_error_is_swallowed() -> Iterator[None]:
+    """A service goes on behind an unexpected error; a test that only looks at what it does otherwise would pass."""
+    before = _unexpected_errors()
+    yield
+    assert _unexpected_errors() == before
+
+
+def _unexpected_errors() -> float:
+    return sum(
+        s.value for metric in telemetry.UNEXPECTED_ERRORS.collect() for s in metric.samples if "_total" in s.name
+    )
 
 
 class SchedulerPool(MemoryPool):
@@ -317,6 +333,27 @@ async def _alive(world: SchedulerPool, instance: str) -> bool:
     await world.append(reported(instance, 0, [], at=world.clock.now()))
     await asyncio.sleep(0.1)
     return "InstanceSuspected" in kinds
+
+
+@in_virtual_time
+async def test_a_grant_of_an_engine_that_has_left_is_not_given_to_who_asks_again_and_what_waits_stays() -> None:
+    """The ingress has not heard of the grant, or it would not ask."""
+    world = SchedulerPool()
+    await world.append(world.joined("a"))
+    async with world.leader(prefill_window_tokens=10) as leader:
+        granted = await world.route("running", [1])
+        assert await world.waits("waiting", [2])
+        await world.append(InstanceLeft(at=world.clock.now(), instance=InstanceId("a"), epoch=Epoch(1), reason="stops"))
+        await eventually(lambda: InstanceId("a") not in leader.state.fleet)
+        again = await world.route("running", [1])
+        await world.append(world.joined("b"))
+        moved = await world.route("waiting", [2])
+        cancelled = [event for event in await world.events() if isinstance(event, RequestCancelled)]
+
+        assert isinstance(granted, RouteGranted)
+        assert isinstance(again, RouteRejected)
+        assert [(end.request, end.cause) for end in cancelled] == [("running", CancelCause.GRANT_UNHEARD)]
+        assert isinstance(moved, RouteGranted)
 
 
 @in_virtual_time

@@ -100,6 +100,13 @@ def test_nats_server_is_started_again_whatever_its_exit_code_and_our_processes_u
     assert set(map(tuple, never_again.values())) == {("2",)}
 
 
+def test_every_unit_starts_with_its_host() -> None:
+    installs = {file.name: file.read_text().partition("[Install]")[2].split() for file in UNITS.glob("*.service")}
+
+    assert {name: lines for name, lines in installs.items() if lines != ["WantedBy=multi-user.target"]} == {}
+    assert len(installs) == len(units())
+
+
 def test_a_drop_in_of_an_administrator_comes_after_ours() -> None:
     ours = [file.name for unit in units() for file in drop_ins(f"{unit.name}.service")]
 
@@ -231,6 +238,27 @@ def test_the_units_of_a_further_pool_are_those_of_the_first_but_for_names_and_po
         changed = [(before, line) for before, line in zip(first, further, strict=True) if before != line]
         assert [before for before, _ in changed] == [line for line in first if OF_ONE_POOL.search(line)]
         assert all("coder" in line for _, line in changed)
+
+
+@pytest.mark.parametrize("unit", units(), ids=lambda unit: unit.name)
+def test_a_unit_has_every_restriction_by_itself(unit: Unit) -> None:
+    """systemd's exposure, of a tenth's precision, is the same without any one of them."""
+    yes = {
+        "DynamicUser",
+        "LockPersonality",
+        "NoNewPrivileges",
+        "PrivateDevices",
+        "PrivateTmp",
+        "PrivateUsers",
+        "RemoveIPC",
+    }
+    yes |= {f"Protect{what}" for what in ("Clock", "ControlGroups", "Home", "Hostname", "KernelLogs", "KernelModules")}
+    yes |= {"MemoryDenyWriteExecute", "ProtectKernelTunables"}
+    yes |= {f"Restrict{what}" for what in ("Namespaces", "Realtime", "SUIDSGID")}
+    others = {"CapabilityBoundingSet": "", "ProtectSystem": "strict", "ProtectProc": "invisible", "UMask": "0077"}
+
+    assert {name for name in yes if unit.settings.get(name) != ["yes"]} == set()
+    assert {name: unit.settings.get(name, ["(none)"])[-1] for name in others} == others
 
 
 @pytest.mark.parametrize("unit", units(), ids=lambda unit: unit.name)

@@ -1,6 +1,7 @@
 """What `pointsman up` starts, what it refuses before that, and how it runs its processes; `test_up_fleet.py` has whole fleets."""
 
 import asyncio
+import errno
 import http.server
 import json
 import os
@@ -35,6 +36,7 @@ from pointsman_cli.up.process_checks import check_processes
 from pointsman_cli.up.processes import SOCKET_PATH_MAX, processes
 from pointsman_cli.up.runner import STOP_STAGES, Condition, FleetRunner, FleetStartError
 from pointsman_cli.up.scripts import console_script, settings_type_of
+from pointsman_cli.up.session import written_to
 from pointsman_cli.up.settings import UpSettings, checked
 from pointsman_cli.vllm_cpu.home import EngineHome
 from pointsman_engine_sim.kv_connector import parse_kv_transfer_config
@@ -590,6 +592,12 @@ def test_a_taken_port_is_named_with_the_flag_that_changes_it(tmp_path: Path) -> 
 
 def test_an_address_that_is_not_of_this_machine_is_not_called_a_taken_port(tmp_path: Path) -> None:
     assert "cannot listen on 192.0.2.1 here" in up_fails(tmp_path, "--host", "192.0.2.1")
+
+
+def test_a_full_disk_is_named_with_what_to_do(tmp_path: Path) -> None:
+    said = f"cannot write to {tmp_path}: no room; make room there"
+    with pytest.raises(click.ClickException, match=said), written_to(tmp_path):
+        raise OSError(errno.ENOSPC, "no room")
 
 
 def test_a_data_directory_that_cannot_be_one_is_refused_with_what_to_do(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.discovery.listed import ListedEngines
@@ -20,6 +21,7 @@ from tests.support.fake_publisher import BLOCK, FakePublisher, ScriptedCache
 from tests.support.memory_pool import POOL
 from tests.support.services import ToldEngine
 from tests.support.told_engines import Failures, FollowingWorker, ToldEngines, following, target
+from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import eventually
 
 A, B = "a", "b"
@@ -221,8 +223,11 @@ async def test_a_source_that_fails_changes_nothing_and_is_read_again(monkeypatch
         await eventually(lambda: worker.log.of(InstanceLeft, A))
         failing.problem = "the server does not answer"
         await eventually(lambda: worker.board.lacks.get("told") == "the server does not answer")
+        ready = worker.board.ready
+        failing.problem = ""
+        await eventually(lambda: "told" not in worker.board.lacks)
 
-        assert worker.board.ready
+        assert ready
         assert worker.serves(B)
         assert not worker.log.of(InstanceLeft, B)
 
@@ -273,6 +278,28 @@ async def test_an_engine_that_contradicts_the_settings_is_not_tried_again_at_onc
         await asyncio.sleep(0.5)
 
         assert engine.asked - asked < 5
+
+
+@in_virtual_time
+async def test_an_engine_that_cannot_be_followed_is_tried_ever_less_often() -> None:
+    tried = _Counted({A})
+    async with following(ToldEngines(target(A)), failures=Failures(tried)) as worker:
+        await asyncio.sleep(60.0)
+        in_the_first_minute = tried.asked
+        await asyncio.sleep(600.0)
+
+        assert "no such socket" in worker.board.lacks[f"following of {A}"]
+    assert 4 <= in_the_first_minute <= 12  # after 1, 2, 4, 8, 16 and 30 s, each up to a quarter shorter
+    assert 15 <= tried.asked - in_the_first_minute <= 45
+
+
+class _Counted(set[str]):
+    asked = 0
+
+    @override
+    def __contains__(self, name: object) -> bool:
+        self.asked += 1
+        return super().__contains__(name)
 
 
 async def test_a_source_that_lies_sends_the_worker_nowhere_else() -> None:

@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -81,19 +82,33 @@ def _commands(words: list[str]) -> Iterator[list[str]]:
 def our_commands(page: str) -> Iterator[tuple[list[str], bool]]:
     """Commands of ours in a page, and whether each stands in a shell block (is whole) or in a sentence (may be a part)."""
     for block in blocks(page):
-        if block.language == "sh":
+        if block.language in ("sh", "bash"):
             found = command_lines(block.text)
         elif block.language in ("", "console"):
             found = command_lines("\n".join(_lines_of_ours(block.text)))
         else:
             continue
-        yield from ((words, True) for words in found if OURS.fullmatch(words[0]) or words[0] in ("make", "python"))
+        for words in map(_in_a_container, map(_unredirected, found)):
+            if OURS.fullmatch(words[0]) or words[0] in ("make", "python"):
+                yield words, True
     for span in spans(page):
         if "*" not in span and re.match(
             r"([A-Z_]+=\S+ )*(\.venv/bin/)?(pointsman[a-z-]*|make|python -m) [\[a-zA-Z-]", span
         ):
             optional = re.sub(r"[\[\]]", "", span)
             yield from ((words, False) for words in command_lines(optional) if words[0] != "...")
+
+
+def _unredirected(words: list[str]) -> list[str]:
+    return list(takewhile(lambda word: word not in ("<", ">"), words))
+
+
+def _in_a_container(words: list[str]) -> list[str]:
+    """What kubectl or Docker Compose runs, if it is a command of ours."""
+    if words[0] == "kubectl" or words[:2] == ["docker", "compose"]:
+        begin = next((at for at, word in enumerate(words) if word in ("exec", "run")), len(words))
+        return next((words[at:] for at in range(begin, len(words)) if OURS.fullmatch(words[at])), words)
+    return words
 
 
 def _lines_of_ours(text: str) -> Iterator[str]:

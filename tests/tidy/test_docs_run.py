@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,19 @@ def _make(kind: str, policy: str, settings: Settings) -> None:
             with_changes(TenantPolicies(), [f"{name}={value}" for name, value in settings.items()])
         case _:
             raise RefusedError(f"there is no kind or policy {kind}")
+
+
+def test_what_is_executable_in_the_documentation_is_found() -> None:
+    """The tests of each page pass where nothing is found."""
+    pages = {page: page.read_text() for page in PAGES if page.name != HISTORY}
+    whole = [words for text in pages.values() for words, is_whole in our_commands(text) if is_whole]
+    languages = Counter(block.language for text in pages.values() for block in blocks(text))
+
+    assert ["pointsman", "fleet", "--watch"] in whole
+    assert len(whole) > 100
+    assert languages["toml"] > 5
+    assert languages["yaml"] > 5
+    assert not languages.keys() & {"shell", "zsh"}, "write sh: these are not parsed as commands"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

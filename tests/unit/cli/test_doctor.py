@@ -56,6 +56,7 @@ from pointsman_cli.doctor.examination import Diagnosis, Examiner, examine
 from pointsman_cli.doctor.findings import Severity
 from pointsman_cli.doctor.fleet_health import FleetHealth
 from pointsman_cli.doctor.lateness import Lateness
+from pointsman_cli.doctor.log_health import LogHealth
 from pointsman_cli.doctor.missing_transfers import MissingTransfers
 from pointsman_cli.doctor.requests import Requests
 from pointsman_cli.doctor.samples import Heavy, Sample, Timeline
@@ -299,7 +300,8 @@ def test_what_an_ingress_tells_a_new_leader_of_requests_at_engines_was_not_place
     for number, event in enumerate(log, 1):
         console.apply(LogEntry(number, "pm.default.any", b"", event))
 
-    assert any("placed by ingresses alone" in f.what for f in examined(log, Requests).findings) == is_alone
+    told = [f for f in examined(log, Requests).findings if "placed by ingresses alone" in f.what]
+    assert [f.evidence for f in told] == [[wall_span(4.0, 4.0, SETTINGS.speed)]] * is_alone
     assert bool(console.minute.placed_alone) == is_alone
 
 
@@ -969,6 +971,19 @@ def test_a_refused_url_is_told_with_what_to_do_also_while_its_worker_goes_on_rep
 
     assert [finding.advice for finding in findings if "--engine-urls" in finding.advice]
     assert not [finding for finding in findings if "never joined" in finding.what]
+
+
+@pytest.mark.parametrize(("changes", "severity"), [(1, Severity.NOTE), (6, Severity.NOTE), (7, Severity.WARNING)])
+def test_a_leader_that_changes_is_worth_a_warning_from_the_seventh_time_within_an_hour(
+    changes: int, severity: Severity
+) -> None:
+    """Each new leader decides at once, so that nothing but their number is wrong."""
+    log: list[LogEvent] = [joined("engine-1")]
+    for term in range(1, changes + 2):
+        log.append(LeaderElected(at=float(term), term=Term(term), scheduler=f"s-{term}", as_of=Sequence(len(log))))
+    (told,) = [finding for finding in examined(log, LogHealth).findings if "leader changed" in finding.what]
+
+    assert told.severity is severity
 
 
 def examined(events: list[LogEvent], examiner: type[Examiner]) -> Diagnosis:

@@ -337,6 +337,17 @@ def test_the_fleet_counts_the_requests_in_flight() -> None:
     assert totals.instances == len(observer.state.fleet.instances)
 
 
+def test_the_requests_of_a_tenant_in_flight_are_counted() -> None:
+    observer = Observer(State(SETTINGS))
+    events: list[LogEvent] = [
+        arrived(f"{tenant}{number}", at=1.0, tenant=tenant) for tenant in "ab" for number in range(3)
+    ]
+    for sequence, event in enumerate([*events, no_instance("b0", at=2.0)], 1):
+        observer.apply(LogEntry(sequence, "pm.default.request.r", b"", event))
+
+    assert {tenant.tenant: tenant.in_flight for tenant in tenants_view(observer).tenants} == {"a": 3, "b": 2}
+
+
 def test_no_more_requests_are_kept_than_the_bound() -> None:
     entries = recorded(3)
     few = RecentRequests(SETTINGS.block_tokens, requests_max=5)

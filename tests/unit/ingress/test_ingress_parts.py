@@ -2,7 +2,9 @@
 
 import asyncio
 import re
+from collections.abc import MutableMapping
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -13,9 +15,10 @@ from pointsman.contracts.subjects import command_subject
 from pointsman.ports import Reply
 from pointsman.primitives import PoolName, RequestId, WallSeconds
 from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.http_protocol import CLOSE_NOW
 from pointsman_ingress.engine.usage import Usage, usage_in
-from pointsman_ingress.http.call import RequestIds
-from pointsman_ingress.http.errors import rejected, unknown_model
+from pointsman_ingress.http.call import HttpExchange, RequestIds
+from pointsman_ingress.http.errors import OPENAI_ERRORS, internal_error, rejected, unknown_model
 from pointsman_ingress.placement import scheduler_client
 from pointsman_ingress.placement.scheduler_client import SchedulerLiveness
 from pointsman_ingress.prompt.block_keys import BlockKeys
@@ -35,6 +38,30 @@ def test_ids_are_fresh_and_long_enough_not_to_be_guessed() -> None:
 
     assert len(set(given)) == 1000
     assert all(re.fullmatch(r"[0-9a-f]{24}", each) for each in given)  # 96 bits
+
+
+@pytest.mark.parametrize("length", [10, None], ids=["whole", "stream"])
+async def test_an_answer_that_has_begun_and_fails_does_not_look_whole_and_a_whole_one_is_left_alone(
+    length: int | None,
+) -> None:
+    """HTTP/1.1 tells the client by the connection that a body of a known length is cut short."""
+    sent: list[MutableMapping[str, Any]] = []
+    closed: list[bool] = []
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {"method": "POST", "headers": [], CLOSE_NOW: lambda: closed.append(True)}
+    call = HttpExchange("/v1/embeddings", OPENAI_ERRORS, scope, send, ids=RequestIds(Random(0)), clock=ScaledClock())
+    await call.start("application/json", [], length=length)
+    await call.write(b"12345")
+    await call.fail(internal_error())
+    begun, bodies = len(closed), [message["body"] for message in sent[1:]]
+    await call.finish()
+    await call.fail(internal_error())
+
+    assert begun == len(closed) == (length is not None)
+    assert [b"internal_error" in body for body in bodies] == ([False] if length else [False, True])
 
 
 @pytest.mark.parametrize(

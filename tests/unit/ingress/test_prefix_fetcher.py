@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -9,9 +10,11 @@ import pytest
 from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.contracts.commands import PrefixFetch
+from pointsman.contracts.commands import PrefixCopy, PrefixFetch
+from pointsman.contracts.requests import PrefixCopyEnded
 from pointsman.ports import Clock
-from pointsman.primitives import InstanceId
+from pointsman.primitives import InstanceId, PoolName
+from pointsman.runtime.supervision import Supervisor
 from pointsman_ingress.engine import prefix_fetch
 from pointsman_ingress.engine.client import EngineClient, EngineRequest
 from pointsman_ingress.engine.disaggregation import (
@@ -22,6 +25,8 @@ from pointsman_ingress.engine.disaggregation import (
     read_prefill,
 )
 from pointsman_ingress.engine.prefix_fetch import FetchOutcome, PrefixFetcher, PrefixPrompt
+from pointsman_ingress.placement.pools import Pool
+from pointsman_ingress.prefix_copies import PrefixCopier
 from pointsman_ingress.work_threads import WorkThreads
 from tests.support.events import grant
 from tests.support.settable_clock import SettableClock
@@ -92,6 +97,22 @@ async def test_the_source_gets_the_prefix_and_the_target_the_parameters_of_its_a
         ("a", "http://a", "/v1/completions", 1, "r-2-give"),
         ("b", "http://b", "/v1/completions", -1, "r-2-take"),
     ]
+
+
+async def test_a_copy_is_taken_from_the_rank_of_the_grant_to_the_rank_that_the_scheduler_chose() -> None:
+    engines, ended = Engines(Answer({"kv_transfer_params": PARAMETERS}), Answer({})), list[PrefixCopyEnded]()
+    copy = PrefixCopy(target=InstanceId("c"), url="http://c", prefix_tokens=129, seconds=0.01, dp_rank=3)
+    granted = msgspec.structs.replace(GRANT, copy=copy, fetch=None, dp_rank=2)
+    pool = SimpleNamespace(name=PoolName("p"), events=SimpleNamespace(append_soon=ended.append))
+    async with asyncio.TaskGroup() as tasks:
+        supervisor = SimpleNamespace(start=lambda work, name: tasks.create_task(work, name=name))
+        fetcher = PrefixFetcher(cast("EngineClient", engines), ScaledClock(1.0), WorkThreads())
+        PrefixCopier(fetcher, cast("Supervisor", supervisor)).start(
+            cast("Pool", pool), granted, ScaledClock(), PROMPT, {}
+        )
+
+    assert [(r.instance, r.url, r.dp_rank) for r in engines.asked] == [("b", "http://b", 2), ("c", "http://c", 3)]
+    assert [(e.source, e.instance, e.tokens, e.failure) for e in ended] == [("b", "c", 128, "")]
 
 
 @pytest.mark.parametrize(

@@ -135,11 +135,17 @@ def test_an_engine_that_never_counts_is_not_believed() -> None:
     assert watch.lost(20.0) == []
 
 
-def test_an_engine_from_which_answers_come_is_at_work_whatever_it_says() -> None:
+@pytest.mark.parametrize("before", [2.0, 3600.0])
+def test_an_engine_from_which_answers_come_is_at_work_whatever_it_says(before: float) -> None:
+    """And whatever dates they have: those of an ingress whose clock is ahead do not hide later ones."""
     watch = Watch(leader())
-    watch.dispatcher.route(route("r", [1]), 0.0)
-    watch.dispatcher.route(route("s", [2]), 0.0)
-    watch.hears_idle(2.0, until=8.0)
+    for name, key in (("q", 3), ("r", 1), ("s", 2)):
+        watch.dispatcher.route(route(name, [key]), 0.0)
+    watch.hears_idle(2.0, until=3.0)
+    watch.dispatcher.state.apply(first_token("q", "a", at=before))
+    watch.dispatcher.state.apply(finished("q", "a", at=before))
+    for second in range(4, 9):
+        watch.hears(float(second))
     watch.dispatcher.state.apply(first_token("s", "a", at=9.0))
     watch.hears(9.0)
     watch.hears(10.0)

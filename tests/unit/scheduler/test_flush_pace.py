@@ -43,3 +43,13 @@ def test_it_is_bounded_and_goes_back_when_the_engines_rest() -> None:
     assert run(pace, 2_000, begin=0, seconds=30)[0] == FLUSH_WALL_SECONDS_MAX
 
     assert run(pace, 8, begin=30, seconds=10)[0] == OWN_SECONDS
+
+
+def test_it_falls_by_half_at_most_so_that_one_quiet_second_does_not_undo_it() -> None:
+    pace = FlushPace(WallSeconds(0.0))
+    run(pace, 2_000, begin=0, seconds=30)
+
+    assert [pace.seconds(WallSeconds(at)) for at in (31.0, 32.0)] == [
+        FLUSH_WALL_SECONDS_MAX / 2,
+        FLUSH_WALL_SECONDS_MAX / 4,
+    ]

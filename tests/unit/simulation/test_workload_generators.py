@@ -111,6 +111,7 @@ def test_a_block_id_has_one_predecessor_only(name: str) -> None:
     for request in GENERATORS[name](1500, rate=5.0, chance=random.Random(2)):
         for previous, block_id in pairwise((0, *request.block_ids)):
             assert before.setdefault(block_id, previous) == previous
+    assert before
 
 
 # --- What an infinite cache hits ---
