@@ -32,9 +32,7 @@ def answer_headers(context: RequestContext, grant: RouteGranted) -> list[Header]
 def _fleet_headers(context: RequestContext, grant: RouteGranted) -> list[Header]:
     knowledge = grant.knowledge
     if knowledge == Knowledge.EXACT and not (context.command.exact and context.pool.block_keys.proven):
-        knowledge = (
-            Knowledge.DEGRADED
-        )  # the request's own tokens are inexact, or this ingress's secret may be another one
+        knowledge = Knowledge.DEGRADED  # its tokens are inexact, or the secret here may be another one
     headers = [
         (b"x-pointsman-predicted-ttft-ms", b"%.1f" % (grant.predicted_ttft * 1000)),
         (b"x-pointsman-knowledge", knowledge.encode()),

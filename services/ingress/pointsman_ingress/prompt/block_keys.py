@@ -8,7 +8,8 @@ from pointsman.primitives import BlockKey, Tokens
 
 class BlockKeys:
     def __init__(self, *, secret: bytes, block_tokens: Callable[[], Tokens], proven: bool = True) -> None:
-        """`block_tokens`: current tokens per key. `proven`: no probe has to show first that engines have the same. Raises ValueError if the secret's length is out of bounds."""
+        """`block_tokens`: current tokens per key. `proven`: no probe has to show first that engines have the same keys. Raises
+        ValueError if the secret's length is out of bounds."""
         self._secret = secret
         self._block_tokens = block_tokens
         self.proven = proven
