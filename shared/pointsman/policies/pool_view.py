@@ -113,7 +113,8 @@ class PoolView:
         return all(budget < candidate.predicted_ttft - candidate.queue_seconds for candidate in self.candidates)
 
     def on_time_by_promises(self) -> list[InstanceId]:
-        """Where it could meet its budget alone; empty if it could somewhere without blocks that are promised and not yet held."""
+        """Where it could meet its budget alone; empty if it could somewhere without blocks that are promised and not yet held, or
+        with some of a slower tier."""
         state, budget, keys = self._state, self.budget, self.request.keys
         if budget <= 0 or state.settings.fold_version < fold_versions.PROMISED_LATE:
             return []
@@ -121,10 +122,13 @@ class PoolView:
             names = self.columns.on_time_alone()
         else:
             names = [c.instance for c in self.candidates if c.predicted_ttft - c.queue_seconds <= budget]
-        if not all(name in state.promises.beginning_with(keys) for name in names):
-            return []
+        promised = state.promises.beginning_with(keys)
+        if not all(name in promised for name in names):
+            return []  # nearly always: no need to look at the index again
         held = state.held_hits(keys)
         for name in names:
+            if self._hits.get(name, 0) <= held.get(name, 0) or name in self._loadable:
+                return []
             candidate = self.candidate(name, hit_blocks=held.get(name, 0))
             if candidate.predicted_ttft - candidate.queue_seconds <= budget:
                 return []

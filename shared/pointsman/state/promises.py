@@ -77,7 +77,7 @@ class Promises:
             hits[instance] = low
 
     def beginning_with(self, keys: list[BlockKey]) -> Collection[InstanceId]:
-        """Those that may have promised some of a prompt."""
+        """Those that have promised some of a prompt; after a checkpoint perhaps others, too."""
         if not keys:
             return ()
         if self._by_first is None:
