@@ -1240,6 +1240,7 @@ async def test_what_another_ingress_found_of_its_keys_is_not_believed_of_ones_ow
 ) -> None:
     """Its prompts are looked for under other keys where the secret is another one: no hit is exact."""
     monkeypatch.setattr(key_probe, "EVENTS_WALL_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(key_probe, "REPEAT_WALL_SECONDS", 0.1)  # its keys must differ twice
     async with world_with(engines_join=False, probe=True) as world:
         for instance, engine in ((ONE, world.one), (TWO, world.two)):
             await world.log.append(joined(instance, url=engine.url, max_model_len=1000))  # not heard of lately

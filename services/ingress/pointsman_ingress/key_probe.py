@@ -62,6 +62,8 @@ class KeyProber:
     _at_once: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE_MAX), init=False)
     _proving: bool = field(default=False, init=False)
     """At an engine that another ingress agrees with: one at a time."""
+    _disagreed: bool = field(default=False, init=False)
+    """There; once may be events that were lost."""
 
     async def run(self) -> None:
         """Runs without end; one task per instance."""
@@ -105,10 +107,14 @@ class KeyProber:
 
     def _conclude(self, instance: Instance, parity: bool, detail: str) -> None:
         if parity:
-            self.pool.block_keys.proven = True
+            self.pool.block_keys.proven, self._disagreed = True, False
             self.board.restored(KEYS_PART)
         elif instance.parity:
-            self.board.degraded(KEYS_PART, f"another ingress's agree with those of {instance.id}, but here {detail}")
+            if self._disagreed:
+                self.board.degraded(
+                    KEYS_PART, f"another ingress's agree with those of {instance.id}, but here {detail}"
+                )
+            self._disagreed = True
             return
         if parity is not instance.parity:
             self._announce(instance, parity=parity, detail=detail)
