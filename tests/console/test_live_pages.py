@@ -80,7 +80,7 @@ def test_requests_appear_as_they_arrive_and_what_was_shown_goes_on(console: Runn
     wait_for_newer(page)
 
     running = next(row["Request"] for row in rows_of(page, "requests") if "finished" not in row["Stage"])
-    expect(page.locator("#requests tr", has_text=running)).to_contain_text("finished")
+    expect(page.locator(f"#r-{running}")).to_contain_text("finished")
     assert page.evaluate("performance.getEntriesByType('navigation').length") == 1
 
 
