@@ -55,6 +55,14 @@ def unpack_keys(packed: bytes) -> list[BlockKey]:
     return cast("list[BlockKey]", from_little_endian("Q", packed).tolist())
 
 
+def find_packed(packed: bytes, sought: bytes, width: int = KEY_BYTES, start: int = 0) -> int:
+    """Where it first begins at a multiple of `width` bytes, from `start` on, or -1: it may also be found across two others."""
+    at = packed.find(sought, start)
+    while at % width and at >= 0:
+        at = packed.find(sought, at + 1)
+    return at
+
+
 def check_packed(packed: bytes) -> None:
     """Raises ValueError unless these are packed keys."""
     if len(packed) % KEY_BYTES:

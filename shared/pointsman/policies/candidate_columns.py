@@ -102,7 +102,7 @@ class CandidateColumns:
     def is_late_alone(self) -> bool:
         """See `PoolView.is_late_alone`."""
         budget = self._budget
-        if any(known.predicted_ttft - known.queue_seconds <= budget for known in self.made.values()):
+        if any(known.ttft_alone <= budget for known in self.made.values()):
             return False  # nearly always: no need to look at the others
         return bool(budget < (self.predicted_ttft - self.queue_seconds).min())
 

@@ -55,6 +55,11 @@ class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
     def predicted_ttft(self) -> EngineSeconds:
         return self.queue_seconds + self.prefill_seconds + self.load_seconds + self.transfer_seconds
 
+    @property
+    def ttft_alone(self) -> EngineSeconds:
+        """If the request had the instance for itself."""
+        return self.predicted_ttft - self.queue_seconds
+
     def recorded(self) -> Candidate:
         return Candidate(
             instance=self.instance,

@@ -110,7 +110,7 @@ class PoolView:
         if self.columns is not None:
             return self.columns.is_late_alone()
         budget = self.budget
-        return all(budget < candidate.predicted_ttft - candidate.queue_seconds for candidate in self.candidates)
+        return all(budget < candidate.ttft_alone for candidate in self.candidates)
 
     def on_time_by_promises(self) -> list[InstanceId]:
         """Where it could meet its budget alone; empty if it could somewhere without blocks that are promised and not yet held, or
@@ -121,16 +121,16 @@ class PoolView:
         if self.columns is not None:
             names = self.columns.on_time_alone()
         else:
-            names = [c.instance for c in self.candidates if c.predicted_ttft - c.queue_seconds <= budget]
+            names = [candidate.instance for candidate in self.candidates if candidate.ttft_alone <= budget]
         promised = state.promises.beginning_with(keys)
         if not all(name in promised for name in names):
             return []  # nearly always: no need to look at the index again
-        held = state.held_hits(keys)
+        held = state.hits(keys, promised=False)
         for name in names:
-            if self._hits.get(name, 0) <= held.get(name, 0) or name in self._loadable:
+            blocks = held.get(name, 0)
+            if self._hits.get(name, 0) <= blocks or name in self._loadable:
                 return []
-            candidate = self.candidate(name, hit_blocks=held.get(name, 0))
-            if candidate.predicted_ttft - candidate.queue_seconds <= budget:
+            if self.candidate(name, hit_blocks=blocks).ttft_alone <= budget:
                 return []
         return names
 

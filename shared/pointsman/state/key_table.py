@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from pointsman.contracts.block_keys import KEY_BYTES, pack_keys, unpack_keys
+from pointsman.contracts.block_keys import KEY_BYTES, find_packed, pack_keys, unpack_keys
 from pointsman.primitives import BlockKey
 
 ENTRY = 16
@@ -56,22 +56,16 @@ class KeyTable:
         """The first place, or NOWHERE."""
         buckets, slot = self._buckets, key & self._mask
         bucket = buckets[slot if slot < len(buckets) else slot & self._mask >> 1]
-        packed = key.to_bytes(KEY_BYTES, "little")
-        at = bucket.find(packed)
-        while at % ENTRY and at >= 0:
-            at = bucket.find(packed, at + 1)
+        at = find_packed(bucket, key.to_bytes(KEY_BYTES, "little"), ENTRY)
         return int.from_bytes(bucket[at + KEY_BYTES : at + ENTRY], "little") if at >= 0 else NOWHERE
 
     def places(self, key: BlockKey) -> Iterator[int]:
         bucket = self._buckets[self._slot(key)]
         packed = key.to_bytes(KEY_BYTES, "little")
-        at = bucket.find(packed)
+        at = find_packed(bucket, packed, ENTRY)
         while at >= 0:
-            if at % ENTRY:
-                at = bucket.find(packed, at + 1)
-            else:
-                yield int.from_bytes(bucket[at + KEY_BYTES : at + ENTRY], "little")
-                at = bucket.find(packed, at + ENTRY)
+            yield int.from_bytes(bucket[at + KEY_BYTES : at + ENTRY], "little")
+            at = find_packed(bucket, packed, ENTRY, at + ENTRY)
 
     def insert(self, keys: list[BlockKey], packed: bytes, place: int) -> int:
         """At consecutive places, up to the first that is somewhere already. Returns how many. `packed`: the same keys."""
@@ -111,12 +105,9 @@ class KeyTable:
         self._entries -= len(keys)
 
     def _around(self, slot: int, entry: bytes) -> tuple[bytes, bytes]:
-        """`entry` may also be found across two others."""
         bucket = self._buckets[slot]
-        at = bucket.find(entry)
-        while at % ENTRY:
-            assert at >= 0, f"block {entry[:KEY_BYTES].hex()} is not at its place"
-            at = bucket.find(entry, at + 1)
+        at = find_packed(bucket, entry, ENTRY)
+        assert at >= 0, f"block {entry[:KEY_BYTES].hex()} is not at its place"
         return bucket[:at], bucket[at + ENTRY :]
 
     def fill(self, keys: Any, places: Any) -> None:

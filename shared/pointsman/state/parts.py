@@ -209,16 +209,11 @@ class StateParts:
         known = self.fleet.get(instance)
         return known if known is not None and known.epoch == epoch else None
 
-    def hits(self, keys: list[BlockKey]) -> dict[InstanceId, int]:
+    def hits(self, keys: list[BlockKey], *, promised: bool = True) -> dict[InstanceId, int]:
         """Leading blocks of a prompt on each instance's device, by events, deliveries or promises."""
         hits = self.index.hits(keys)
-        self.promises.extend_hits(keys, hits)
-        self.delivered.extend_hits(keys, hits)
-        return hits
-
-    def held_hits(self, keys: list[BlockKey]) -> dict[InstanceId, int]:
-        """Without promises."""
-        hits = self.index.hits(keys)
+        if promised:
+            self.promises.extend_hits(keys, hits)
         self.delivered.extend_hits(keys, hits)
         return hits
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice, takewhile
 
-from pointsman.contracts.block_keys import KEY_BYTES, pack_keys, unpack_keys
+from pointsman.contracts.block_keys import KEY_BYTES, find_packed, pack_keys, unpack_keys
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Sequence
 
 DELIVERED_KEYS_MAX = 65_536
@@ -106,7 +106,7 @@ class Removals:
     def has(self, key: BlockKey, as_of: Sequence) -> bool:
         """Whether it was removed after log entry `as_of`."""
         sought = pack_keys([key])
-        return any(_has(packed, sought) for packed in self._after(as_of))
+        return any(find_packed(packed, sought) >= 0 for packed in self._after(as_of))
 
     def all_known(self, as_of: Sequence) -> bool:
         """Whether all that was removed after `as_of` is remembered: no more than REMOVALS_REMEMBERED_MAX blocks."""
@@ -209,10 +209,3 @@ class Contradictions:
             self._open[instance] = waiting
         found[:] = [when for when in found if at - when < CONTRADICTIONS_WALL_SECONDS]
         return reason if len(found) >= CONTRADICTIONS_MAX else ""
-
-
-def _has(packed: bytes, sought: bytes) -> bool:
-    at = packed.find(sought)
-    while at % KEY_BYTES and at >= 0:
-        at = packed.find(sought, at + 1)
-    return at >= 0

@@ -85,8 +85,8 @@ DEFECTS = (
     ),
     Defect(
         "a hit is one block too long",
-        "        self.promises.extend_hits(keys, hits)\n        self.delivered.extend_hits(keys, hits)\n        return hits",
-        "        self.promises.extend_hits(keys, hits)\n        self.delivered.extend_hits(keys, hits)\n        return {i: min(len(keys), n + 1) for i, n in hits.items()}",
+        "        self.delivered.extend_hits(keys, hits)\n        return hits",
+        "        self.delivered.extend_hits(keys, hits)\n        return {i: min(len(keys), n + 1) for i, n in hits.items()}",
     ),
     Defect(
         "the last token counts as cached",
