@@ -4,7 +4,7 @@ another leader begins, ingresses log the grants of their requests again, since t
 from typing import TypeGuard
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import RequestGranted
+from pointsman.contracts.decisions import RequestGranted, RequestHandedOver
 from pointsman.state.state import State
 
 
@@ -13,4 +13,9 @@ def is_placed_alone(event: LogEvent, before: State) -> TypeGuard[RequestGranted]
     if not isinstance(event, RequestGranted) or event.stamp is not None:
         return False
     request = before.workload.requests.get(event.request)
-    return request is None or request.instance != event.instance
+    return request is None or not is_told_again(event, request.instance)
+
+
+def is_told_again(event: RequestGranted | RequestHandedOver, known: str | None) -> bool:
+    """Whether an ingress tells what the log has: that the request is at the instance `known`."""
+    return event.stamp is None and event.instance == known

@@ -14,6 +14,7 @@ from typing_extensions import override
 from pointsman.analysis.calibration import profile_of, usual_profile
 from pointsman.analysis.client_faults import is_clients_fault
 from pointsman.analysis.log_time import Passed
+from pointsman.analysis.placed_alone import is_told_again
 from pointsman.analysis.restarts import Restarts
 from pointsman.contracts.block_keys import KEY_BYTES, unpack_keys
 from pointsman.contracts.cache import CacheEvent
@@ -288,8 +289,8 @@ class TrafficReader:
                 row.instance = event.instance
                 row.predicted_cached_tokens = row.prompt_tokens - event.uncached_tokens
                 row.migrations += 1
-            case RequestGranted() if event.stamp is None and row.first_token_at and event.instance == row.instance:
-                pass  # its ingress tells a new leader
+            case RequestGranted() if row.first_token_at and is_told_again(event, row.instance):
+                pass
             case RequestGranted():
                 row.instance, row.granted_at = event.instance, event.at
             case PrefillFinished():

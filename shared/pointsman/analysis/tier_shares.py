@@ -3,6 +3,7 @@ many of those only slower tiers had. These are the end of a hit, so a hit shorte
 
 from collections.abc import Iterable
 
+from pointsman.analysis.placed_alone import is_told_again
 from pointsman.contracts.cache import Tier
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted, RequestMigrated, RequestPlaced, TierTokens, is_final_end
@@ -48,7 +49,7 @@ class TierCounter:
                 hit = self._prompts.get(event.request, 0) - event.uncached_tokens
                 self._placed[event.request] = event.instance, max(0, hit), event.loads
             case RequestGranted() if event.stamp is None:
-                if event.instance != self._placed.get(event.request, NOWHERE)[0]:
+                if not is_told_again(event, self._placed.get(event.request, NOWHERE)[0]):
                     self._placed.pop(event.request, None)  # its ingress chose the engine itself
             case RequestFinished():
                 self._finish(event)

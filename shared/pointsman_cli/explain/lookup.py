@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import nlargest
 
+from pointsman.analysis.placed_alone import is_told_again
 from pointsman.contracts.decisions import RequestEnd, RequestGranted, counts_as_end, is_final_end
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestEvent, RequestFinished
 from pointsman.ports import LogEntry
@@ -64,9 +65,8 @@ class Slow:
         return self.slo_ttft is not None and self.waited > self.slo_ttft
 
     def grant(self, event: RequestGranted) -> None:
-        if event.stamp is None and self.granted_at is not None and event.instance == self.instance:
-            return  # its ingress tells a new leader
-        self.granted_at, self.instance = event.at, event.instance
+        if self.granted_at is None or not is_told_again(event, self.instance):
+            self.granted_at, self.instance = event.at, event.instance
 
     def finish(self, event: RequestEnd) -> None:
         self.end = event

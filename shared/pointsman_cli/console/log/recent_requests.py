@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pointsman.analysis.client_faults import tells_of_fleet
+from pointsman.analysis.placed_alone import is_told_again
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
     HandOverRefused,
@@ -69,10 +70,6 @@ class RecentRequest:
 
     def takes(self, event: RequestEvent) -> bool:
         return self.end is None or counts_as_end(event, self.end)
-
-    def is_told_again(self, event: RequestGranted | RequestHandedOver) -> bool:
-        """Its ingress tells a new leader where it is."""
-        return event.stamp is None and self.stage not in UNGRANTED and self.instance == event.instance
 
     @property
     def judged(self) -> bool:
@@ -174,7 +171,9 @@ class RecentRequests:
                 known.stage, known.instance, known.moves = Stage.PENDING.value, event.instance, known.moves + 1
                 known.predicted_ttft = event.predicted_ttft
                 known.predicted_cached_tokens = min(known.prompt_tokens, event.hit_blocks * self.block_tokens)
-            case RequestGranted() | RequestHandedOver() if known.is_told_again(event):
+            case RequestGranted() | RequestHandedOver() if known.stage not in UNGRANTED and is_told_again(
+                event, known.instance
+            ):
                 pass
             case RequestGranted():
                 known.stage, known.instance, known.granted_at = Stage.PREFILL.value, event.instance, event.at
