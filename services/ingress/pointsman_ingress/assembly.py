@@ -79,13 +79,14 @@ async def assembled(
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(engine_session or open_session(traced=tracer is not None))
         direct = DirectSession(session) if engine_session is None and tracer is None else None
-        work = WorkThreads(executor=executor)
+        urls, work = EngineUrls.of(settings.engine_urls), WorkThreads(executor=executor)
         stack.callback(work.close)
         shared = _Shared(
             settings=settings,
             clock=clock,
             supervisor=supervisor,
-            engines=_engines(settings, session, direct),
+            urls=urls,
+            engines=_engines(settings, urls, session, direct),
             hold=HoldQueue(settings.hold_seconds, clock),
             work=work,
         )
@@ -138,6 +139,7 @@ class _Shared:
     settings: IngressSettings
     clock: Clock
     supervisor: Supervisor
+    urls: EngineUrls
     engines: EngineClient
     hold: HoldQueue
     work: WorkThreads
@@ -173,10 +175,12 @@ def _salts(settings: IngressSettings, policies: FollowedPolicies) -> CacheSalts:
     return CacheSalts(settings.secret.encode(), lambda tenant: policies.of(tenant).cache_group)
 
 
-def _engines(settings: IngressSettings, session: aiohttp.ClientSession, direct: DirectSession | None) -> EngineClient:
+def _engines(
+    settings: IngressSettings, urls: EngineUrls, session: aiohttp.ClientSession, direct: DirectSession | None
+) -> EngineClient:
     return EngineClient(
         session,
-        EngineUrls.of(settings.engine_urls),
+        urls,
         keys=settings.engine_keys,
         forward_authorization=settings.trusts_clients,
         chunk_timeout_seconds=settings.chunk_timeout_seconds,
@@ -195,7 +199,7 @@ def _body_rules(settings: IngressSettings) -> BodyRules:
 def _pool(shared: _Shared, name: PoolName, link: Link, board: HealthBoard) -> Pool:
     """Starts the pool's background tasks. Raises click.ClickException."""
     settings, clock, supervisor = shared.settings, shared.clock, shared.supervisor
-    fleet = FleetView(clock, board, EngineUrls.of(settings.engine_urls))
+    fleet = FleetView(clock, board, shared.urls)
     in_flight = InFlightRequests(fleet=fleet, events=link.log, clock=clock)
     liveness = SchedulerLiveness(
         commands=link.commands,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from pointsman.contracts.decisions import TierTokens
-from pointsman.policies.candidates import CandidateEstimate as CandidateEstimate  # policies import both from here
+from pointsman.policies.candidates import CandidateEstimate
 from pointsman.policies.prefix_fetch import FetchSource, fetch_source, fetch_to, shared_fetch_seconds
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tokens, plain_sum
 from pointsman.state import fold_versions, kv_shares

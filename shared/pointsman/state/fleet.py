@@ -173,6 +173,10 @@ class Instance:
             return Knowledge.DEGRADED
         return Knowledge.EXACT
 
+    def drains_so(self, *, leaving: bool, becomes: Role | Literal[""]) -> bool:
+        """Whether such a drain would change nothing."""
+        return self.draining and self.leaving == leaving and self.becomes == becomes
+
     def may_become(self, epoch: Epoch) -> bool:
         """Whether a change of role decided in `epoch` still holds."""
         return self.role_switching and epoch >= self.announced_since

@@ -106,4 +106,5 @@ between nothing and 20 times the prediction where hundreds of requests wait."""
 PROMISED_LATE = 17
 """What is on time alone only by a prefix that others compute is best effort where it would be refused, as they are."""
 ANSWERS_COUNTED = 17
-"""An instance that reports no work is idle anew after each answer, whatever date that has: a clock ahead of others hid later answers."""
+"""An instance that reports no work is idle anew after each answer, whatever date that has: a clock ahead of others hid later
+answers."""

@@ -1,4 +1,5 @@
-"""Figures of the requests pending at an instance, for pages and JSON output. In: a State. Out: plain numbers by their names in JSON."""
+"""Figures of the requests pending at an instance, for pages and JSON output. In: a State. Out: plain numbers by their names in
+JSON."""
 
 from typing import Any
 

@@ -21,9 +21,10 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import RouteRequest
 from pointsman.contracts.fleet import PrefillCost
 from pointsman.policies import candidate_columns, pool_view
+from pointsman.policies.candidates import CandidateEstimate
 from pointsman.policies.dispatch.recording import Recording
 from pointsman.policies.large_pool import prepare_columns
-from pointsman.policies.pool_view import CandidateEstimate, PoolView
+from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.policies.routing.weighed import Rows, cost, weighed_list
 from pointsman.policies.routing.weighed_columns import WeighedColumns

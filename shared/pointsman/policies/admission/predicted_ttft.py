@@ -12,7 +12,8 @@ from typing_extensions import override
 from pointsman.contracts.decisions import Settings
 from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal
-from pointsman.policies.pool_view import CandidateEstimate, PoolView
+from pointsman.policies.candidates import CandidateEstimate
+from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.trackers.base import Tracker

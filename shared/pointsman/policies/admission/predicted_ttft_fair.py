@@ -19,7 +19,8 @@ from pointsman.contracts.decisions import Settings
 from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import Refusal
 from pointsman.policies.admission.predicted_ttft import PredictedTtft
-from pointsman.policies.pool_view import CandidateEstimate, PoolView
+from pointsman.policies.candidates import CandidateEstimate
+from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import EngineSeconds, plain_sum
 from pointsman.state.trackers.attainment import Attainment, Tally

@@ -9,7 +9,8 @@ from typing_extensions import override
 
 from pointsman.policies.admission.base import Refusal
 from pointsman.policies.admission.predicted_ttft import PredictedTtft, excessive_tpot, too_late, too_slow
-from pointsman.policies.pool_view import CandidateEstimate, PoolView
+from pointsman.policies.candidates import CandidateEstimate
+from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice
 
 

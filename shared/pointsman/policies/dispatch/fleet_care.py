@@ -89,20 +89,9 @@ def drain(
     turn: Turn, instance: InstanceId, reason: str, *, leaving: bool, by: str, becomes: Role | Literal[""] = ""
 ) -> None:
     found = turn.state.fleet.get(instance)
-    if found is None or (found.draining and found.leaving == leaving and found.becomes == becomes):
+    if found is None or found.drains_so(leaving=leaving, becomes=becomes):
         return
-    turn.decide(
-        InstanceDraining(
-            at=turn.now,
-            stamp=turn.stamp,
-            instance=instance,
-            epoch=found.epoch,
-            reason=reason,
-            leaving=leaving,
-            by=by,
-            becomes=becomes,
-        )
-    )
+    _decide_drain(turn, found, reason, leaving=leaving, by=by, becomes=becomes)
     relocate_pending(turn)
 
 
@@ -146,22 +135,30 @@ def repeat_roles_and_drains(turn: Turn, instances: Iterable[InstanceId]) -> None
         if known is None or known.becomes:
             continue
         if known.draining:
-            turn.decide(
-                InstanceDraining(
-                    at=turn.now,
-                    stamp=turn.stamp,
-                    instance=instance,
-                    epoch=known.epoch,
-                    reason="it drains already",
-                    leaving=known.leaving,
-                )
-            )
+            _decide_drain(turn, known, "it drains already", leaving=known.leaving)
         elif known.role != known.announced_role:
             turn.decide(
                 InstanceRoleChanged(
                     at=turn.now, stamp=turn.stamp, instance=instance, epoch=known.epoch, role=known.role
                 )
             )
+
+
+def _decide_drain(
+    turn: Turn, instance: Instance, reason: str, *, leaving: bool, by: str = "", becomes: Role | Literal[""] = ""
+) -> None:
+    turn.decide(
+        InstanceDraining(
+            at=turn.now,
+            stamp=turn.stamp,
+            instance=instance.id,
+            epoch=instance.epoch,
+            reason=reason,
+            leaving=leaving,
+            by=by,
+            becomes=becomes,
+        )
+    )
 
 
 def refuse(turn: Turn, instance: InstanceId, reason: str) -> None:

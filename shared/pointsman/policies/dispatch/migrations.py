@@ -5,11 +5,12 @@ from math import inf
 
 from pointsman.contracts.decisions import MigrationRefused, RequestMigrated
 from pointsman.contracts.reasons import MoveCause, MoveRefusal, relocated
+from pointsman.policies.candidates import CandidateEstimate
 from pointsman.policies.decode_placement import DecodeRefusal
 from pointsman.policies.dispatch.granting import grant, grant_next
 from pointsman.policies.dispatch.splitting import decode_after_move, decoder_for
 from pointsman.policies.dispatch.turn import Turn
-from pointsman.policies.pool_view import CandidateEstimate, PoolView
+from pointsman.policies.pool_view import PoolView
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.policies.rebalancing.migration_check import MigrationCheck, Veto
 from pointsman.policies.rebalancing.redispatch import Redispatch, Redispatching, Window

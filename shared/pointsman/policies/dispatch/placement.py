@@ -12,6 +12,7 @@ from pointsman.contracts.decisions import RequestPlaced
 from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import RequestArrived
 from pointsman.policies.admission import Refusal
+from pointsman.policies.candidates import CandidateEstimate
 from pointsman.policies.decode_placement import SAME_INSTANCE, DecodeAssignment, DecodeChoice, DecodeRefusal
 from pointsman.policies.dispatch import queue_bound
 from pointsman.policies.dispatch.granting import grant_next
@@ -19,7 +20,7 @@ from pointsman.policies.dispatch.rejecting import reject
 from pointsman.policies.dispatch.splitting import Decoder, assignment, decoder_for
 from pointsman.policies.dispatch.tenant_limits import reject_over_limit
 from pointsman.policies.dispatch.turn import Turn
-from pointsman.policies.pool_view import CandidateEstimate, PoolView
+from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing import NoInstance
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import NO_SECONDS, EngineSeconds, InstanceId, WallSeconds, engine_seconds

@@ -4,9 +4,9 @@ from collections.abc import Collection, Sequence
 
 from pointsman.contracts.decisions import RequestRejected
 from pointsman.policies.admission import Refusal
+from pointsman.policies.candidates import CandidateEstimate
 from pointsman.policies.dispatch.splitting import Decoder
 from pointsman.policies.dispatch.turn import Turn
-from pointsman.policies.pool_view import CandidateEstimate
 from pointsman.primitives import InstanceId, RequestId
 from pointsman.state.workload import NO_REQUEST, Request
 

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from pointsman.contracts.commands import HandOverRequest
 from pointsman.contracts.decisions import HandOverRefused, RequestHandedOver
 from pointsman.policies.admission import Refusal
+from pointsman.policies.candidates import CandidateEstimate
 from pointsman.policies.decode_placement import (
     SAME_INSTANCE,
     DecodeAssignment,
@@ -14,7 +15,6 @@ from pointsman.policies.decode_placement import (
 )
 from pointsman.policies.dispatch.granting import grant_next
 from pointsman.policies.dispatch.turn import Turn
-from pointsman.policies.pool_view import CandidateEstimate
 from pointsman.primitives import InstanceId
 from pointsman.state.workload import NO_INSTANCE, Request, Stage
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from pointsman.contracts.reasons import MoveRefusal
-from pointsman.policies.pool_view import CandidateEstimate, PoolView
+from pointsman.policies.candidates import CandidateEstimate
+from pointsman.policies.pool_view import PoolView
 from pointsman.policies.rebalancing.base import Migration
 from pointsman.policies.stall_detection import stalled_seconds
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, plain_sum

@@ -7,7 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from pointsman.contracts.reasons import MoveRefusal
-from pointsman.policies.pool_view import CandidateEstimate, PoolView
+from pointsman.policies.candidates import CandidateEstimate
+from pointsman.policies.pool_view import PoolView
 from pointsman.policies.queue_limits import PREFILL_WINDOW_TOKENS, RUNNING_MAX
 from pointsman.policies.rebalancing.base import Migration
 from pointsman.policies.rebalancing.migration_check import Veto

@@ -9,7 +9,8 @@ from typing import ClassVar
 import msgspec
 from typing_extensions import override
 
-from pointsman.policies.pool_view import CandidateEstimate, PoolView
+from pointsman.policies.candidates import CandidateEstimate
+from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 
 

@@ -16,8 +16,9 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from pointsman.policies.candidates import CandidateEstimate
 from pointsman.policies.hash_ring import home_among, ring_candidates
-from pointsman.policies.pool_view import CandidateEstimate, PoolView
+from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 from pointsman.primitives import plain_sum
 

@@ -17,7 +17,8 @@ from pointsman.bounds import POSITIVE, bounded
 from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal
 from pointsman.policies.admission.predicted_ttft import excessive_tpot, too_late, too_slow
-from pointsman.policies.pool_view import CandidateEstimate, PoolView
+from pointsman.policies.candidates import CandidateEstimate
+from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import EngineSeconds
 from pointsman.state.trackers.attainment import Attainment, Tally

@@ -8,7 +8,8 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pointsman.bounds import SHARE, bounded
-from pointsman.policies.pool_view import CandidateEstimate, PoolView
+from pointsman.policies.candidates import CandidateEstimate
+from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of, least_loaded
 
 

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 import msgspec
 
+from pointsman.policies.candidates import CandidateEstimate
 from pointsman.policies.policy import Policy
-from pointsman.policies.pool_view import CandidateEstimate, PoolView
+from pointsman.policies.pool_view import PoolView
 from pointsman.primitives import InstanceId, Tokens
 
 

@@ -18,7 +18,8 @@ from typing_extensions import override
 
 from pointsman.bounds import POSITIVE, bounded
 from pointsman.contracts.decisions import Settings
-from pointsman.policies.pool_view import CandidateEstimate, PoolView
+from pointsman.policies.candidates import CandidateEstimate
+from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.deficits import Deficits

@@ -12,8 +12,9 @@ from typing_extensions import override
 
 from pointsman.bounds import COUNT, bounded
 from pointsman.contracts.decisions import Settings
+from pointsman.policies.candidates import CandidateEstimate
 from pointsman.policies.hash_ring import candidate_pair, ring_candidates
-from pointsman.policies.pool_view import CandidateEstimate, PoolView
+from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, least_loaded, load_of, require_eligible
 from pointsman.policies.stall_detection import STALL_SECONDS, stalled_seconds
 from pointsman.primitives import InstanceId

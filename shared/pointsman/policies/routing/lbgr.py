@@ -17,7 +17,8 @@ from typing_extensions import override
 
 from pointsman.bounds import POSITIVE, POSITIVE_SHARE, bounded
 from pointsman.contracts.decisions import Settings
-from pointsman.policies.pool_view import CandidateEstimate, PoolView
+from pointsman.policies.candidates import CandidateEstimate
+from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 from pointsman.primitives import EngineSeconds
 from pointsman.state.trackers.base import Tracker

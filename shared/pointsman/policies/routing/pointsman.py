@@ -22,8 +22,9 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pointsman.contracts.decisions import Settings
+from pointsman.policies.candidates import CandidateEstimate
 from pointsman.policies.hash_ring import home_among, ring_candidates
-from pointsman.policies.pool_view import CandidateEstimate, PoolView
+from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, require_eligible
 from pointsman.policies.routing.weighed import Rows, Weighed, weighed_list
 from pointsman.primitives import EngineSeconds, InstanceId

@@ -9,7 +9,8 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pointsman.bounds import POSITIVE, SHARE, bounded
-from pointsman.policies.pool_view import CandidateEstimate, PoolView
+from pointsman.policies.candidates import CandidateEstimate
+from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 from pointsman.primitives import EngineSeconds
 from pointsman.state.trackers.base import Tracker

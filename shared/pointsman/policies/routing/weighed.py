@@ -10,7 +10,8 @@ from typing import overload
 import msgspec
 from typing_extensions import override
 
-from pointsman.policies.pool_view import CandidateEstimate, PoolView
+from pointsman.policies.candidates import CandidateEstimate
+from pointsman.policies.pool_view import PoolView
 from pointsman.primitives import EngineSeconds, InstanceId, plain_sum
 
 Rows = Sized

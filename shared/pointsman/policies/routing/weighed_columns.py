@@ -5,7 +5,8 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from pointsman.policies.candidate_columns import CandidateColumns, ColumnCandidates
-from pointsman.policies.pool_view import CandidateEstimate, PoolView
+from pointsman.policies.candidates import CandidateEstimate
+from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.weighed import Rows, Weighed
 from pointsman.primitives import EngineSeconds, InstanceId, plain_sum
 

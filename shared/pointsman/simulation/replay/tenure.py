@@ -171,7 +171,7 @@ class Tenure:
                 dispatcher.check_liveness(event.patience, now, others)  # it has no evidence of others
             case InstanceLeft() if event.refused:
                 dispatcher.refuse(event.instance, event.reason, now)
-            case InstanceDraining() if self._drains_so(event):
+            case InstanceDraining() if self._is_repeat(event):
                 dispatcher.repeat_roles_and_drains([event.instance], now)
             case InstanceDraining():
                 dispatcher.drain(
@@ -207,9 +207,9 @@ class Tenure:
                 return event
         return None
 
-    def _drains_so(self, event: InstanceDraining) -> bool:
+    def _is_repeat(self, event: InstanceDraining) -> bool:
         known = self._state.fleet.get(event.instance)
-        return known is not None and known.draining and (known.leaving, known.becomes) == (event.leaving, event.becomes)
+        return known is not None and known.drains_so(leaving=event.leaving, becomes=event.becomes)
 
     def _told(self, event: PrefillFinished) -> SentRequest | None:
         """By its ingress; None: its leader assumed it."""
