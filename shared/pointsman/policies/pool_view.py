@@ -284,6 +284,15 @@ class PoolView:
             fetched_tokens=fetch.tokens,
         )
 
+    def behind_best_effort(self, candidate: CandidateEstimate) -> CandidateEstimate:
+        """Behind the best-effort requests that are pending there, too."""
+        seconds = self.queue(candidate.instance).best_effort_seconds
+        if self._reserved is not None and self._reserved.instance == candidate.instance:
+            seconds -= self._reserved.prefill_seconds  # it is ahead already
+        if seconds <= 0:
+            return candidate
+        return msgspec.structs.replace(candidate, queue_seconds=candidate.queue_seconds + seconds)
+
     def best_effort_candidate(self, instance_id: InstanceId) -> CandidateEstimate:
         """Behind all that is pending there, or until its turn. With the prefixes that best-effort requests before it
         will leave."""

@@ -229,6 +229,12 @@ class InstanceQueue:
         return known is not None and known.requests > 0
 
     @property
+    def best_effort_seconds(self) -> EngineSeconds:
+        """Pending."""
+        known = self.classes.get(BEST_EFFORT)
+        return known.seconds if known is not None and known.requests else 0.0
+
+    @property
     def _only_fetches(self) -> bool:
         """Whether no prompt is inside the engine."""
         return all(request.fetching for request in self.prefill.values())

@@ -21,6 +21,7 @@ from pointsman.policies.admission.predicted_ttft_global import PredictedTtftGlob
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
 from pointsman.policies.policy_set import PolicySet, policy_set, recorded_policy_set
+from pointsman.policies.queue_limits import PREFILL_WINDOW_TOKENS
 from pointsman.policies.routing import RoutingPolicy
 from pointsman.policies.routing.least_loaded import LeastLoaded
 from pointsman.policies.routing.round_robin import RoundRobin
@@ -41,8 +42,14 @@ def pool(
     routing: RoutingPolicy | None = None,
     instances: tuple[str, ...] = FLEET,
     settings: PoolSettings | None = None,
+    window_tokens: int = PREFILL_WINDOW_TOKENS,
 ) -> Dispatcher:
-    policies = PolicySet(routing=routing or RoundRobin(), admission=admission, ordering=FirstComeFirstServed())
+    policies = PolicySet(
+        routing=routing or RoundRobin(),
+        admission=admission,
+        ordering=FirstComeFirstServed(),
+        prefill_window_tokens=window_tokens,
+    )
     return leader_of(instances, policies, settings=settings)
 
 
@@ -229,6 +236,43 @@ def test_a_request_that_its_leader_gave_up_is_not_late_for_that_under_another_id
     assert isinstance(again, RequestPlaced if version == FOLD_VERSION else RequestRejected)
     if isinstance(again, RequestPlaced):
         assert again.best_effort == first.best_effort == (blocks == DOCUMENT)
+
+
+@pytest.mark.parametrize("policy", [PredictedTtft, PredictedTtftGlobal, PredictedTtftFair], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    ("fleet", "blocks", "settings", "expected"),
+    [
+        (("a", "b"), 30, {}, "b"),
+        (("a",), 30, {}, "slo_ttft"),
+        (("a",), 15, {}, "a"),
+        (("a",), 30, {"overtaking_max": 1.0}, "a"),
+    ],
+    ids=["another has room", "none has room", "a short prefill", "as before the setting"],
+)
+def test_a_long_prefill_does_not_overtake_best_effort_requests(
+    policy: type[PredictedTtft], fleet: tuple[str, ...], blocks: int, settings: dict[str, float], expected: str
+) -> None:
+    """The document takes 9.6 s; 30 blocks take 1.9, 15 take 1.0; of the objective of 5 s a quarter is 1.25. Engines take one
+    prompt at once. The document waits, as others do, and it is not its turn, as others were just before."""
+    dispatcher = pool(policy(**settings), instances=fleet, window_tokens=1)  # type: ignore[arg-type]
+    for number, name in enumerate(fleet):
+        ask(dispatcher, f"earlier-{name}", 20_000 + 1000 * number, DOCUMENT)
+    for name in fleet:
+        dispatcher.state.apply(first_token(f"earlier-{name}", name, at=9.6))
+        dispatcher.state.apply(answered(f"earlier-{name}", name, at=9.6, tpot=0.0))
+    for number in range(2 * len(fleet)):
+        ask(dispatcher, f"before-{number}", 1000 * number, 2, 9.6)
+    document = ask(dispatcher, "document", 8000, DOCUMENT, 9.6)
+
+    decided = ask(dispatcher, "r", 9000, blocks, 9.6)
+
+    assert isinstance(document, RequestPlaced)
+    assert (document.instance, document.best_effort) == ("a", True)
+    if isinstance(decided, RequestPlaced):
+        assert (decided.instance, decided.best_effort) == (expected, False)
+    else:
+        assert isinstance(decided, RequestRejected)
+        assert decided.reason == expected
 
 
 def test_the_refusal_tells_when_the_prefill_would_begin_though_nobody_waits() -> None:

@@ -1,7 +1,9 @@
 """Rejects requests that cannot meet their SLO where they were placed. Source: Mooncake (FAST'25), section 4.1. Compares
 the TTFT budget with corrected queue plus prefill, and the TPOT SLO with recent seconds per token. A request that would
 be late even alone is no matter of load: it is admitted as best effort (`state.best_effort`), where its first token is
-soonest. Bias: prompts that just meet their SLO alone are rejected first. Limit: uses the present decode load."""
+soonest. One with a long prefill does not overtake such requests: it must be on time behind those that wait there too, since
+both hold an engine for seconds. Bias: prompts that just meet their SLO alone are rejected first. Limit: uses the present
+decode load."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from pointsman.bounds import SHARE, bounded
 from pointsman.contracts.decisions import Settings
 from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal
@@ -25,14 +28,16 @@ DECODE_RETRY_SECONDS = 1.0
 @dataclass(frozen=True)
 class PredictedTtft(AdmissionPolicy):
     """`hard_limit`: reject also what would be late even alone. `best_effort_wait_max`: without it, reject that if its
-    prefill would begin later; 0: never. `tpot_check`: off, since prefills between decode steps slow them beyond what
+    prefill would begin later; 0: never. `overtaking_max`: longest prefill that overtakes best-effort requests, over the TTFT
+    budget. `tpot_check`: off, since prefills between decode steps slow them beyond what
     their own load explains."""
 
     name: ClassVar[str] = "predicted_ttft"
-    absent: ClassVar[Settings] = {"hard_limit": True, "best_effort_wait_max": 300.0}
+    absent: ClassVar[Settings] = {"hard_limit": True, "best_effort_wait_max": 300.0, "overtaking_max": 1.0}
 
     hard_limit: bool = False
     best_effort_wait_max: EngineSeconds = 0.0
+    overtaking_max: float = bounded(0.25, SHARE)
     tpot_check: bool = False
 
     @override
@@ -46,6 +51,8 @@ class PredictedTtft(AdmissionPolicy):
         if is_late_alone(view):
             return best_effort(view, self.best_effort_wait_max)
         answer = self.in_time(view, choice)
+        if isinstance(answer, Choice) and answer.chosen.prefill_seconds > self.overtaking_max * view.budget:
+            answer = _behind_best_effort(view, answer)
         if isinstance(answer, Refusal) and (promised := view.on_time_by_promises()):
             return best_effort(view, self.best_effort_wait_max, promised)
         return answer
@@ -57,6 +64,17 @@ class PredictedTtft(AdmissionPolicy):
         if self.tpot_check and (tpot := excessive_tpot(view, choice.chosen)):
             return too_slow(view, choice.chosen, tpot)
         return choice
+
+
+def _behind_best_effort(view: PoolView, choice: Choice) -> Choice | Refusal:
+    behind = view.behind_best_effort(choice.chosen)
+    if behind.ttft_with_margin <= view.budget:
+        return choice
+    soonest = min(view.candidates, key=lambda candidate: view.behind_best_effort(candidate).predicted_ttft)
+    if view.behind_best_effort(soonest).ttft_with_margin > view.budget:
+        return too_late(view, behind)
+    reason = f"best-effort requests wait on {choice.chosen.instance}: first token soonest behind such"
+    return Choice(soonest, reason, choice.considered)
 
 
 def is_late_alone(view: PoolView) -> bool:
