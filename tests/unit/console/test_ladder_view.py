@@ -5,7 +5,7 @@ import pytest
 from pointsman.analysis.ladder import HitRateLadder
 from pointsman.analysis.ladder_verdict import verdict
 from pointsman.state.state import PoolSettings
-from pointsman_cli.console.log.ladder_views import ladder_view
+from pointsman_cli.console.log.log_views import ladder_view
 
 
 @pytest.mark.parametrize(
