@@ -9,7 +9,6 @@ from pointsman.ports import Clock
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.line_writer import LineWriter
 from pointsman.runtime.telemetry import ACCESS_LOG_LINES_DROPPED
-from pointsman_ingress.context import RequestFacts
 from pointsman_ingress.engine.usage import Usage, known
 from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.http.request_headers import header_text
@@ -23,23 +22,18 @@ class AccessLog:
         self._clock = clock
         self._encode = msgspec.json.Encoder().encode
 
-    def write(self, call: HttpExchange, facts: RequestFacts, lifecycle: RequestLifecycle | None) -> None:
+    def write(self, call: HttpExchange, lifecycle: RequestLifecycle | None) -> None:
         """Does not block or raise."""
         seconds = self._clock.wall() - call.received_at_wall
-        line = _line(call, facts, lifecycle, seconds=seconds, speed=self._clock.speed, now=datetime.now(UTC))
+        line = _line(call, lifecycle, seconds=seconds, speed=self._clock.speed, now=datetime.now(UTC))
         if not self._lines.write(self._encode(line)):
             ACCESS_LOG_LINES_DROPPED.inc()
 
 
 def _line(
-    call: HttpExchange,
-    facts: RequestFacts,
-    lifecycle: RequestLifecycle | None,
-    *,
-    seconds: WallSeconds,
-    speed: float,
-    now: datetime,
+    call: HttpExchange, lifecycle: RequestLifecycle | None, *, seconds: WallSeconds, speed: float, now: datetime
 ) -> dict[str, Any]:
+    facts = call.facts
     grant = None if lifecycle is None else lifecycle.grant
     usage = Usage() if lifecycle is None else lifecycle.usage
     first_byte = float(call.first_byte_at_wall - call.received_at_wall) if call.first_byte_at_wall is not None else None
@@ -58,7 +52,7 @@ def _line(
         "pool": facts.pool,
         "stream": facts.stream,
         "status": status_of(call),
-        "reason": reason_of(call, facts, lifecycle) or None,
+        "reason": reason_of(call, lifecycle) or None,
         "instance": (grant.instance if grant else facts.instance) or None,
         "prefill_instance": (grant.prefilled_by if grant else "") or None,
         "retries": lifecycle.retries if lifecycle else facts.retries,

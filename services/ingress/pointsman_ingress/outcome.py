@@ -1,7 +1,6 @@
 """How a request ended: for the access log and for metrics."""
 
 from pointsman.runtime.telemetry import REQUEST_ERRORS
-from pointsman_ingress.context import RequestFacts
 from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.lifecycle import RequestLifecycle
 from pointsman_ingress.metrics import http_requests
@@ -13,15 +12,16 @@ def status_of(call: HttpExchange) -> int:
     return call.status or CLIENT_CLOSED_REQUEST
 
 
-def reason_of(call: HttpExchange, facts: RequestFacts, lifecycle: RequestLifecycle | None) -> str:
+def reason_of(call: HttpExchange, lifecycle: RequestLifecycle | None) -> str:
     """Empty if it was served."""
-    return facts.reason or call.error_code or (lifecycle.reason if lifecycle else "") or ""
+    return call.facts.reason or call.error_code or (lifecycle.reason if lifecycle else "") or ""
 
 
-def count_outcome(call: HttpExchange, facts: RequestFacts, lifecycle: RequestLifecycle | None) -> None:
+def count_outcome(call: HttpExchange, lifecycle: RequestLifecycle | None) -> None:
+    facts = call.facts
     pool = facts.pool or ""
     model = (facts.model or "") if pool else ""  # a client's own word before a pool is found
     http_requests(pool, model, call.path, status_of(call)).inc()
-    reason = reason_of(call, facts, lifecycle)
+    reason = reason_of(call, lifecycle)
     if reason:
         REQUEST_ERRORS.labels(pool, model, reason).inc()

@@ -6,7 +6,6 @@ import structlog
 
 from pointsman.primitives import InstanceId, Seconds
 from pointsman.runtime.telemetry import REQUEST_RETRIES
-from pointsman_ingress.context import RequestFacts
 from pointsman_ingress.endpoints import AcceptedBody
 from pointsman_ingress.engine.answer import ANSWER_BYTES_MAX, AnswerTooLargeError, EngineFailedError
 from pointsman_ingress.engine.client import KEY_REFUSED, EngineClient, EngineRequest
@@ -35,7 +34,6 @@ async def pass_through(
     accepted: AcceptedBody,
     pool: Pool,
     model: Model,
-    facts: RequestFacts,
     engines: EngineClient,
     settings: IngressSettings,
     *,
@@ -76,12 +74,12 @@ async def pass_through(
                     raise engine_failed(reason) from error
                 if not ticket.claim():
                     raise retry_budget_spent(reason) from error
-                facts.retries += 1
+                call.facts.retries += 1
                 REQUEST_RETRIES.labels(pool.name).inc()
                 continue
             if lacks_endpoint(answer.status, whole):
                 raise endpoint_not_found(call.path)
-            facts.instance = instance.id
+            call.facts.instance = instance.id
             if engines.refused_own_key(answer.status, instance.id):
                 log.error("engine_key_refused", instance=instance.id, status=answer.status, reason=KEY_REFUSED)
                 raise engine_key_refused()

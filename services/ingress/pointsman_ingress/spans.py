@@ -11,7 +11,6 @@ from pointsman.contracts.fleet import ANY_RANK
 from pointsman.primitives import InstanceId
 from pointsman.runtime import span_attributes
 from pointsman.runtime.tracing import Span, Tracer, trace_headers
-from pointsman_ingress.context import RequestFacts
 from pointsman_ingress.engine.usage import known
 from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.lifecycle import RequestLifecycle
@@ -33,11 +32,11 @@ def begin_request(tracer: Tracer, call: HttpExchange) -> None:
     structlog.contextvars.bind_contextvars(trace_id=span.trace_id)
 
 
-def end_request(call: HttpExchange, facts: RequestFacts, lifecycle: RequestLifecycle | None) -> None:
-    span = call.span
+def end_request(call: HttpExchange, lifecycle: RequestLifecycle | None) -> None:
+    span, facts = call.span, call.facts
     if not span.recording:
         return
-    reason = reason_of(call, facts, lifecycle)
+    reason = reason_of(call, lifecycle)
     first_byte = call.first_byte_at_wall
     span.set(
         {
