@@ -12,7 +12,6 @@ from pointsman.contracts.commands import PrefixFetch, RouteGranted, RouteRejecte
 from pointsman.contracts.reasons import FailReason
 from pointsman.primitives import EngineSeconds, Seconds
 from pointsman.runtime.tracing import NO_SPAN, Span
-from pointsman_ingress.answer_headers import answer_headers
 from pointsman_ingress.attempts import Attempts
 from pointsman_ingress.context import RequestContext
 from pointsman_ingress.engine.answer import (
@@ -306,7 +305,7 @@ class Delivery:
         return await self.work.run_unless(len(answer) <= LIGHT_BYTES_MAX, self.call.owner, work, answer)
 
     def _head(self, grant: RouteGranted) -> list[Header]:
-        return answer_headers(self.context, grant) + self._attempts.limit_headers()
+        return self.context.answer_headers(grant) + self._attempts.limit_headers()
 
     def _copy(self, grant: RouteGranted) -> None:
         self.copier.start(self._pool, grant, self.call.clock, self.context.prefix, self.call.headers)
