@@ -13,7 +13,6 @@ from pointsman_ingress.engine.usage import Usage, known
 from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.http.request_headers import header_text
 from pointsman_ingress.lifecycle import RequestLifecycle
-from pointsman_ingress.outcome import reason_of, status_of
 
 
 class AccessLog:
@@ -40,7 +39,7 @@ def _line(
     return {
         "log": "access",
         "time": now - timedelta(seconds=float(seconds)),
-        "request_id": lifecycle.request if lifecycle else call.id,
+        "request_id": call.id,
         "trace_id": call.span.trace_id or None,
         "client_request_id": call.client_request_id or None,
         "client": call.client,
@@ -51,8 +50,8 @@ def _line(
         "model": facts.model,
         "pool": facts.pool,
         "stream": facts.stream,
-        "status": status_of(call),
-        "reason": reason_of(call, lifecycle) or None,
+        "status": call.final_status,
+        "reason": facts.reason or None,
         "instance": (grant.instance if grant else facts.instance) or None,
         "prefill_instance": (grant.prefilled_by if grant else "") or None,
         "retries": lifecycle.retries if lifecycle else facts.retries,

@@ -28,7 +28,7 @@ from pointsman_ingress.http.errors import (
 )
 from pointsman_ingress.http.request_deadline import RequestDeadline
 from pointsman_ingress.lifecycle import RequestLifecycle
-from pointsman_ingress.outcome import count_outcome
+from pointsman_ingress.metrics import count_outcome
 from pointsman_ingress.passthrough import pass_through
 from pointsman_ingress.prefix_copies import PrefixCopier
 from pointsman_ingress.resolver import RequestResolver
@@ -121,7 +121,9 @@ class Gateway:
             self._note_end(call, None)
 
     def _note_end(self, call: HttpExchange, lifecycle: RequestLifecycle | None) -> None:
-        count_outcome(call, lifecycle)
+        facts = call.facts
+        facts.reason = facts.reason or call.error_code or (lifecycle.reason if lifecycle else "") or ""
+        count_outcome(call)
         if self.tracer is not None:
             end_request(call, lifecycle)
         if self.access_log is not None:

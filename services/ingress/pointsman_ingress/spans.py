@@ -14,7 +14,6 @@ from pointsman.runtime.tracing import Span, Tracer, trace_headers
 from pointsman_ingress.engine.usage import known
 from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.lifecycle import RequestLifecycle
-from pointsman_ingress.outcome import reason_of
 
 OPERATIONS = {
     "/v1/chat/completions": "chat",
@@ -36,8 +35,7 @@ def end_request(call: HttpExchange, lifecycle: RequestLifecycle | None) -> None:
     span, facts = call.span, call.facts
     if not span.recording:
         return
-    reason = reason_of(call, lifecycle)
-    first_byte = call.first_byte_at_wall
+    reason, first_byte = facts.reason, call.first_byte_at_wall
     span.set(
         {
             span_attributes.METHOD: call.method,
@@ -53,7 +51,7 @@ def end_request(call: HttpExchange, lifecycle: RequestLifecycle | None) -> None:
             span_attributes.TIME_TO_FIRST_CHUNK: (
                 None if first_byte is None else float(first_byte - call.received_at_wall)
             ),
-            span_attributes.REQUEST_ID: lifecycle.request if lifecycle else call.id,
+            span_attributes.REQUEST_ID: call.id,
             span_attributes.CLIENT_REQUEST_ID: call.client_request_id or None,
             span_attributes.POOL: facts.pool,
             span_attributes.TENANT: facts.tenant if facts.identity is not None else None,

@@ -35,6 +35,7 @@ FREE_BYTES_MAX = 64 * 1024
 ID_BITS = 96
 JSON = "application/json"
 CLIENT_REQUEST_ID = b"x-request-id"
+CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected before an answer
 
 
 class ClientGoneError(Exception):
@@ -160,6 +161,7 @@ class RequestFacts:
     instance: InstanceId | None = None
     retries: int = 0
     reason: str = ""
+    """Why it was not served; empty if it was."""
     light: bool = False
     """Whether its body may be worked on in the event loop."""
 
@@ -199,6 +201,10 @@ class HttpExchange:
         names."""
         identity = self.facts.identity
         return (identity.tenant if identity is not None else "") or self.client or ""
+
+    @property
+    def final_status(self) -> int:
+        return self.status or CLIENT_CLOSED_REQUEST
 
     async def read_body(self, receive: Receive, loan: BodyLoan, *, bytes_max: int) -> bytes:
         """Without a byte order mark. Raises ApiError (415, 413, 408, 503) and ClientGoneError."""
