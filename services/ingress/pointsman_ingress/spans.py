@@ -35,7 +35,7 @@ def end_request(call: HttpExchange, lifecycle: RequestLifecycle | None) -> None:
     span, facts = call.span, call.facts
     if not span.recording:
         return
-    reason, first_byte = facts.reason, call.first_byte_at_wall
+    reason = facts.reason
     span.set(
         {
             span_attributes.METHOD: call.method,
@@ -48,9 +48,7 @@ def end_request(call: HttpExchange, lifecycle: RequestLifecycle | None) -> None:
             span_attributes.OPERATION: OPERATIONS.get(call.path),
             span_attributes.MODEL: facts.model,
             span_attributes.STREAM: facts.stream,
-            span_attributes.TIME_TO_FIRST_CHUNK: (
-                None if first_byte is None else float(first_byte - call.received_at_wall)
-            ),
+            span_attributes.TIME_TO_FIRST_CHUNK: call.first_byte_seconds,
             span_attributes.REQUEST_ID: call.id,
             span_attributes.CLIENT_REQUEST_ID: call.client_request_id or None,
             span_attributes.POOL: facts.pool,

@@ -11,7 +11,7 @@ from pointsman.adapters.clocks import SteadyClock
 from pointsman.adapters.shared_timers import SharedTimer
 from pointsman.adapters.sse import EVENT_END_BYTES_MAX, ends_event
 from pointsman.ports import Clock
-from pointsman.primitives import InstanceId, PoolName, RequestId, Tenant, Tokens, WallSeconds
+from pointsman.primitives import InstanceId, PoolName, RequestId, Seconds, Tenant, Tokens, WallSeconds
 from pointsman.runtime.health import Receive, Scope, Send, send_whole
 from pointsman.runtime.http_protocol import CLOSE_NOW
 from pointsman.runtime.tracing import NO_SPAN, Span
@@ -201,6 +201,11 @@ class HttpExchange:
         names."""
         identity = self.facts.identity
         return (identity.tenant if identity is not None else "") or self.client or ""
+
+    @property
+    def first_byte_seconds(self) -> Seconds | None:
+        """Wall seconds from its head to the first byte of an answer."""
+        return None if self.first_byte_at_wall is None else float(self.first_byte_at_wall - self.received_at_wall)
 
     @property
     def final_status(self) -> int:
