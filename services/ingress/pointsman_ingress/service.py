@@ -75,7 +75,7 @@ class Gateway:
                     body = await call.read_body(receive, loan, bytes_max=self.settings.body_bytes_max)
                     deadline.watch(scope, receive)
                     if not endpoint.placed:
-                        await self._pass_through(call, endpoint, body, loan)
+                        await pass_through(call, endpoint, body, self.resolver, self.engines, loan)
                         return
                     context = await self.resolver.resolve(call, endpoint, body, loan)
                     del body  # engines get the context's
@@ -138,14 +138,6 @@ class Gateway:
         if identity is not None:
             call.facts.tenant = identity.tenant
             identity.check_endpoint(endpoint.path)
-
-    async def _pass_through(self, call: HttpExchange, endpoint: Endpoint, body: bytes, loan: BodyLoan) -> None:
-        """Raises ApiError."""
-        accepted = await self.resolver.accept(call, endpoint, body)
-        pool, model = await self.resolver.find_model(call, accepted.request)
-        await pass_through(
-            call, accepted, pool, model, self.engines, self.settings, loan=loan, private=self.resolver.private
-        )
 
     async def _end_interrupted(
         self, call: HttpExchange, lifecycle: RequestLifecycle | None, cause: CancelCause
