@@ -47,7 +47,8 @@ class RequestResolver:
         return self.salts is not None
 
     async def resolve(self, call: HttpExchange, endpoint: Endpoint, body: bytes, loan: BodyLoan) -> RequestContext:
-        """Meanwhile the body is there twice: as it came and, parsed and written anew, for engines. Raises ApiError."""
+        """The body is parsed, its model found, its prompt turned into tokens and block keys, the body written anew for engines; what
+        the leader has to know of all that is the command. Meanwhile the body is there twice. Raises ApiError."""
         with loan.scope():
             loan.add(len(body))
             accepted = await self.accept(call, endpoint, body)
