@@ -69,7 +69,7 @@ def test_each_rung_is_within_a_point_of_the_truth(name: str) -> None:
     run = WatchedCaches(Scenario(instances=4, **settings), requests_of(workload, count, rate))
     run.run()
 
-    assert_true(climbed(run).figures.total(), run.finished())
+    assert_true(climbed(run).figures.ever, run.finished())
 
 
 def test_caches_emptied_behind_everybodys_back_lose_what_they_held_and_not_the_index() -> None:
@@ -79,7 +79,7 @@ def test_caches_emptied_behind_everybodys_back_lose_what_they_held_and_not_the_i
     run.empty_at = [(20.0 * (number + 1), number) for number in range(4)]
     run.run()
     truth = run.finished()
-    tally = climbed(run).figures.total()
+    tally = climbed(run).figures.ever
 
     assert shares(truth)["known"] - shares(truth)["perfect"] > 5 * POINT
     assert_true(tally, truth)
@@ -104,8 +104,8 @@ def test_nothing_is_shared_across_cache_groups() -> None:
     isolated.run()
     ladder = climbed(isolated)
 
-    assert climbed(shared).figures.total().share(Rung.UNBOUNDED) > ladder.figures.total().share(Rung.UNBOUNDED) + POINT
-    assert_true(ladder.figures.total(), isolated.finished())
+    assert climbed(shared).figures.ever.share(Rung.UNBOUNDED) > ladder.figures.ever.share(Rung.UNBOUNDED) + POINT
+    assert_true(ladder.figures.ever, isolated.finished())
     found = dict(ladder.figures.tenants())
     assert set(found) == set(GROUPS)
     for tenant, tally in found.items():
@@ -136,7 +136,7 @@ def test_a_log_that_lost_its_beginning_counts_from_a_checkpoint(capacity: int) -
     run.run()
 
     assert 0 < run.log_begins < len(run.log)
-    assert_true(climbed(run, run.log_begins).figures.total(), run.finished())
+    assert_true(climbed(run, run.log_begins).figures.ever, run.finished())
 
 
 def test_without_a_checkpoint_what_engines_deliver_is_still_true() -> None:
@@ -152,7 +152,7 @@ def test_without_a_checkpoint_what_engines_deliver_is_still_true() -> None:
         state.apply(event, sequence)
         ladder.apply(event, state)
     ladder.settle(state)
-    tally, true = ladder.figures.total(), shares(run.finished())
+    tally, true = ladder.figures.ever, shares(run.finished())
 
     assert tally.share(Rung.DELIVERED) == pytest.approx(true["delivered"])
     assert tally.share(Rung.CHOSEN) == pytest.approx(true["chosen"])

@@ -75,7 +75,9 @@ async def assembled(
     authentication = _authentication(settings, access, clock=clock, board=board, supervisor=supervisor)
     chance = chance or SystemRandom()
     policies = FollowedPolicies(access)
-    salts = None if settings.trusts_clients else _salts(settings, policies)
+    salts = None
+    if not settings.trusts_clients:
+        salts = CacheSalts(settings.secret.encode(), lambda tenant: policies.of(tenant).cache_group)
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(engine_session or open_session(traced=tracer is not None))
         direct = DirectSession(session) if engine_session is None and tracer is None else None
@@ -86,7 +88,14 @@ async def assembled(
             clock=clock,
             supervisor=supervisor,
             urls=urls,
-            engines=_engines(settings, urls, session, direct),
+            engines=EngineClient(
+                session,
+                urls,
+                keys=settings.engine_keys,
+                forward_authorization=settings.trusts_clients,
+                chunk_timeout_seconds=settings.chunk_timeout_seconds,
+                direct=direct,
+            ),
             hold=HoldQueue(settings.hold_seconds, clock),
             work=work,
         )
@@ -95,7 +104,16 @@ async def assembled(
             pool_board = (pool_boards or {}).get(name, board)
             pool = _pool(shared, name, link, pool_board)
             if settings.probe:
-                _probe(shared, pool, pool_board, chance, salt=salts.salt(PROBE_GROUP, "") if salts else "")
+                prober = KeyProber(
+                    pool,
+                    board=pool_board,
+                    engines=shared.engines,
+                    clock=clock,
+                    supervisor=supervisor,
+                    chance=chance,
+                    salt=salts.salt(PROBE_GROUP, "") if salts else "",
+                )
+                supervisor.start(prober.run(), name=f"probe-{name}")
             served.append(pool)
         pools = Pools(served, shared.hold)
         access_log = None
@@ -171,23 +189,6 @@ def _authentication(
     return Authentication(keys, tokens, origins=settings.cors_origin)
 
 
-def _salts(settings: IngressSettings, policies: FollowedPolicies) -> CacheSalts:
-    return CacheSalts(settings.secret.encode(), lambda tenant: policies.of(tenant).cache_group)
-
-
-def _engines(
-    settings: IngressSettings, urls: EngineUrls, session: aiohttp.ClientSession, direct: DirectSession | None
-) -> EngineClient:
-    return EngineClient(
-        session,
-        urls,
-        keys=settings.engine_keys,
-        forward_authorization=settings.trusts_clients,
-        chunk_timeout_seconds=settings.chunk_timeout_seconds,
-        direct=direct,
-    )
-
-
 def _body_rules(settings: IngressSettings) -> BodyRules:
     trusted, allowed = settings.trusts_clients, settings.allow_field
     return BodyRules(
@@ -243,20 +244,6 @@ def _pool(shared: _Shared, name: PoolName, link: Link, board: HealthBoard) -> Po
         events=link.log,
         retry_budget=RetryBudget(settings.retry_budget, name),
     )
-
-
-def _probe(shared: _Shared, pool: Pool, board: HealthBoard, chance: Random, *, salt: str) -> None:
-    """Starts it."""
-    prober = KeyProber(
-        pool,
-        board=board,
-        engines=shared.engines,
-        clock=shared.clock,
-        supervisor=shared.supervisor,
-        chance=chance,
-        salt=salt,
-    )
-    shared.supervisor.start(prober.run(), name=f"probe-{pool.name}")
 
 
 def _tokenizer(directory: str) -> Tokenizer | None:

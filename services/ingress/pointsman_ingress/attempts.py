@@ -137,7 +137,7 @@ class Attempts:
             if span.recording:
                 command = msgspec.structs.replace(command, traceparent=span.headers["traceparent"])
             try:
-                answer = await self._pool.scheduler.route(command, self.call.clock, owner=self.context.owner)
+                answer = await self._pool.scheduler.route(command, self.call.clock, owner=self.call.owner)
             except CommandTooLargeError as error:
                 self.lifecycle.failed(FailReason.REQUEST_TOO_LARGE, 413)
                 raise request_too_large() from error

@@ -1,38 +1,19 @@
-"""What is known of one request: `RequestFacts` grow while it is read, the `RequestContext` is complete and does not change
-(`resolver` makes it)."""
+"""What a request needs to be delivered: complete, and does not change (`resolver` makes it); and what the head of its answer
+says of its placement, as `x-pointsman-...` headers."""
 
 from dataclasses import dataclass
+from math import ceil
 
-from pointsman.contracts.commands import RouteRequest
-from pointsman.primitives import InstanceId, PoolName, Tenant, Tokens
+from pointsman.contracts.commands import RouteGranted, RouteRequest
+from pointsman.state.fleet import Knowledge
 from pointsman_ingress import metrics
 from pointsman_ingress.endpoints import Endpoint
 from pointsman_ingress.engine.prefix_fetch import PrefixPrompt
 from pointsman_ingress.engine.usage import Usage
-from pointsman_ingress.http.call import HttpExchange
-from pointsman_ingress.http.identity import Identity
-from pointsman_ingress.http.request_headers import Headers
+from pointsman_ingress.http.errors import Header
 from pointsman_ingress.metrics import ModelMetrics
 from pointsman_ingress.placement.pools import Pool
-
-
-@dataclass(slots=True)
-class RequestFacts:
-    identity: Identity | None = None
-    tenant: Tenant | None = None
-    model: str | None = None
-    pool: PoolName | None = None
-    stream: bool = False
-    prompt_tokens: Tokens | None = None
-    instance: InstanceId | None = None
-    retries: int = 0
-    reason: str = ""
-    light: bool = False
-    """Whether its body may be worked on in the event loop."""
-
-    def owner(self, call: HttpExchange) -> str:
-        """Whose share of work threads, body memory and held requests it takes."""
-        return self.tenant or call.client or ""
+from pointsman_ingress.prompt.body_fields import DROPPED_HEADER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +21,6 @@ class RequestContext:
     endpoint: Endpoint
     pool: Pool
     command: RouteRequest
-    owner: str  # of the work on its body (`WorkThreads`) and of its place in the `HoldQueue`
-    headers: Headers
     body: bytes  # as sent to engines
     removes_usage: bool  # whether only the ingress asked for the stream's usage
     usage_max: Usage  # what engines may count for it; -1: unknown
@@ -57,3 +36,35 @@ class RequestContext:
     @property
     def metrics(self) -> ModelMetrics:
         return metrics.of_model(self.pool.name, self.model)
+
+    def answer_headers(self, grant: RouteGranted) -> list[Header]:
+        """A client with a key learns what concerns itself, and nothing of instances and their load. How late a best-effort
+        answer comes it has to know: in whole seconds, which hide most of the load."""
+        headers = [] if self.private else [(b"x-pointsman-instance", grant.instance.encode())]
+        headers += [
+            (b"x-pointsman-cached-tokens", b"%d" % grant.hit_tokens),
+            (b"x-pointsman-prefix", self.prefix_header.encode()),
+        ]
+        if grant.best_effort:
+            headers.append((b"x-pointsman-best-effort", b"true"))
+            if self.private:
+                headers.append((b"x-pointsman-predicted-ttft-ms", b"%d" % (ceil(grant.predicted_ttft) * 1000)))
+        if not self.private:
+            headers += self._fleet_headers(grant)
+        if self.dropped_fields:
+            headers.append((DROPPED_HEADER, self.dropped_fields.encode()))
+        return headers
+
+    def _fleet_headers(self, grant: RouteGranted) -> list[Header]:
+        knowledge = grant.knowledge
+        if knowledge == Knowledge.EXACT and not (self.command.exact and self.pool.block_keys.proven):
+            knowledge = Knowledge.DEGRADED  # its tokens are inexact, or the secret here may be another one
+        headers = [
+            (b"x-pointsman-predicted-ttft-ms", b"%.1f" % (grant.predicted_ttft * 1000)),
+            (b"x-pointsman-knowledge", knowledge.encode()),
+        ]
+        if grant.predicted_ttft_upper:
+            headers.append((b"x-pointsman-predicted-ttft-upper-ms", b"%.1f" % (grant.predicted_ttft_upper * 1000)))
+        if grant.prefilled_by:
+            headers.append((b"x-pointsman-prefill-instance", grant.prefilled_by.encode()))
+        return headers

@@ -12,7 +12,6 @@ from pointsman.contracts.commands import PrefixFetch, RouteGranted, RouteRejecte
 from pointsman.contracts.reasons import FailReason
 from pointsman.primitives import EngineSeconds, Seconds
 from pointsman.runtime.tracing import NO_SPAN, Span
-from pointsman_ingress.answer_headers import answer_headers
 from pointsman_ingress.attempts import Attempts
 from pointsman_ingress.context import RequestContext
 from pointsman_ingress.engine.answer import (
@@ -112,7 +111,7 @@ class Delivery:
         """Without success the request computes its prompt."""
         async with self._pool.in_flight.at_engine(grant, self.call.clock):
             with self._engine_span(grant) as span:
-                outcome = await self.fetcher.run(grant, fetch, self.context.prefix, self.context.headers, span)
+                outcome = await self.fetcher.run(grant, fetch, self.context.prefix, self.call.headers, span)
         self.lifecycle.fetched(fetch, outcome)
 
     async def _prefill(self, grant: RouteGranted, split: SplitBody) -> tuple[RouteGranted | None, bytes]:
@@ -147,7 +146,7 @@ class Delivery:
 
     async def _on_body(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         light = len(self.context.body) <= LIGHT_BYTES_MAX
-        return await self.work.run_unless(light, self.context.owner, work, *arguments, **named)
+        return await self.work.run_unless(light, self.call.owner, work, *arguments, **named)
 
     async def _exchange(self, grant: RouteGranted, body: bytes) -> RouteGranted | None:
         """Returns the next grant if the leader redispatched the request before the answer."""
@@ -189,11 +188,11 @@ class Delivery:
             grant.url,
             context.endpoint.path,
             body,
-            context.headers,
+            self.call.headers,
             self.lifecycle.request,
             grant.dp_rank,
             context.endpoint.shape,
-            context.endpoint.content_type(context.headers),
+            context.endpoint.content_type(self.call.headers),
             self._span,
             partial(self._pool.fleet.is_working, grant.instance),
         )
@@ -303,13 +302,13 @@ class Delivery:
             raise answer_too_large(bytes_max) from error
 
     async def _on_answer(self, answer: bytes, work: Callable[[bytes], T]) -> T:
-        return await self.work.run_unless(len(answer) <= LIGHT_BYTES_MAX, self.context.owner, work, answer)
+        return await self.work.run_unless(len(answer) <= LIGHT_BYTES_MAX, self.call.owner, work, answer)
 
     def _head(self, grant: RouteGranted) -> list[Header]:
-        return answer_headers(self.context, grant) + self._attempts.limit_headers()
+        return self.context.answer_headers(grant) + self._attempts.limit_headers()
 
     def _copy(self, grant: RouteGranted) -> None:
-        self.copier.start(self._pool, grant, self.call.clock, self.context.prefix, self.context.headers)
+        self.copier.start(self._pool, grant, self.call.clock, self.context.prefix, self.call.headers)
 
     async def _pass_refusal(self, answer: EngineAnswer, first: bytes) -> None:
         """Raises EngineFailedError if another engine can take the request."""
@@ -320,7 +319,7 @@ class Delivery:
         lacks, status = lacks_endpoint(engine_status, body), refusal_status(engine_status)
         instance = self.lifecycle.instance
         own_key = self.engines.refused_own_key(status, instance)
-        unfit = not lacks and self.engines.is_unfit(status, instance, self.context.headers)
+        unfit = not lacks and self.engines.is_unfit(status, instance, self.call.headers)
         if unfit and self._attempts.may_retry_elsewhere():
             public = f"it refused with status {status}"
             raise EngineFailedError(KEY_REFUSED if own_key else public, public_reason=public)

@@ -22,7 +22,7 @@ from pointsman.runtime.processes import Address, serve_in_processes, share_metri
 from pointsman.runtime.public_secret import note_public_secret
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import STOP_SECONDS_MAX, Supervisor, run
-from pointsman.runtime.tracing import open_tracer
+from pointsman.runtime.tracer_opening import open_tracer
 from pointsman_ingress.assembly import assembled
 from pointsman_ingress.placement.pools import PoolsBoard
 from pointsman_ingress.servers import ADMIN_OPTIONS, admin_server, http_server, supervise_server, tls_context

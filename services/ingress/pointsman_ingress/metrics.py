@@ -12,6 +12,7 @@ from pointsman.runtime import telemetry
 from pointsman.runtime.bounded_metrics import SERIES_MAX
 from pointsman.runtime.engine_series import EngineSeries
 from pointsman.state.fleet import Instance
+from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.placement.fleet_view import FleetView
 
 PERIOD_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
@@ -84,6 +85,15 @@ def prefix_copies(pool: PoolName, target: InstanceId, outcome: str) -> Counter:
 @lru_cache(maxsize=SERIES_MAX)
 def http_requests(pool: str, model: str, route: str, status: int) -> Counter:
     return telemetry.HTTP_REQUESTS.labels(pool, model, route, str(status))
+
+
+def count_outcome(call: HttpExchange) -> None:
+    facts = call.facts
+    pool = facts.pool or ""
+    model = (facts.model or "") if pool else ""  # a client's own word before a pool is found
+    http_requests(pool, model, call.path, call.final_status).inc()
+    if facts.reason:
+        telemetry.REQUEST_ERRORS.labels(pool, model, facts.reason).inc()
 
 
 def show_zeros(pool: PoolName) -> None:

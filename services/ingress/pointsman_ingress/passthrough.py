@@ -6,8 +6,7 @@ import structlog
 
 from pointsman.primitives import InstanceId, Seconds
 from pointsman.runtime.telemetry import REQUEST_RETRIES
-from pointsman_ingress.context import RequestFacts
-from pointsman_ingress.endpoints import AcceptedBody
+from pointsman_ingress.endpoints import Endpoint
 from pointsman_ingress.engine.answer import ANSWER_BYTES_MAX, AnswerTooLargeError, EngineFailedError
 from pointsman_ingress.engine.client import KEY_REFUSED, EngineClient, EngineRequest
 from pointsman_ingress.engine.first_byte import FirstByteDeadline, first_byte_wall_seconds
@@ -21,10 +20,8 @@ from pointsman_ingress.http.errors import (
     no_engines,
     retry_budget_spent,
 )
-from pointsman_ingress.placement.fleet_view import Model
-from pointsman_ingress.placement.pools import Pool
 from pointsman_ingress.prompt.body_fields import DROPPED_HEADER
-from pointsman_ingress.settings import IngressSettings
+from pointsman_ingress.resolver import RequestResolver
 from pointsman_ingress.spans import engine_span
 
 log = structlog.get_logger()
@@ -32,17 +29,16 @@ log = structlog.get_logger()
 
 async def pass_through(
     call: HttpExchange,
-    accepted: AcceptedBody,
-    pool: Pool,
-    model: Model,
-    facts: RequestFacts,
+    endpoint: Endpoint,
+    body: bytes,
+    resolver: RequestResolver,
     engines: EngineClient,
-    settings: IngressSettings,
-    *,
     loan: BodyLoan,
-    private: bool,
 ) -> None:
-    """`loan`: for the answer. `private`: the answer names no instance. Raises ApiError if no engine answers."""
+    """`loan`: for the answer. Raises ApiError, also if no engine answers."""
+    accepted = await resolver.accept(call, endpoint, body)
+    pool, model = await resolver.find_model(call, accepted.request)
+    settings, private = resolver.settings, resolver.private
     tried: list[InstanceId] = []
     reason = ""
 
@@ -76,12 +72,12 @@ async def pass_through(
                     raise engine_failed(reason) from error
                 if not ticket.claim():
                     raise retry_budget_spent(reason) from error
-                facts.retries += 1
+                call.facts.retries += 1
                 REQUEST_RETRIES.labels(pool.name).inc()
                 continue
             if lacks_endpoint(answer.status, whole):
                 raise endpoint_not_found(call.path)
-            facts.instance = instance.id
+            call.facts.instance = instance.id
             if engines.refused_own_key(answer.status, instance.id):
                 log.error("engine_key_refused", instance=instance.id, status=answer.status, reason=KEY_REFUSED)
                 raise engine_key_refused()

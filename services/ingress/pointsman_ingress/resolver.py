@@ -10,7 +10,7 @@ from pointsman.contracts.requests import OUTPUT_UNBOUNDED
 from pointsman.primitives import ANSWERS_MAX, SessionId, Tenant, Tokens
 from pointsman.runtime import span_attributes
 from pointsman.runtime.tenant_policies import FollowedPolicies
-from pointsman_ingress.context import RequestContext, RequestFacts
+from pointsman_ingress.context import RequestContext
 from pointsman_ingress.endpoints import AcceptedBody, BodyRules, Endpoint
 from pointsman_ingress.engine.body_rewrites import add_tenant, ask_for_usage, impose_salt
 from pointsman_ingress.engine.prefix_fetch import PrefixPrompt
@@ -46,18 +46,17 @@ class RequestResolver:
         """Whether clients learn nothing of the fleet and of each other."""
         return self.salts is not None
 
-    async def resolve(
-        self, call: HttpExchange, endpoint: Endpoint, body: bytes, facts: RequestFacts, loan: BodyLoan
-    ) -> RequestContext:
-        """Meanwhile the body is there twice: as it came and, parsed and written anew, for engines. Raises ApiError."""
+    async def resolve(self, call: HttpExchange, endpoint: Endpoint, body: bytes, loan: BodyLoan) -> RequestContext:
+        """The body is parsed, its model found, its prompt turned into tokens and block keys, the body written anew for engines; what
+        the leader has to know of all that is the command. Meanwhile the body is there twice. Raises ApiError."""
         with loan.scope():
             loan.add(len(body))
-            accepted = await self.accept(call, endpoint, body, facts)
-            request, owner = accepted.request, facts.owner(call)
+            accepted = await self.accept(call, endpoint, body)
+            request, facts, owner = accepted.request, call.facts, call.owner
             slo = slo_of(call.headers, LatencySlo(self.settings.slo_ttft_seconds, self.settings.slo_tpot_seconds))
-            pool, model = await self.find_model(call, request, facts)
+            pool, model = await self.find_model(call, request)
             lengths = RequestLengths(request, pool.fleet.context_of(model))
-            tokens = await _tokens(call, request, pool, model, lengths, owner, facts)
+            tokens = await _tokens(call, request, pool, model, lengths)
             tenant = facts.tenant or ANONYMOUS
             group, salt = self._isolation(tenant, request.cache_salt)
             few_tokens = len(tokens.keyed) <= INLINE_TOKENS_MAX
@@ -77,7 +76,7 @@ class RequestResolver:
             max_output_tokens=output_tokens,
             slo_ttft=slo.ttft,
             slo_tpot=slo.tpot,
-            session=_session(call, request, facts),
+            session=_session(call, request),
             exact=tokens.exact,
             streaming=request.stream,
             adapter=model.adapter,
@@ -94,8 +93,6 @@ class RequestResolver:
             endpoint=endpoint,
             pool=pool,
             command=command,
-            owner=owner,
-            headers=call.headers,
             body=sent,
             removes_usage=self._adds_usage(request),
             usage_max=lengths.usage_max(tokens),
@@ -109,19 +106,18 @@ class RequestResolver:
             private=self.private,
         )
 
-    async def accept(self, call: HttpExchange, endpoint: Endpoint, body: bytes, facts: RequestFacts) -> AcceptedBody:
+    async def accept(self, call: HttpExchange, endpoint: Endpoint, body: bytes) -> AcceptedBody:
         """Parsed, with the fields that may go to engines. Raises ApiError."""
-        facts.light = endpoint.is_light(body)
-        accept = self.rules.accept
-        return await self.work.run_unless(facts.light, facts.owner(call), accept, endpoint, body, call.headers)
+        light = call.facts.light = endpoint.is_light(body)
+        return await self.work.run_unless(light, call.owner, self.rules.accept, endpoint, body, call.headers)
 
-    async def find_model(self, call: HttpExchange, request: ParsedRequest, facts: RequestFacts) -> tuple[Pool, Model]:
+    async def find_model(self, call: HttpExchange, request: ParsedRequest) -> tuple[Pool, Model]:
         """Raises ApiError."""
+        facts = call.facts
         facts.model, facts.stream = cleaned(request.model) or None, request.stream
-        owner = facts.owner(call)  # not by the tenant that a client without a key names
         if facts.identity is None:
             facts.tenant = tenant_of(call.headers, request.user)
-        pool, model = await self.pools.await_model(request.model, facts.identity, owner=owner)
+        pool, model = await self.pools.await_model(request.model, facts.identity, owner=call.owner)
         facts.model, facts.pool = model.name, pool.name
         return pool, model
 
@@ -146,34 +142,28 @@ class RequestResolver:
 
 
 async def _tokens(
-    call: HttpExchange,
-    request: ParsedRequest,
-    pool: Pool,
-    model: Model,
-    lengths: RequestLengths,
-    owner: str,
-    facts: RequestFacts,
+    call: HttpExchange, request: ParsedRequest, pool: Pool, model: Model, lengths: RequestLengths
 ) -> PromptTokens:
     """A prompt that is too long is refused before it is encoded, if its tokens came with it. Raises ApiError."""
     prompt = request.prompt
     lengths.check(max(map(len, prompt.prompts)) if isinstance(prompt, TokenIds) else 0)
     with call.span.child("tokenise") as span:
-        context = TokenizeContext(call.headers, call.id, model, owner, facts.light, lengths.model_len, span)
+        context = TokenizeContext(call.headers, call.id, model, call.owner, call.facts.light, lengths.model_len, span)
         tokens = await pool.tokenizer.tokens(request, context)
         if span.recording:
             span.set({span_attributes.INPUT_TOKENS: tokens.count, span_attributes.PREFIX: tokens.prefix_header})
-    facts.prompt_tokens = tokens.count
+    call.facts.prompt_tokens = tokens.count
     if tokens.exact:
         lengths.check(tokens.longest)
     return tokens
 
 
-def _session(call: HttpExchange, request: ParsedRequest, facts: RequestFacts) -> SessionId:
+def _session(call: HttpExchange, request: ParsedRequest) -> SessionId:
     """Under the tenant's name where credentials are required, so that nobody names another's conversation."""
     session = session_of(call.headers, request.session)
-    if facts.identity is None or not session:
+    if call.facts.identity is None or not session:
         return session
-    return SessionId(f"{facts.tenant}/{session}"[:SESSION_LENGTH_MAX])
+    return SessionId(f"{call.facts.tenant}/{session}"[:SESSION_LENGTH_MAX])
 
 
 def _packed_keys(pool: Pool, model: Model, tokens: Sequence[int], cache_salt: str) -> bytes:

@@ -13,7 +13,6 @@ from pointsman.runtime.health import Receive, Scope, Send
 from pointsman.runtime.supervision import Supervisor
 from pointsman.runtime.tracing import Tracer
 from pointsman_ingress.access_log import AccessLog
-from pointsman_ingress.context import RequestFacts
 from pointsman_ingress.delivery import Delivery
 from pointsman_ingress.endpoints import Endpoint
 from pointsman_ingress.engine.client import EngineClient
@@ -29,7 +28,7 @@ from pointsman_ingress.http.errors import (
 )
 from pointsman_ingress.http.request_deadline import RequestDeadline
 from pointsman_ingress.lifecycle import RequestLifecycle
-from pointsman_ingress.outcome import count_outcome
+from pointsman_ingress.metrics import count_outcome
 from pointsman_ingress.passthrough import pass_through
 from pointsman_ingress.prefix_copies import PrefixCopier
 from pointsman_ingress.resolver import RequestResolver
@@ -62,7 +61,7 @@ class Gateway:
 
     async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """A cancelled task ends the request with an error; a second cancellation is raised."""
-        call, facts = self._call(endpoint, scope, send), RequestFacts()
+        call = self._call(endpoint, scope, send)
         if self.tracer is not None:
             begin_request(self.tracer, call)
         lifecycle: RequestLifecycle | None = None
@@ -70,15 +69,15 @@ class Gateway:
         try:
             with RequestDeadline(self.supervisor, self._time) as deadline:
                 try:
-                    await self._identify(call, endpoint, facts)
+                    await self._identify(call, endpoint)
                     endpoint.check_content_type(call.headers)
-                    loan = BodyLoan(self.bodies, facts.owner(call))
+                    loan = BodyLoan(self.bodies, call.owner)
                     body = await call.read_body(receive, loan, bytes_max=self.settings.body_bytes_max)
                     deadline.watch(scope, receive)
                     if not endpoint.placed:
-                        await self._pass_through(call, endpoint, body, facts, loan)
+                        await pass_through(call, endpoint, body, self.resolver, self.engines, loan)
                         return
-                    context = await self.resolver.resolve(call, endpoint, body, facts, loan)
+                    context = await self.resolver.resolve(call, endpoint, body, loan)
                     del body  # engines get the context's
                     lifecycle = RequestLifecycle(context, call.clock, call.span)
                     await Delivery(
@@ -96,9 +95,9 @@ class Gateway:
                 except ApiError as error:
                     await call.fail(error)
                 except ClientGoneError:
-                    facts.reason = CancelCause.CLIENT_GONE
+                    call.facts.reason = CancelCause.CLIENT_GONE
                 except asyncio.CancelledError:
-                    facts.reason = cause = deadline.uncancel() or CancelCause.INGRESS_STOPPED
+                    call.facts.reason = cause = deadline.uncancel() or CancelCause.INGRESS_STOPPED
                     if loan is not None:
                         loan.end()
                     await self._end_interrupted(call, lifecycle, cause)
@@ -112,41 +111,33 @@ class Gateway:
         finally:
             if loan is not None:
                 loan.end()
-            self._note_end(call, facts, lifecycle)
+            self._note_end(call, lifecycle)
 
     async def refuse(self, endpoint: Endpoint, scope: Scope, send: Send, error: ApiError) -> None:
         call = self._call(endpoint, scope, send)
         try:
             await call.fail(error)
         finally:
-            self._note_end(call, RequestFacts(), None)
+            self._note_end(call, None)
 
-    def _note_end(self, call: HttpExchange, facts: RequestFacts, lifecycle: RequestLifecycle | None) -> None:
-        count_outcome(call, facts, lifecycle)
+    def _note_end(self, call: HttpExchange, lifecycle: RequestLifecycle | None) -> None:
+        facts = call.facts
+        facts.reason = facts.reason or call.error_code or (lifecycle.reason if lifecycle else "") or ""
+        count_outcome(call)
         if self.tracer is not None:
-            end_request(call, facts, lifecycle)
+            end_request(call, lifecycle)
         if self.access_log is not None:
-            self.access_log.write(call, facts, lifecycle)
+            self.access_log.write(call, lifecycle)
 
     def _call(self, endpoint: Endpoint, scope: Scope, send: Send) -> HttpExchange:
         return HttpExchange(endpoint.path, endpoint.errors, scope, send, ids=self.ids, clock=self.clock)
 
-    async def _identify(self, call: HttpExchange, endpoint: Endpoint, facts: RequestFacts) -> None:
+    async def _identify(self, call: HttpExchange, endpoint: Endpoint) -> None:
         """Raises ApiError."""
-        facts.identity = identity = await self.authentication.identity(call.headers)
+        call.facts.identity = identity = await self.authentication.identity(call.headers)
         if identity is not None:
-            facts.tenant = identity.tenant
+            call.facts.tenant = identity.tenant
             identity.check_endpoint(endpoint.path)
-
-    async def _pass_through(
-        self, call: HttpExchange, endpoint: Endpoint, body: bytes, facts: RequestFacts, loan: BodyLoan
-    ) -> None:
-        """Raises ApiError."""
-        accepted = await self.resolver.accept(call, endpoint, body, facts)
-        pool, model = await self.resolver.find_model(call, accepted.request, facts)
-        await pass_through(
-            call, accepted, pool, model, facts, self.engines, self.settings, loan=loan, private=self.resolver.private
-        )
 
     async def _end_interrupted(
         self, call: HttpExchange, lifecycle: RequestLifecycle | None, cause: CancelCause

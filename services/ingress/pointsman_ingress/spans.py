@@ -11,11 +11,9 @@ from pointsman.contracts.fleet import ANY_RANK
 from pointsman.primitives import InstanceId
 from pointsman.runtime import span_attributes
 from pointsman.runtime.tracing import Span, Tracer, trace_headers
-from pointsman_ingress.context import RequestFacts
 from pointsman_ingress.engine.usage import known
 from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.lifecycle import RequestLifecycle
-from pointsman_ingress.outcome import reason_of
 
 OPERATIONS = {
     "/v1/chat/completions": "chat",
@@ -33,12 +31,11 @@ def begin_request(tracer: Tracer, call: HttpExchange) -> None:
     structlog.contextvars.bind_contextvars(trace_id=span.trace_id)
 
 
-def end_request(call: HttpExchange, facts: RequestFacts, lifecycle: RequestLifecycle | None) -> None:
-    span = call.span
+def end_request(call: HttpExchange, lifecycle: RequestLifecycle | None) -> None:
+    span, facts = call.span, call.facts
     if not span.recording:
         return
-    reason = reason_of(call, facts, lifecycle)
-    first_byte = call.first_byte_at_wall
+    reason = facts.reason
     span.set(
         {
             span_attributes.METHOD: call.method,
@@ -51,10 +48,8 @@ def end_request(call: HttpExchange, facts: RequestFacts, lifecycle: RequestLifec
             span_attributes.OPERATION: OPERATIONS.get(call.path),
             span_attributes.MODEL: facts.model,
             span_attributes.STREAM: facts.stream,
-            span_attributes.TIME_TO_FIRST_CHUNK: (
-                None if first_byte is None else float(first_byte - call.received_at_wall)
-            ),
-            span_attributes.REQUEST_ID: lifecycle.request if lifecycle else call.id,
+            span_attributes.TIME_TO_FIRST_CHUNK: call.first_byte_seconds,
+            span_attributes.REQUEST_ID: call.id,
             span_attributes.CLIENT_REQUEST_ID: call.client_request_id or None,
             span_attributes.POOL: facts.pool,
             span_attributes.TENANT: facts.tenant if facts.identity is not None else None,

@@ -36,49 +36,23 @@ def start_scheduler(
     name: str,
     tracer: Tracer | None = None,
 ) -> SchedulerService:
-    """`name`: of this process in log and lease; never reused."""
-    service = _assembled(
-        link,
-        settings=settings,
-        policies=policies,
-        clock=ForwardClock(clock),
-        board=board,
-        name=name,
-        tracer=tracer,
-    )
-    supervisor.start(service.run(), name="term")
-    for task, work in service.background().items():
-        supervisor.start(work, name=task)
-    return service
-
-
-def _assembled(
-    link: Link,
-    *,
-    settings: SchedulerSettings,
-    policies: PolicySet,
-    clock: ForwardClock,
-    board: HealthBoard,
-    name: str,
-    tracer: Tracer | None,
-) -> SchedulerService:
-    """In the order in which the parts need each other."""
-    pool = PoolName(settings.pool)
+    """Its parts are made in the order in which they need each other. `name`: of this process in log and lease; never reused."""
+    pool, forward = PoolName(settings.pool), ForwardClock(clock)
     recovery = Recovery(
         event_log=link.log,
         checkpoints=link.checkpoints,
-        clock=clock,
+        clock=forward,
         board=board,
         part=LEADERSHIP,
         empty_state=lambda: settings.empty_state(policies),
     )
     replica = Replica(settings.empty_state(policies), pool)
-    log_liveness = LogLiveness(clock, suspect_seconds=settings.suspect_seconds)
+    log_liveness = LogLiveness(forward, suspect_seconds=settings.suspect_seconds)
     leader = Candidacy(
         event_log=link.log,
-        clock=clock,
+        clock=forward,
         board=board,
-        leadership=Leadership(link.lease, clock, name=name, lease_seconds=settings.lease_seconds),
+        leadership=Leadership(link.lease, forward, name=name, lease_seconds=settings.lease_seconds),
         policies=policies,
         name=name,
         replica=replica,
@@ -86,14 +60,14 @@ def _assembled(
         rivals=settings.rivals,
         tracer=tracer,
     )
-    overload = Overload(link.log, clock, board, name)
-    tenants = TenantPoliciesKeeper(leader=leader, replica=replica, store=link.access, clock=clock)
+    overload = Overload(link.log, forward, board, name)
+    tenants = TenantPoliciesKeeper(leader=leader, replica=replica, store=link.access, clock=forward)
     handlers = CommandHandlers(
         leader=leader,
         replica=replica,
         access=link.access,
         tenants=tenants,
-        clock=clock,
+        clock=forward,
         policies=policies,
         pool=pool,
         name=name,
@@ -107,7 +81,7 @@ def _assembled(
         leader=leader,
         replica=replica,
         commands=link.commands,
-        clock=clock,
+        clock=forward,
         settings=settings,
         log_liveness=log_liveness,
         policies=policies,
@@ -117,7 +91,7 @@ def _assembled(
         leader=leader,
         replica=replica,
         commands=link.commands,
-        clock=clock,
+        clock=forward,
         pool=pool,
         is_refused=url_guard.is_refused,
     )
@@ -125,18 +99,18 @@ def _assembled(
         replica=replica,
         leader=leader,
         event_log=link.log,
-        clock=clock,
+        clock=forward,
         pool=pool,
         name=name,
         secret=settings.secret,
     )
     board.missing(LEADERSHIP, "folding the log")
-    return SchedulerService(
+    service = SchedulerService(
         name=name,
         pool=pool,
         event_log=link.log,
         commands=link.commands,
-        clock=clock,
+        clock=forward,
         board=board,
         recovery=recovery,
         replica=replica,
@@ -150,3 +124,7 @@ def _assembled(
         overlap=overlap,
         warnings=FleetWarnings(),
     )
+    supervisor.start(service.run(), name="term")
+    for task, work in service.background().items():
+        supervisor.start(work, name=task)
+    return service

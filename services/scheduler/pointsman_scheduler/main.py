@@ -11,7 +11,7 @@ from pointsman.runtime.health import HealthBoard, health_server
 from pointsman.runtime.log_connection import name_of_run, open_link
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import Supervisor, run
-from pointsman.runtime.tracing import open_tracer
+from pointsman.runtime.tracer_opening import open_tracer
 from pointsman_scheduler.assembly import start_scheduler
 from pointsman_scheduler.checkpoint_watch import CheckpointWatch
 from pointsman_scheduler.checkpointer import running_beside

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 
 import structlog
+from typing_extensions import override
 
 from pointsman.adapters.backoff import Backoff
 from pointsman.adapters.calibration_file import Calibration
@@ -18,7 +19,6 @@ from pointsman.ports import Clock, EngineTarget, Link, LogUnavailableError
 from pointsman.primitives import Epoch, InstanceId, WallSeconds
 from pointsman.runtime.containment import note_failure
 from pointsman.runtime.health import HealthBoard
-from pointsman_worker.engine_health import EngineHealth
 from pointsman_worker.engine_monitor import Engine
 from pointsman_worker.service import NOT_READY, WorkerService
 from pointsman_worker.session import EventSource
@@ -193,3 +193,29 @@ class FollowedEngine:
             note_failure("engine", error, instance=self.instance)
         reason = error.message if isinstance(error, SettingsError) else f"{type(error).__name__}: {error}"
         self._board.missing(FOLLOWING_PART, reason[:500])
+
+
+class EngineHealth(HealthBoard):
+    """Parts of `board` that are named after the instance; `close` takes them away."""
+
+    def __init__(self, board: HealthBoard, instance: InstanceId) -> None:
+        super().__init__(pool=board.pool, of=instance)
+        self._board = board
+
+    @override
+    def missing(self, part: str, reason: str) -> None:
+        self.degraded(part, reason)
+
+    @override
+    def degraded(self, part: str, reason: str) -> None:
+        self._parts.setdefault(part)
+        self._board.degraded(self._named(part), reason)
+
+    @override
+    def restored(self, part: str) -> None:
+        if part in self._parts:
+            self._board.restored(self._named(part))
+
+    def close(self) -> None:
+        for part in self.parts:
+            self._board.forget(self._named(part))

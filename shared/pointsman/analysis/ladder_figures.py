@@ -87,16 +87,9 @@ class LadderFigures:
             self._hours[hour] = {}
         return self._hours[hour]
 
-    def total(self) -> Tally:
-        """Of the hours kept."""
-        return _sum(tally for of_hour in self._hours.values() for tally in of_hour.values())
-
-    def hours(self, tenant: str | None = None) -> list[tuple[int, Tally]]:
-        """Unix time of each hour's beginning, in order. `tenant`: of one alone."""
-        return [
-            (hour * HOUR_SECONDS, _sum(tally for name, tally in of_hour.items() if tenant in (None, name)))
-            for hour, of_hour in sorted(self._hours.items())
-        ]
+    def hours(self) -> list[tuple[int, Tally]]:
+        """Unix time of each hour's beginning, in order."""
+        return [(hour * HOUR_SECONDS, _sum(of_hour.values())) for hour, of_hour in sorted(self._hours.items())]
 
     def tenants(self) -> list[tuple[str, Tally]]:
         """Most prompt tokens first."""

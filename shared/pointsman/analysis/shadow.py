@@ -81,10 +81,10 @@ class Shadow:
         self._decisions = DecisionShadows([choice.change for choice in choices], state, running)
         self._windows = ShadowWindows(changes, state, running, seconds=window_seconds, waiting_max=waiting_max)
 
-    def begin_again(self, state: State, running: PolicySet | None = None) -> None:
+    def begin_again(self, state: State) -> None:
         """The log goes on from another state, after entries that are lost. Figures are kept."""
-        self._decisions.begin_again(state, running)
-        self._windows.begin_again(state, running)
+        self._decisions.begin_again(state, None)
+        self._windows.begin_again(state, None)
 
     def apply(self, entry: LogEntry) -> None:
         self._decisions.apply(entry)

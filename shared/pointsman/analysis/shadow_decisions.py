@@ -246,13 +246,23 @@ class DecisionShadows:
             self.sampled_out += 1
             return
         held = self._arrived != (event.request, event.at, as_of)
-        speed = self._state.settings.speed
-        seconds = engine_seconds(BUCKET_WALL_SECONDS, speed)
+        seconds = engine_seconds(BUCKET_WALL_SECONDS, self._state.settings.speed)
         for shadow in self.shadows:
-            if shadow.context is not None:
-                decision = self._decided(shadow, shadow.context, request, event, sequence, held=held)
+            if shadow.context is None:
+                continue
+            self._state.use_trackers(shadow.trackers)  # two shadows may have trackers of one class
+            try:
+                turn = Turn(shadow.context, event.at)
+                answer = answer_to(turn, request, event.attempt, event.excluded, arrived_earlier=held)
+                decision = None if answer is None else self._compared(request, event, answer, sequence)
+            except Exception as error:  # noqa: BLE001 - a shadow may fail, its follower may not
+                shadow.failed += 1
+                shadow.failure = short_reason(f"{type(error).__name__}: {error}")
+            else:
                 if decision is not None:
                     shadow.add(decision, event.at // seconds * seconds)
+            finally:
+                self._state.trackers = self._trackers
 
     def _is_sampled(self, event: RequestPlaced | RequestRejected) -> bool:
         """The share of the next second follows from the load of this one."""
@@ -263,28 +273,6 @@ class DecisionShadows:
             self._second, self._decisions = second, 0
         self._decisions += 1
         return self._share >= 1.0 or uniform(0, "shadow", event.request) < self._share
-
-    def _decided(
-        self,
-        shadow: DecisionShadow,
-        context: DecisionContext,
-        request: Request,
-        event: RequestPlaced | RequestRejected,
-        sequence: LogSequence,
-        *,
-        held: bool,
-    ) -> ShadowDecision | None:
-        state = self._state
-        state.use_trackers(shadow.trackers)  # two shadows may have trackers of one class
-        try:
-            answer = answer_to(Turn(context, event.at), request, event.attempt, event.excluded, arrived_earlier=held)
-            return None if answer is None else self._compared(request, event, answer, sequence)
-        except Exception as error:  # noqa: BLE001 - a shadow may fail, its follower may not
-            shadow.failed += 1
-            shadow.failure = short_reason(f"{type(error).__name__}: {error}")
-            return None
-        finally:
-            state.trackers = self._trackers
 
     def _compared(
         self, request: Request, event: RequestPlaced | RequestRejected, answer: Answer, sequence: LogSequence

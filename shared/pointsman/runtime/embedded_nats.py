@@ -23,7 +23,6 @@ from pointsman.adapters.jetstream.connection import SERVER_VERSION_MIN
 from pointsman.adapters.owner_only import write_whole
 from pointsman.adapters.tcp_ports import why_taken
 from pointsman.contracts.permissions import Account
-from pointsman.primitives import Seconds
 
 log = structlog.get_logger()
 
@@ -64,20 +63,20 @@ class EmbeddedNats:
     def running(self) -> bool:
         return self.process.poll() is None
 
-    async def stop(self, timeout: Seconds = STOP_SECONDS_MAX) -> None:
-        """Kills it after `timeout` wall seconds. Idempotent."""
-        if not await self._signal_and_wait(signal.SIGTERM, timeout):
-            log.warning("nats_server_killed", pid=self.pid, after_seconds=timeout)
-            await self._signal_and_wait(signal.SIGKILL, STOP_SECONDS_MAX)
+    async def stop(self) -> None:
+        """Kills it after STOP_SECONDS_MAX. Idempotent."""
+        if not await self._ended_by(signal.SIGTERM):
+            log.warning("nats_server_killed", pid=self.pid, after_seconds=STOP_SECONDS_MAX)
+            await self.kill()
 
     async def kill(self) -> None:
-        await self._signal_and_wait(signal.SIGKILL, STOP_SECONDS_MAX)
+        await self._ended_by(signal.SIGKILL)
 
-    async def _signal_and_wait(self, number: signal.Signals, timeout: Seconds) -> bool:
+    async def _ended_by(self, number: signal.Signals) -> bool:
         if self.running:
             self.process.send_signal(number)
         try:
-            await asyncio.to_thread(self.process.wait, timeout)
+            await asyncio.to_thread(self.process.wait, STOP_SECONDS_MAX)
         except subprocess.TimeoutExpired:
             return False
         return True

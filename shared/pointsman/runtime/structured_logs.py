@@ -1,20 +1,28 @@
-"""How a process logs: lines on standard error, bounded and printable."""
+"""How a process logs: lines on standard error, bounded and printable. What others can make us log is bounded too: lines of one
+event a second, and characters of a value."""
 
 import contextlib
 import logging
 import os
 import select
 import sys
-from typing import TextIO, cast
+import time
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Any, TextIO, cast
 
 import structlog
 from structlog.typing import EventDict
 
-from pointsman.runtime.log_pace import LogPace
-
 TRACEBACK_LINES_MAX = 500
 PIECE_CHARACTERS = select.PIPE_BUF // 4
 """Four bytes each at most: a pipe that has room takes as many."""
+
+
+BURST_MAX = 200
+LINES_A_SECOND = 20.0
+VALUE_CHARACTERS_MAX = 500
+NEVER_DROPPED = frozenset({"admin_action"})
 
 
 def configure_logging(level: str, log_format: str) -> None:
@@ -99,3 +107,35 @@ def _has_room(stream: TextIO) -> bool:
     poll = select.poll()
     poll.register(number, select.POLLOUT)
     return bool(poll.poll(0))
+
+
+@dataclass(slots=True)
+class _Bucket:
+    left: float
+    at: float
+    suppressed: int = 0
+
+
+class LogPace:
+    """A structlog processor. The next line of an event says how many were `suppressed`. The names of events are ours,
+    so the table is bounded."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, _Bucket] = {}
+
+    def __call__(self, _logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        """Raises DropEvent."""
+        now, event = time.monotonic(), str(line.get("event"))
+        bucket = self._buckets.setdefault(event, _Bucket(BURST_MAX, now))
+        bucket.left = min(BURST_MAX, bucket.left + (now - bucket.at) * LINES_A_SECOND)
+        bucket.at = now
+        if bucket.left < 1 and event not in NEVER_DROPPED:
+            bucket.suppressed += 1
+            raise structlog.DropEvent
+        bucket.left -= 1
+        if bucket.suppressed:
+            line["suppressed"], bucket.suppressed = bucket.suppressed, 0
+        for name, value in line.items():
+            if isinstance(value, str) and len(value) > VALUE_CHARACTERS_MAX:
+                line[name] = value[:VALUE_CHARACTERS_MAX] + "..."
+        return line

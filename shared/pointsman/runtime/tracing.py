@@ -1,17 +1,12 @@
-"""Spans of requests, for OpenTelemetry. In: W3C trace headers and the standard OTEL_* variables. Out: spans in the
-background over OTLP (`otlp`), or nothing: without an endpoint each span is NO_SPAN and opentelemetry is not imported."""
+"""Spans of requests, for OpenTelemetry: what they can do, and W3C trace headers. Where nothing is traced each span is NO_SPAN.
+`otlp` has those that are sent, `tracer_opening` chooses."""
 
-import os
 import re
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
-import structlog
-
 from pointsman.ports import OnStored
-
-log = structlog.get_logger()
 
 SpanKind = Literal["internal", "server", "client"]
 Attributes = Mapping[str, Any]
@@ -20,9 +15,6 @@ TraceHeaders = Mapping[str, str]
 TRACESTATE_CHARACTERS_MAX = 512
 _NONE: TraceHeaders = {}
 _TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-PROTOCOL = "http/protobuf"
 
 
 class Span:
@@ -76,27 +68,6 @@ class Tracer(Protocol):
         ...
 
 
-def open_tracer(service: str, *, instance: str, trusted: bool = True) -> Tracer | None:
-    """None unless OTEL_* variables name an endpoint. `trusted`: whether parents decide about sampling. Call it after
-    forking. Raises nothing: a process serves without traces."""
-    if not _is_on():
-        return None
-    protocol = next(filter(None, map(os.environ.get, _PROTOCOLS)), PROTOCOL)
-    if protocol != PROTOCOL:
-        log.warning("traces_off", reason=f"only the protocol {PROTOCOL} is spoken, not {protocol}")
-        return None
-    try:
-        from pointsman.runtime.otlp import OtlpTracer
-    except ImportError as error:
-        log.warning("traces_off", reason=f"{error}; pip install 'pointsman[traces]'")
-        return None
-    try:
-        return OtlpTracer(service, instance=instance, trusted=trusted)
-    except Exception as error:  # noqa: BLE001 - whatever the SDK makes of OTEL_* variables
-        log.warning("traces_off", reason=f"the OTEL_* variables are not understood: {error}")
-        return None
-
-
 def trace_headers(headers: Mapping[bytes, bytes]) -> TraceHeaders:
     """The client's W3C context, bounded and as version 00; empty if there is none or it is invalid."""
     parent = headers.get(b"traceparent")
@@ -111,10 +82,3 @@ def trace_headers(headers: Mapping[bytes, bytes]) -> TraceHeaders:
     if state and len(state) <= TRACESTATE_CHARACTERS_MAX and state.isascii() and state.isprintable():
         found["tracestate"] = state
     return found
-
-
-def _is_on() -> bool:
-    environment = os.environ
-    disabled = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
-    exporter = environment.get("OTEL_TRACES_EXPORTER") or "otlp"
-    return not disabled and exporter == "otlp" and any(map(environment.get, _ENDPOINTS))

@@ -20,7 +20,7 @@ from pointsman.primitives import EngineSeconds, Tokens
 from pointsman.runtime.engine_keys import ANY, EngineKeys, EngineKeysType
 from pointsman.runtime.number_types import Whole
 from pointsman_cli.calibrate.fitting import fitted, relative_error
-from pointsman_cli.calibrate.measuring import DECODED, SHORTEST, Engine, EngineError, Plan, Target, rounds
+from pointsman_cli.calibrate.measuring import DECODED, SHORTEST, Engine, EngineError, Target, rounds
 from pointsman_cli.event_loop import run_command
 from pointsman_cli.options import CONTEXT, POSITIVE, http_url, json_switch
 from pointsman_cli.output_file import OUTPUT_FILE, print_json
@@ -123,20 +123,14 @@ async def _measure(
                     done = f"round {turn + 1} of {repeat} ends before {plans[0].total} tokens"
                     report(f"{MEASURING_SECONDS_MAX:g} s are over: {done}")
                     return target, samples
-                await _take_round(engine, target, plans, samples, turn, report)
+                times = []
+                async for timing in engine.measured(target, plans):
+                    samples.seconds.setdefault((timing.total, timing.cached), []).append(timing.seconds)
+                    times.append(f"{timing.seconds:.3f} s with {timing.cached:,} cached")
+                report(f"round {turn + 1}: {plans[0].total:>7,} tokens: {', '.join(times)}")
             timing = await engine.time(target, engine.fresh_prompt(SHORTEST), expected_cached=0, output=DECODED)
             samples.token_seconds.append(timing.token_seconds)
     return target, samples
-
-
-async def _take_round(
-    engine: Engine, target: Target, plans: list[Plan], samples: _Samples, turn: int, report: Callable[[str], None]
-) -> None:
-    times = []
-    async for timing in engine.measured(target, plans):
-        samples.seconds.setdefault((timing.total, timing.cached), []).append(timing.seconds)
-        times.append(f"{timing.seconds:.3f} s with {timing.cached:,} cached")
-    report(f"round {turn + 1}: {plans[0].total:>7,} tokens: {', '.join(times)}")
 
 
 def _calibrated(target: Target, samples: _Samples, speed: float) -> Calibration:

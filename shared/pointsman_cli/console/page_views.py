@@ -13,8 +13,14 @@ from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.policies.setting_text import SettingTextError, parts_of
 from pointsman_cli.console.jobs.jobs import Jobs
 from pointsman_cli.console.jobs.views import RequestPageView, WhatIfChange, WhatIfRun, WhatIfView
-from pointsman_cli.console.log.ladder_views import ladder_view
-from pointsman_cli.console.log.log_views import RequestFilter, history_view, request_view, requests_view, tenants_view
+from pointsman_cli.console.log.log_views import (
+    RequestFilter,
+    history_view,
+    ladder_view,
+    request_view,
+    requests_view,
+    tenants_view,
+)
 from pointsman_cli.console.log.recent_requests import STAGES
 from pointsman_cli.console.log.source import LogSource
 from pointsman_cli.console.views import (

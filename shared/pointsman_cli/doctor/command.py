@@ -10,20 +10,16 @@ from rich.console import Console
 from pointsman.state.state import PoolSettings
 from pointsman_cli.doctor.admin_actions import AdminActions
 from pointsman_cli.doctor.balance import Balance
-from pointsman_cli.doctor.caches import Caches
+from pointsman_cli.doctor.caches import Caches, EmptiedCaches
 from pointsman_cli.doctor.clocks import Clocks
-from pointsman_cli.doctor.emptied_caches import EmptiedCaches
-from pointsman_cli.doctor.engine_failures import EngineFailures
+from pointsman_cli.doctor.engine_failures import EngineFailures, MissingTransfers
 from pointsman_cli.doctor.examination import Diagnosis, Examiner, examine
 from pointsman_cli.doctor.findings import Severity
-from pointsman_cli.doctor.fleet_health import FleetHealth
-from pointsman_cli.doctor.fleet_size import FleetSize
+from pointsman_cli.doctor.fleet_health import FleetHealth, FleetSize
 from pointsman_cli.doctor.isolation import Isolation
 from pointsman_cli.doctor.lateness import Lateness
 from pointsman_cli.doctor.live_fleet import LiveFleet
-from pointsman_cli.doctor.log_health import LogHealth
-from pointsman_cli.doctor.log_limits import LogDelay, LogSpace
-from pointsman_cli.doctor.missing_transfers import MissingTransfers
+from pointsman_cli.doctor.log_health import LogDelay, LogHealth, LogSpace
 from pointsman_cli.doctor.predictions import Predictions
 from pointsman_cli.doctor.requests import Requests
 from pointsman_cli.doctor.service import Service

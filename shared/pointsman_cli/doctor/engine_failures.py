@@ -1,4 +1,4 @@
-"""Engines: failed requests, ejections and recovery, by engine."""
+"""Engines: failed requests, ejections and recovery, prefills without a KV cache, by engine."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from pointsman.analysis.placed_alone import is_placed_alone
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.fleet import EjectionCause, InstanceEjected, InstanceReported
-from pointsman.contracts.requests import RequestAttemptFailed, RequestFailed
+from pointsman.contracts.requests import RequestAttemptFailed, RequestFailed, RequestFinished
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId
 from pointsman.state.fleet import Instance
 from pointsman.state.state import PoolSettings, State
@@ -194,3 +194,37 @@ class EngineFailures(Examiner):
             yield "never ejected: no other instance could replace it"
         else:
             yield "never ejected: it served others in between, or ejection is off (outlier.max_ejection_share=0)"
+
+
+class MissingTransfers(Examiner):
+    """Engines that name no KV cache after a prefill, so that the decode engine computes the prompt again."""
+
+    area = "engines"
+
+    def __init__(self, settings: PoolSettings) -> None:
+        super().__init__(settings)
+        self._requests: Counter[InstanceId] = Counter()
+        self._examples: dict[InstanceId, RequestId] = {}
+
+    @override
+    def ended(self, end: Ended, state: State) -> None:
+        event, request = end.event, end.request
+        if (
+            isinstance(event, RequestFinished)
+            and event.without_transfer
+            and request is not None
+            and request.prefilled_by
+        ):
+            self._requests[request.prefilled_by] += 1
+            self._examples.setdefault(request.prefilled_by, event.request)
+
+    @override
+    def findings(self, state: State) -> Iterator[Finding]:
+        for name, count in sorted(self._requests.items()):
+            yield self.warning(
+                f"{name} named no KV cache after the prefills of {plural(count, 'request')}: the engines that "
+                "decoded them computed the prompts again",
+                [f"for example {self._examples[name]}"],
+                f"Give {name} a connector (--kv-transfer-config, docs/engines.md). Connectors that hand over without "
+                "kv_transfer_params, as vLLM's ExampleConnector, work all the same.",
+            )

@@ -4,17 +4,21 @@ a wrong clock does not count."""
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
 
 import click
+import msgspec
+from typing_extensions import override
 
 from pointsman.analysis.log_time import AHEAD_WALL_SECONDS_MAX, SEARCHED_ENTRIES_MAX, LogTime, Passed, leader_time
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, Sequence, engine_seconds, engine_time_of
-from pointsman.state.state import State
+from pointsman.simulation.replay import BaseState
+from pointsman.state.state import PoolSettings, State
 from pointsman_cli.history.entries import History
 from pointsman_cli.options import MOMENT_HELP
 from pointsman_cli.terminal import wall_time
@@ -148,3 +152,47 @@ def _wall_time(text: str, beginning: datetime, now: datetime | None, *, begins: 
     if now is not None:
         moment += day * max(-1 if begins else 0, (now - moment) // day)
     return moment.timestamp()
+
+
+class BoundedHistory(History):
+    """A recorded log up to a moment: to its readers, what comes behind it is not there. Its header still names the log's last entry
+    if `until` is a time."""
+
+    def __init__(self, history: History, until: Moment) -> None:
+        self._history = history
+        self._until = until
+        self.origin = history.origin
+        last = history.header.last if until.sequence is None else until.sequence
+        self.header = msgspec.structs.replace(history.header, last=last, entries=0)
+
+    @property
+    @override
+    def begins(self) -> str:
+        return self._history.begins
+
+    @cached_property
+    @override
+    def known(self) -> BaseState | None:
+        return self._unless_behind(self._history.known)
+
+    @cached_property
+    @override
+    def settings(self) -> PoolSettings:
+        return self._history.settings
+
+    @cached_property
+    @override
+    def guesses_settings(self) -> bool:
+        return self._history.guesses_settings
+
+    @override
+    def known_before(self, sequence: Sequence) -> BaseState | None:
+        return self._unless_behind(self._history.known_before(sequence))
+
+    @override
+    def entries(self, start: Sequence = 1) -> Generator[LogEntry, None, None]:
+        with closing(self._history.entries(start)) as entries:
+            yield from UpTo(entries, self._until)
+
+    def _unless_behind(self, known: BaseState | None) -> BaseState | None:
+        return None if known is not None and self._until.is_behind(known.state, self._history) else known

@@ -70,7 +70,7 @@ class Told:
     @property
     def tokens(self) -> dict[str, int]:
         self.ladder.settle(self.state)
-        tally = self.ladder.figures.total()
+        tally = self.ladder.figures.ever
         return dict(zip(Rung, tally.tokens, strict=True))
 
 
@@ -268,7 +268,7 @@ def test_repeats_and_decisions_of_deposed_leaders_change_nothing() -> None:
     told.tell(RequestPlaced(**{name: getattr(placed, name) for name in placed.__struct_fields__} | {"stamp": old}))
 
     assert told.tokens["unbounded"] == 0
-    assert told.ladder.figures.total().requests == 1
+    assert told.ladder.figures.ever.requests == 1
 
 
 def test_a_request_placed_again_counts_once_and_as_of_its_last_place() -> None:
@@ -280,7 +280,7 @@ def test_a_request_placed_again_counts_once_and_as_of_its_last_place() -> None:
     told.ends("r1", "b", at=3.0, cached=TOKENS)
 
     assert told.tokens["known"] == told.tokens["chosen"] == told.tokens["perfect"] == TOKENS
-    assert told.ladder.figures.total().requests == 1
+    assert told.ladder.figures.ever.requests == 1
 
 
 def test_an_engine_that_failed_it_is_not_the_best_any_more() -> None:
@@ -320,7 +320,7 @@ def test_finished_requests_without_cached_tokens_are_only_numbered() -> None:
     told.places("r2", "a", PROMPT, at=20.0)
     told.ends("r2", "a", at=21.0, cached=-1)
     told.ladder.settle(told.state)
-    tally = told.ladder.figures.total()
+    tally = told.ladder.figures.ever
 
     assert (tally.requests, tally.untold, tally.prompt_tokens) == (1, 1, TOKENS + 1)
 
@@ -328,10 +328,10 @@ def test_finished_requests_without_cached_tokens_are_only_numbered() -> None:
 def test_a_request_is_counted_when_late_events_can_change_it_no_more() -> None:
     told = Told()
     told.serves("r1", "a", PROMPT, at=1.0, cached=0)
-    assert told.ladder.figures.total().requests == 0
+    assert told.ladder.figures.ever.requests == 0
 
     told.tell(stored("b", 1, [9], at=1.1 + float(HINDSIGHT_WALL_SECONDS)))
-    assert told.ladder.figures.total().requests == 1
+    assert told.ladder.figures.ever.requests == 1
 
 
 def test_hours_and_tenants_are_bounded() -> None:
@@ -365,7 +365,7 @@ def test_nothing_stays_of_requests_that_ended() -> None:
     assert not ladder._in_flight._blocks
     assert not ladder._in_flight._prompts
     assert not ladder._in_flight._unconfirmed
-    assert isinstance(ladder.figures.total(), Tally)
+    assert isinstance(ladder.figures.ever, Tally)
 
 
 def test_a_log_of_forged_times_names_and_counts_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,13 +51,12 @@ from pointsman_cli.discovery import fleet_as_given
 from pointsman_cli.doctor import examination
 from pointsman_cli.doctor.balance import Balance
 from pointsman_cli.doctor.caches import Caches
-from pointsman_cli.doctor.engine_failures import EngineFailures
+from pointsman_cli.doctor.engine_failures import EngineFailures, MissingTransfers
 from pointsman_cli.doctor.examination import Diagnosis, Examiner, examine
 from pointsman_cli.doctor.findings import Severity
 from pointsman_cli.doctor.fleet_health import FleetHealth
 from pointsman_cli.doctor.lateness import Lateness
 from pointsman_cli.doctor.log_health import LogHealth
-from pointsman_cli.doctor.missing_transfers import MissingTransfers
 from pointsman_cli.doctor.requests import Requests
 from pointsman_cli.doctor.samples import Heavy, Sample, Timeline
 from pointsman_cli.doctor.service import Service

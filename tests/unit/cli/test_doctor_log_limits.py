@@ -13,7 +13,7 @@ from pointsman.ports import LogEntry, LogExtent
 from pointsman.primitives import PoolName
 from pointsman.state.state import PoolSettings
 from pointsman_cli.doctor.examination import examine
-from pointsman_cli.doctor.log_limits import LogDelay, LogSpace
+from pointsman_cli.doctor.log_health import LogDelay, LogSpace
 from pointsman_cli.history.start_point import StartPoint
 from tests.support.commands import told_by, written
 from tests.support.request_story import RequestStory

@@ -23,9 +23,9 @@ from pointsman.primitives import PoolName, Term, wall_time_of
 from pointsman.simulation.replay import BaseState, fold, verify
 from pointsman.state.checkpoint import state_digest
 from pointsman_cli.history.bundle import write_bundle
-from pointsman_cli.history.snapshot import describe
 from pointsman_cli.history.sources import Header, History, HistoryError, open_history
 from pointsman_cli.history.start_point import beginning_at
+from pointsman_cli.history.state_command import describe
 from pointsman_cli.history.time_options import Moment, UpTo, moment_in, shortly_before
 from pointsman_cli.main import main
 from pointsman_cli.tap.command import Printer

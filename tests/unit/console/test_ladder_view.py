@@ -5,7 +5,7 @@ import pytest
 from pointsman.analysis.ladder import HitRateLadder
 from pointsman.analysis.ladder_verdict import verdict
 from pointsman.state.state import PoolSettings
-from pointsman_cli.console.log.ladder_views import ladder_view
+from pointsman_cli.console.log.log_views import ladder_view
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ def test_what_is_lost_at_each_rung_adds_up_and_the_worst_is_the_verdicts(shares:
     for tally in ladder.figures.tallies(7200.0, "a"):
         tally.count(100, list(shares))
     view = ladder_view(ladder)
-    judged = verdict(ladder.figures.total())
+    judged = verdict(ladder.figures.ever)
 
     assert (view.verdict, view.cause) == (judged.sentence, judged.cause)
     assert view.pool is not None

@@ -4,10 +4,10 @@ import pytest
 import structlog
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.runtime import log_connection, log_pace
+from pointsman.runtime import log_connection, structured_logs
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import LOST_EVENT, _TelemetryListener
-from pointsman.runtime.log_pace import BURST_MAX, LINES_A_SECOND, VALUE_CHARACTERS_MAX, LogPace
+from pointsman.runtime.structured_logs import BURST_MAX, LINES_A_SECOND, VALUE_CHARACTERS_MAX, LogPace
 from tests.unit.runtime.conftest import LinesOf
 
 
@@ -22,7 +22,7 @@ class Time:
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     made = Time()
-    monkeypatch.setattr(log_pace, "time", made)
+    monkeypatch.setattr(structured_logs, "time", made)
     return made
 
 

@@ -15,7 +15,8 @@ from structlog.testing import capture_logs
 from pointsman.runtime import otlp, span_attributes
 from pointsman.runtime.otlp import OtlpTracer
 from pointsman.runtime.telemetry import SPANS_DROPPED
-from pointsman.runtime.tracing import NO_SPAN, open_tracer, trace_headers
+from pointsman.runtime.tracer_opening import open_tracer
+from pointsman.runtime.tracing import NO_SPAN, trace_headers
 from tests.support.otlp_collector import collector
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -24,7 +25,7 @@ MONITORING_PAGE = Path(__file__).parents[3] / "docs" / "monitoring.md"
 EVERY_SERVICE_IS_LOADED = """
 import sys
 import pointsman_ingress.main, pointsman_scheduler.main
-from pointsman.runtime.tracing import open_tracer
+from pointsman.runtime.tracer_opening import open_tracer
 assert open_tracer("ingress", instance="1") is None
 assert not [name for name in sys.modules if name.startswith(("opentelemetry.sdk", "opentelemetry.exporter", "google"))]
 """

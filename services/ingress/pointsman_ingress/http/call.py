@@ -3,6 +3,7 @@
 import codecs
 from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from random import Random
 from typing import Any, Self
 
@@ -10,7 +11,7 @@ from pointsman.adapters.clocks import SteadyClock
 from pointsman.adapters.shared_timers import SharedTimer
 from pointsman.adapters.sse import EVENT_END_BYTES_MAX, ends_event
 from pointsman.ports import Clock
-from pointsman.primitives import RequestId, WallSeconds
+from pointsman.primitives import InstanceId, PoolName, RequestId, Seconds, Tenant, Tokens, WallSeconds
 from pointsman.runtime.health import Receive, Scope, Send, send_whole
 from pointsman.runtime.http_protocol import CLOSE_NOW
 from pointsman.runtime.tracing import NO_SPAN, Span
@@ -23,6 +24,7 @@ from pointsman_ingress.http.errors import (
     encoded_body,
     too_many_bodies,
 )
+from pointsman_ingress.http.identity import Identity
 from pointsman_ingress.http.request_headers import Headers, header_text
 
 BODY_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
@@ -33,6 +35,7 @@ FREE_BYTES_MAX = 64 * 1024
 ID_BITS = 96
 JSON = "application/json"
 CLIENT_REQUEST_ID = b"x-request-id"
+CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected before an answer
 
 
 class ClientGoneError(Exception):
@@ -145,6 +148,24 @@ class BodyLoan:
         self._size = size
 
 
+@dataclass(slots=True)
+class RequestFacts:
+    """What is known of a request, while it is read and served: for the access log, metrics and spans."""
+
+    identity: Identity | None = None
+    tenant: Tenant | None = None
+    model: str | None = None
+    pool: PoolName | None = None
+    stream: bool = False
+    prompt_tokens: Tokens | None = None
+    instance: InstanceId | None = None
+    retries: int = 0
+    reason: str = ""
+    """Why it was not served; empty if it was."""
+    light: bool = False
+    """Whether its body may be worked on in the event loop."""
+
+
 class HttpExchange:
     """Forwards only our response headers and the engine's content type."""
 
@@ -161,6 +182,7 @@ class HttpExchange:
         self.first_byte_at_wall: WallSeconds | None = None
         self.id = ids.fresh()
         self.client_request_id = header_text(self.headers, CLIENT_REQUEST_ID)
+        self.facts = RequestFacts()
         self.span: Span = NO_SPAN
         self.status = 0  # 0: not started
         self.error_code = ""
@@ -172,6 +194,22 @@ class HttpExchange:
         self._finished = False
         self._send = send
         self._close_now = scope.get(CLOSE_NOW)
+
+    @property
+    def owner(self) -> str:
+        """Whose share of work threads, body memory and held requests it takes. Not the tenant that a client without a key
+        names."""
+        identity = self.facts.identity
+        return (identity.tenant if identity is not None else "") or self.client or ""
+
+    @property
+    def first_byte_seconds(self) -> Seconds | None:
+        """Wall seconds from its head to the first byte of an answer."""
+        return None if self.first_byte_at_wall is None else float(self.first_byte_at_wall - self.received_at_wall)
+
+    @property
+    def final_status(self) -> int:
+        return self.status or CLIENT_CLOSED_REQUEST
 
     async def read_body(self, receive: Receive, loan: BodyLoan, *, bytes_max: int) -> bytes:
         """Without a byte order mark. Raises ApiError (415, 413, 408, 503) and ClientGoneError."""

@@ -15,10 +15,9 @@ import msgspec
 from pointsman.primitives import Sequence
 from pointsman_cli.console.jobs.views import WhatIfChange
 from pointsman_cli.console.views import View
-from pointsman_cli.history.bounded import BoundedHistory
 from pointsman_cli.history.entries import NotInLogError
 from pointsman_cli.history.sources import open_history
-from pointsman_cli.history.time_options import moment_in
+from pointsman_cli.history.time_options import BoundedHistory, moment_in
 
 NICENESS = 5
 REFUSED_EXIT_CODE = 1

@@ -81,11 +81,9 @@ class Pages:
         }
         return self._template(page).render(values)
 
-    def parts(
-        self, page: str, view: Any, *, status: StatusView, session: Session | None = None, query: Query | None = None
-    ) -> Parts:
-        """What changes of a live page. `session` is that of nobody: the same parts go to all viewers."""
-        values = self._values(page, view, status, session or Session(), query or {})
+    def parts(self, page: str, view: Any, *, status: StatusView, query: Query | None = None) -> Parts:
+        """What changes of a live page, without a session: the same parts go to all viewers."""
+        values = self._values(page, view, status, Session(), query or {})
         fragments: dict[str, str] = {}
         for template in (self._environment.get_template(BASE), self._template(page)):
             context_of = template.new_context(values)

@@ -53,11 +53,6 @@ COMMANDS = {
         "scale_command",
         "Measure a pool of many simulated instances: decisions, log, memory, take-over, start.",
     ),
-    "copies": (
-        "pointsman_lab.copies",
-        "copies_command",
-        "Measure memory and start of the processes that hold a State.",
-    ),
 }
 """Name to module, attribute, and the line of `--help`."""
 

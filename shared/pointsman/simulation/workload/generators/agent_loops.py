@@ -45,32 +45,26 @@ def agent_loops(
 
     def task(number: int, start: EngineSeconds) -> Iterator[WorkloadRequest]:
         system = chance.choices(systems, cum_weights=popularity)[0]
-        return _task(number, start, system, ids, shape, chance)
+        fresh = len(system) * TRACE_BLOCK_TOKENS
+        arrival_s, context, length = start, system, fresh + exponential_length(shape.task_tokens, chance)
+        for _ in range(chance.randint(shape.steps_min, shape.steps_max)):
+            if length > shape.input_tokens_max:
+                context, length = system, fresh + shape.summary_tokens
+            context = ids.extended(context, length)
+            step = WorkloadRequest(
+                arrival_s=arrival_s,
+                block_ids=context,
+                input_length=length,
+                output_tokens=min(exponential_length(shape.call_tokens, chance), shape.output_tokens_max),
+                tenant=Tenant(f"company-{number % shape.companies + 1}"),
+                session=SessionId(f"task-{number}"),
+            )
+            yield step
+            long = chance.uniform(0.0, 1.0) < shape.long_result_share
+            result = exponential_length(shape.long_result_tokens if long else shape.result_tokens, chance)
+            length += step.output_tokens + result
+            asks_person = chance.uniform(0.0, 1.0) < shape.person_share
+            arrival_s = answered_s(step) + chance.expovariate(1 / (shape.person_s if asks_person else shape.tool_s))
 
     steps_mean = (shape.steps_min + shape.steps_max) / 2
     return interleaved(count, tasks_rate=rate / steps_mean, task=task, chance=chance)
-
-
-def _task(
-    number: int, start: EngineSeconds, system: tuple[int, ...], ids: BlockIds, shape: AgentShape, chance: random.Random
-) -> Iterator[WorkloadRequest]:
-    fresh = len(system) * TRACE_BLOCK_TOKENS
-    arrival_s, context, length = start, system, fresh + exponential_length(shape.task_tokens, chance)
-    for _ in range(chance.randint(shape.steps_min, shape.steps_max)):
-        if length > shape.input_tokens_max:
-            context, length = system, fresh + shape.summary_tokens
-        context = ids.extended(context, length)
-        step = WorkloadRequest(
-            arrival_s=arrival_s,
-            block_ids=context,
-            input_length=length,
-            output_tokens=min(exponential_length(shape.call_tokens, chance), shape.output_tokens_max),
-            tenant=Tenant(f"company-{number % shape.companies + 1}"),
-            session=SessionId(f"task-{number}"),
-        )
-        yield step
-        long = chance.uniform(0.0, 1.0) < shape.long_result_share
-        result = exponential_length(shape.long_result_tokens if long else shape.result_tokens, chance)
-        length += step.output_tokens + result
-        asks_person = chance.uniform(0.0, 1.0) < shape.person_share
-        arrival_s = answered_s(step) + chance.expovariate(1 / (shape.person_s if asks_person else shape.tool_s))

@@ -35,30 +35,24 @@ def chat(count: int, *, rate: float, chance: random.Random, shape: ChatShape | N
 
     def conversation(number: int, start: EngineSeconds) -> Iterator[WorkloadRequest]:
         system = chance.choices(systems, cum_weights=popularity)[0]
-        return _conversation(number, start, system, ids, shape, chance)
+        arrival_s, block_ids, length = start, system, len(system) * TRACE_BLOCK_TOKENS
+        while True:
+            length += exponential_length(shape.question_tokens, chance)
+            if length > shape.input_tokens_max:
+                return
+            block_ids = ids.extended(block_ids, length)
+            answer = min(exponential_length(shape.answer_tokens, chance), shape.output_tokens_max)
+            yield WorkloadRequest(
+                arrival_s=arrival_s,
+                block_ids=block_ids,
+                input_length=length,
+                output_tokens=answer,
+                tenant=Tenant(f"user-{number % 8 + 1}"),
+                session=SessionId(f"chat-{number}"),
+            )
+            if chance.uniform(0.0, 1.0) < 1 / shape.turns:
+                return
+            length += answer
+            arrival_s += answer * shape.answer_s_per_token + chance.expovariate(1 / shape.think_s)
 
     return interleaved(count, tasks_rate=rate / shape.turns, task=conversation, chance=chance)
-
-
-def _conversation(
-    number: int, start: EngineSeconds, system: tuple[int, ...], ids: BlockIds, shape: ChatShape, chance: random.Random
-) -> Iterator[WorkloadRequest]:
-    arrival_s, block_ids, length = start, system, len(system) * TRACE_BLOCK_TOKENS
-    while True:
-        length += exponential_length(shape.question_tokens, chance)
-        if length > shape.input_tokens_max:
-            return
-        block_ids = ids.extended(block_ids, length)
-        answer = min(exponential_length(shape.answer_tokens, chance), shape.output_tokens_max)
-        yield WorkloadRequest(
-            arrival_s=arrival_s,
-            block_ids=block_ids,
-            input_length=length,
-            output_tokens=answer,
-            tenant=Tenant(f"user-{number % 8 + 1}"),
-            session=SessionId(f"chat-{number}"),
-        )
-        if chance.uniform(0.0, 1.0) < 1 / shape.turns:
-            return
-        length += answer
-        arrival_s += answer * shape.answer_s_per_token + chance.expovariate(1 / shape.think_s)

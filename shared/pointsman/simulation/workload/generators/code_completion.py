@@ -60,44 +60,33 @@ def code_completion(
         repository = chance.choices(repositories, cum_weights=activity)[0]
         if chance.uniform(0.0, 1.0) < shape.commit_share:
             repository.commit()
-        return _editing(number, start, repository, ids, shape, chance)
+        context, session = repository.context, SessionId(f"editing-{number}")
+        arrival_s, prompt = start, context
+        length = _opened(context, shape, chance)
+        for _ in range(chance.randint(shape.completions_min, shape.completions_max)):
+            length += exponential_length(shape.typed_tokens, chance)
+            prompt = ids.extended(prompt, length)
+            completion = WorkloadRequest(
+                arrival_s=arrival_s,
+                block_ids=prompt,
+                input_length=length,
+                output_tokens=min(exponential_length(shape.completion_tokens, chance), shape.output_tokens_max),
+                tenant=Tenant(repository.name),
+                session=session,
+            )
+            yield completion
+            arrival_s = answered_s(completion) + chance.expovariate(1 / shape.pause_s)
+            done = chance.uniform(0.0, 1.0)
+            if done < shape.opened_share:
+                prompt, length = context, _opened(context, shape, chance)
+            elif done < shape.opened_share + shape.moved_share:
+                prompt = prompt[: chance.randint(len(context), len(prompt) - 1)]
+                length = len(prompt) * TRACE_BLOCK_TOKENS
+            elif done < shape.opened_share + shape.moved_share + shape.accepted_share:
+                length += completion.output_tokens
 
     completions_mean = (shape.completions_min + shape.completions_max) / 2
     return interleaved(count, tasks_rate=rate / completions_mean, task=editing, chance=chance)
-
-
-def _editing(
-    number: int,
-    start: EngineSeconds,
-    repository: _Repository,
-    ids: BlockIds,
-    shape: CompletionShape,
-    chance: random.Random,
-) -> Iterator[WorkloadRequest]:
-    context, session = repository.context, SessionId(f"editing-{number}")
-    arrival_s, prompt = start, context
-    length = _opened(context, shape, chance)
-    for _ in range(chance.randint(shape.completions_min, shape.completions_max)):
-        length += exponential_length(shape.typed_tokens, chance)
-        prompt = ids.extended(prompt, length)
-        completion = WorkloadRequest(
-            arrival_s=arrival_s,
-            block_ids=prompt,
-            input_length=length,
-            output_tokens=min(exponential_length(shape.completion_tokens, chance), shape.output_tokens_max),
-            tenant=Tenant(repository.name),
-            session=session,
-        )
-        yield completion
-        arrival_s = answered_s(completion) + chance.expovariate(1 / shape.pause_s)
-        done = chance.uniform(0.0, 1.0)
-        if done < shape.opened_share:
-            prompt, length = context, _opened(context, shape, chance)
-        elif done < shape.opened_share + shape.moved_share:
-            prompt = prompt[: chance.randint(len(context), len(prompt) - 1)]
-            length = len(prompt) * TRACE_BLOCK_TOKENS
-        elif done < shape.opened_share + shape.moved_share + shape.accepted_share:
-            length += completion.output_tokens
 
 
 def _opened(context: tuple[int, ...], shape: CompletionShape, chance: random.Random) -> Tokens:

@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pointsman.primitives import EngineSeconds, SessionId, Tenant, Tokens
+from pointsman.primitives import EngineSeconds, SessionId, Tokens
 from pointsman.simulation.workload.arrivals import answered_s
 from pointsman.simulation.workload.generators.base import exponential_length, interleaved
 from pointsman.simulation.workload.generators.clients import WELL_BEHAVED, Clients
@@ -40,41 +40,21 @@ def llm_as_judge(
 
     def judging(number: int, start: EngineSeconds) -> Iterator[WorkloadRequest]:
         client = shape.clients.pick(chance)
-        answer = ids.take(chance.randint(shape.answer_blocks_min, shape.answer_blocks_max))
-        bench = _Judging(
-            session=SessionId(f"judging-{number}"), tenant=tenants[client], ids=ids, shape=shape, chance=chance
-        )
-        return bench.requests(rubrics[client] + answer, start)
+        judged = rubrics[client] + ids.take(chance.randint(shape.answer_blocks_min, shape.answer_blocks_max))
 
-    return interleaved(count, tasks_rate=rate / shape.requests(), task=judging, chance=chance)
+        def behind(arrival_s: EngineSeconds, tail: Tokens, output_tokens: Tokens) -> WorkloadRequest:
+            tenant, session = tenants[client], SessionId(f"judging-{number}")
+            return ids.request(
+                judged, tail, output_tokens=output_tokens, tenant=tenant, arrival_s=arrival_s, session=session
+            )
 
+        def judgement_tokens() -> Tokens:
+            return min(exponential_length(shape.judgement_tokens, chance), shape.judgement_tokens_max)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Judging:
-    session: SessionId
-    tenant: Tenant
-    ids: BlockIds
-    shape: JudgeShape
-    chance: random.Random
-
-    def requests(self, judged: tuple[int, ...], start: EngineSeconds) -> Iterator[WorkloadRequest]:
-        judgements = [self._dimension(judged, start) for _ in range(self.shape.dimensions)]
+        judgements = [behind(start, shape.dimension_tokens, judgement_tokens()) for _ in range(shape.dimensions)]
         yield from judgements
         read_s = max((answered_s(judgement) for judgement in judgements), default=start)
-        yield self._behind(
-            judged,
-            arrival_s=read_s + self.chance.expovariate(1 / self.shape.step_s),
-            tail=sum(judgement.output_tokens for judgement in judgements) + self.shape.dimension_tokens,
-            output_tokens=self.shape.score_tokens,
-        )
+        tail = sum(judgement.output_tokens for judgement in judgements) + shape.dimension_tokens
+        yield behind(read_s + chance.expovariate(1 / shape.step_s), tail, shape.score_tokens)
 
-    def _dimension(self, judged: tuple[int, ...], arrival_s: EngineSeconds) -> WorkloadRequest:
-        judgement = min(exponential_length(self.shape.judgement_tokens, self.chance), self.shape.judgement_tokens_max)
-        return self._behind(judged, arrival_s=arrival_s, tail=self.shape.dimension_tokens, output_tokens=judgement)
-
-    def _behind(
-        self, judged: tuple[int, ...], *, arrival_s: EngineSeconds, tail: Tokens, output_tokens: Tokens
-    ) -> WorkloadRequest:
-        return self.ids.request(
-            judged, tail, output_tokens=output_tokens, tenant=self.tenant, arrival_s=arrival_s, session=self.session
-        )
+    return interleaved(count, tasks_rate=rate / shape.requests(), task=judging, chance=chance)

@@ -47,7 +47,19 @@ def long_document_qa(
         client = clients.pick(chance) if clients else 0
         document = chance.choices(documents[client], cum_weights=popularity)[0]
         reader = clients.tenants()[client] if clients else Tenant(f"reader-{number % shape.readers + 1}")
-        return _reading(number, start, document, reader, ids, shape, chance)
+        arrival_s = start
+        for _ in range(chance.randint(1, shape.questions_max)):
+            question = exponential_length(shape.question_tokens, chance)
+            answer = min(exponential_length(shape.answer_tokens, chance), shape.output_tokens_max)
+            yield ids.request(
+                document,
+                question,
+                output_tokens=answer,
+                tenant=reader,
+                arrival_s=arrival_s,
+                session=SessionId(f"reading-{number}"),
+            )
+            arrival_s += answer * ANSWER_SECONDS_PER_TOKEN + chance.expovariate(1 / shape.think_s)
 
     questions_mean = (1 + shape.questions_max) / 2
     return interleaved(count, tasks_rate=rate / questions_mean, task=reading, chance=chance)
@@ -55,27 +67,3 @@ def long_document_qa(
 
 def _lengths(shape: LongDocumentShape, chance: random.Random) -> list[int]:
     return [chance.randint(shape.document_blocks_min, shape.document_blocks_max) for _ in range(shape.documents)]
-
-
-def _reading(
-    number: int,
-    start: EngineSeconds,
-    document: tuple[int, ...],
-    reader: Tenant,
-    ids: BlockIds,
-    shape: LongDocumentShape,
-    chance: random.Random,
-) -> Iterator[WorkloadRequest]:
-    arrival_s = start
-    for _ in range(chance.randint(1, shape.questions_max)):
-        question = exponential_length(shape.question_tokens, chance)
-        answer = min(exponential_length(shape.answer_tokens, chance), shape.output_tokens_max)
-        yield ids.request(
-            document,
-            question,
-            output_tokens=answer,
-            tenant=reader,
-            arrival_s=arrival_s,
-            session=SessionId(f"reading-{number}"),
-        )
-        arrival_s += answer * ANSWER_SECONDS_PER_TOKEN + chance.expovariate(1 / shape.think_s)

@@ -61,29 +61,17 @@ def rag(count: int, *, rate: float, chance: random.Random, shape: RagShape | Non
         tenant = chance.choices(range(shape.tenants), cum_weights=activity)[0]
         found = chance.choices(range(shape.documents), cum_weights=popularity, k=chance.choice(shape.retrieved))
         prompt = collections[tenant].prompt(list(dict.fromkeys(found)))
-        return _questions(number, start, prompt, Tenant(f"tenant-{tenant + 1}"), ids, shape, chance)
+        arrival_s = start
+        for _ in range(chance.randint(1, shape.questions_max)):
+            question = ids.request(
+                prompt,
+                exponential_length(shape.question_tokens, chance),
+                output_tokens=min(exponential_length(shape.answer_tokens, chance), shape.output_tokens_max),
+                tenant=Tenant(f"tenant-{tenant + 1}"),
+                arrival_s=arrival_s,
+                session=SessionId(f"asking-{number}"),
+            )
+            yield question
+            arrival_s = answered_s(question) + chance.expovariate(1 / shape.think_s)
 
     return interleaved(count, tasks_rate=rate / ((1 + shape.questions_max) / 2), task=asking, chance=chance)
-
-
-def _questions(
-    number: int,
-    start: EngineSeconds,
-    prompt: tuple[int, ...],
-    tenant: Tenant,
-    ids: BlockIds,
-    shape: RagShape,
-    chance: random.Random,
-) -> Iterator[WorkloadRequest]:
-    arrival_s = start
-    for _ in range(chance.randint(1, shape.questions_max)):
-        question = ids.request(
-            prompt,
-            exponential_length(shape.question_tokens, chance),
-            output_tokens=min(exponential_length(shape.answer_tokens, chance), shape.output_tokens_max),
-            tenant=tenant,
-            arrival_s=arrival_s,
-            session=SessionId(f"asking-{number}"),
-        )
-        yield question
-        arrival_s = answered_s(question) + chance.expovariate(1 / shape.think_s)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pointsman.primitives import EngineSeconds, SessionId, Tenant, Tokens
+from pointsman.primitives import EngineSeconds, SessionId, Tokens
 from pointsman.simulation.workload.arrivals import answered_s
 from pointsman.simulation.workload.generators.base import exponential_length, interleaved
 from pointsman.simulation.workload.generators.clients import WELL_BEHAVED, Clients
@@ -39,33 +39,6 @@ class TreeShape:
         return sum(self.branching**level for level in range(1, self.depth + 1))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tree:
-    session: SessionId
-    tenant: Tenant
-    ids: BlockIds
-    shape: TreeShape
-    chance: random.Random
-
-    def thoughts(self, prompt: tuple[int, ...], arrival_s: EngineSeconds, levels: int) -> Iterator[WorkloadRequest]:
-        """The branches of a node with this prompt, and `levels - 1` levels below them."""
-        branches = [self._thought(prompt, arrival_s) for _ in range(self.shape.branching)]
-        yield from branches
-        if levels == 1:
-            return
-        compared_s = max(answered_s(branch) for branch in branches)
-        for _ in branches:
-            continued = prompt + self.ids.take(self.shape.thought_blocks)
-            next_s = compared_s + self.chance.expovariate(1 / self.shape.step_s)
-            yield from self.thoughts(continued, next_s, levels - 1)
-
-    def _thought(self, prompt: tuple[int, ...], arrival_s: EngineSeconds) -> WorkloadRequest:
-        tokens = min(exponential_length(self.shape.thought_tokens, self.chance), self.shape.thought_tokens_max)
-        return self.ids.request(
-            prompt, 0, output_tokens=tokens, tenant=self.tenant, arrival_s=arrival_s, session=self.session
-        )
-
-
 def tree_of_thoughts(
     count: int, *, rate: float, chance: random.Random, shape: TreeShape | None = None
 ) -> list[WorkloadRequest]:
@@ -78,8 +51,23 @@ def tree_of_thoughts(
 
     def tree(number: int, start: EngineSeconds) -> Iterator[WorkloadRequest]:
         client = shape.clients.pick(chance)
-        trunk = instructions[client] + ids.take(shape.question_blocks)
-        grown = _Tree(session=SessionId(f"tree-{number}"), tenant=tenants[client], ids=ids, shape=shape, chance=chance)
-        return grown.thoughts(trunk, start, shape.depth)
+        tenant, session = tenants[client], SessionId(f"tree-{number}")
+
+        def thought(prompt: tuple[int, ...], arrival_s: EngineSeconds) -> WorkloadRequest:
+            tokens = min(exponential_length(shape.thought_tokens, chance), shape.thought_tokens_max)
+            return ids.request(prompt, 0, output_tokens=tokens, tenant=tenant, arrival_s=arrival_s, session=session)
+
+        def thoughts(prompt: tuple[int, ...], arrival_s: EngineSeconds, levels: int) -> Iterator[WorkloadRequest]:
+            """The branches of a node with this prompt, and `levels - 1` levels below them."""
+            branches = [thought(prompt, arrival_s) for _ in range(shape.branching)]
+            yield from branches
+            if levels == 1:
+                return
+            compared_s = max(answered_s(branch) for branch in branches)
+            for _ in branches:
+                continued = prompt + ids.take(shape.thought_blocks)
+                yield from thoughts(continued, compared_s + chance.expovariate(1 / shape.step_s), levels - 1)
+
+        return thoughts(instructions[client] + ids.take(shape.question_blocks), start, shape.depth)
 
     return interleaved(count, tasks_rate=rate / shape.requests(), task=tree, chance=chance)

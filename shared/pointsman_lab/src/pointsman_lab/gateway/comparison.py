@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-
 from pointsman_lab.gateway.measurements import Figures, Setup, Work, measure
 
 OURS = "pointsman"
@@ -26,12 +24,12 @@ class Goal:
         return self.ours_us <= self.others_us
 
 
-async def compare(setups: Mapping[str, Setup], rounds: int, console: Console | None = None) -> dict[str, Figures]:
+async def compare(setups: Mapping[str, Setup], rounds: int) -> dict[str, Figures]:
     """The order changes with each round. Raises BenchError."""
     found: dict[str, Figures] = {}
     for number in range(rounds):
         for name in sorted(setups, reverse=number % 2 == 1):
-            figures = await measure(setups[name], console)
+            figures = await measure(setups[name])
             found[name] = quieter(found[name], figures) if name in found else figures
     return found
 

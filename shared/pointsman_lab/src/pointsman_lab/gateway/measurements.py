@@ -7,7 +7,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
-from rich.console import Console
 from rich.progress import Progress
 
 from pointsman_lab.gateway.connection import (
@@ -72,11 +71,11 @@ class Setup:
     may_refuse: bool = False
 
 
-async def measure(setup: Setup, console: Console | None = None) -> Figures:
+async def measure(setup: Setup) -> Figures:
     """Raises BenchError for an unexpected answer."""
     figures = Figures(concurrency=setup.concurrency)
     asks = [small_chat(setup.model), token_ids(setup.model)]
-    with Progress(console=console, transient=True) as progress:
+    with Progress(transient=True) as progress:
         task = progress.add_task("latency", total=len(asks) + 2 + 1)
         engine = await _same_engine(setup, asks[0])
         for ask in asks:

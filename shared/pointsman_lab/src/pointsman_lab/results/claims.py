@@ -68,14 +68,14 @@ def judged(claim: Claim, numbers: Numbers) -> Judged:
 # --- Rules ---
 
 
-def gain(reported: float, *, share: float = SHARE_OF_GAIN, noise: float = NOISE) -> Rule:
-    """For a gain over a baseline: 0.4 is 40% more (or less, where less is better). Reproduced from `share` of the
-    reported one; direction only above `noise`."""
+def gain(reported: float) -> Rule:
+    """For a gain over a baseline: 0.4 is 40% more (or less, where less is better). Reproduced from
+    SHARE_OF_GAIN of the reported one; direction only above NOISE."""
 
     def verdict(value: float) -> Verdict:
-        if value >= share * reported:
+        if value >= SHARE_OF_GAIN * reported:
             return "reproduced"
-        return "direction only" if value > noise else "not reproduced"
+        return "direction only" if value > NOISE else "not reproduced"
 
     return verdict
 

@@ -7,7 +7,7 @@ from statistics import stdev
 
 from pointsman_lab.results.numbers import Numbers, StudyNumbers
 from pointsman_lab.results.studies.rows import PAPER_CONDITIONS
-from pointsman_lab.results.study import OURS, Judged, Row, Study
+from pointsman_lab.results.study import OURS, Row, Study
 
 LEVEL_POINTS = 0.05
 NEAR_POINTS = 1.0
@@ -16,7 +16,6 @@ NEAR_POINTS = 1.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duel:
     study: str
-    judged: Judged
     policies: str
     rate: float
     ours: float
@@ -36,10 +35,6 @@ class Duel:
         return f"{self.points:+.1f}" + ("" if self.error is None else f" ± {self.error:.1f}")
 
     @property
-    def passed(self) -> bool:
-        return self.points > (-LEVEL_POINTS if self.judged == "best" else -NEAR_POINTS)
-
-    @property
     def verdict(self) -> str:
         if self.points >= LEVEL_POINTS:
             return "best"
@@ -53,11 +48,11 @@ def duels(studies: Sequence[Study], numbers: Numbers) -> list[Duel]:
         duel
         for study in studies
         if study.judged and study.key in numbers.studies
-        for duel in _duels(study, study.judged, numbers.studies[study.key])
+        for duel in _duels(study, numbers.studies[study.key])
     ]
 
 
-def _duels(study: Study, judged: Judged, numbers: StudyNumbers) -> Iterator[Duel]:
+def _duels(study: Study, numbers: StudyNumbers) -> Iterator[Duel]:
     for ours in study.rows:
         others = {study.name(row): row.variant.called for row in study.rows if _is_rival(row, ours)}
         if ours.variant.routing != OURS or not others:
@@ -67,7 +62,6 @@ def _duels(study: Study, judged: Judged, numbers: StudyNumbers) -> Iterator[Duel
             theirs = max((numbers.point(row, rate) for row in others), key=lambda point: point.mean)
             yield Duel(
                 study=study.key,
-                judged=judged,
                 policies=f"{ours.variant.ordering} + {ours.variant.admission}",
                 rate=rate,
                 ours=mine.mean,
