@@ -265,9 +265,8 @@ class Runs:
         ]
         self._free = [run for run, count in enumerate(lengths) if run and not count]
         self.below, self.position = [None] * len(lengths), array("I", bytes(4 * len(lengths)))
-        for run, count in enumerate(lengths):
-            if count and self.parent[run]:
-                self._put_below(run)
+        for run in np.flatnonzero((counts > 0) & (np.frombuffer(self.parent, np.uint32) > 0)).tolist():
+            self._put_below(run)
         self._retired = {owner for owner, slot in enumerate(self.slots) if slot < 0}
 
     def _put_below(self, run: int) -> None:
