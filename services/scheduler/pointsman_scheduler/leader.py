@@ -31,6 +31,7 @@ from pointsman.primitives import Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.leadership import Leadership
 from pointsman.runtime.tracing import Tracer
+from pointsman.state.key_table import COMPILED
 from pointsman.state.state import State
 from pointsman_scheduler.decision_spans import DecisionSpans
 from pointsman_scheduler.flush_pace import FlushPace
@@ -235,7 +236,13 @@ class Candidacy:
         )
         self._settled.set()
         self.report_readiness()
-        log.info("leading", term=elected.term, as_of=state.sequence, instances=len(state.fleet.instances))
+        log.info(
+            "leading",
+            term=elected.term,
+            as_of=state.sequence,
+            instances=len(state.fleet.instances),
+            key_table="compiled" if COMPILED else "python",
+        )
 
     async def close(self) -> None:
         if self.term is not None and self.term.spans is not None:

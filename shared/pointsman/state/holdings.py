@@ -211,8 +211,6 @@ def settle_promises(parts: StateParts, now: EngineSeconds) -> None:
 
 def _release_computed(parts: StateParts, instance: InstanceId, removed: list[BlockKey] | None = None) -> None:
     """Release promises of computed prompts that lost a block of `removed` (None: any)."""
-    if removed is not None and not parts.promises.has_any(instance, removed):
-        return
     unconfirmed = parts.promises.unconfirmed
     lost = [promise for promise in unconfirmed if promise[1] == instance]
     if lost and removed is not None:

@@ -30,10 +30,10 @@ NATIVE_VERSION = 1
 
 try:
     from pointsman_native import key_table as native
-except ImportError:
-    COMPILED = False
-else:
+
     COMPILED = native.VERSION == NATIVE_VERSION
+except (ImportError, AttributeError):
+    COMPILED = False
 
 
 class KeyTable:

@@ -18,7 +18,7 @@ from pointsman.state.packed_index import (
     pack_runs,
     unpack_runs,
 )
-from pointsman.state.runs import LOW, PIECE, SHARED, SWEPT, Runs
+from pointsman.state.runs import LOW, PIECE, RUN_KEYS_MAX, SHARED, SWEPT, Runs
 
 ROOT = BlockKey(0)
 
@@ -262,8 +262,11 @@ class PrefixIndex:
         packed = pack_keys(keys)
         done = 0
         while done < len(keys):
-            left = packed[done * KEY_BYTES :] if done else packed
-            same = common(runs.content[run][at * KEY_BYTES : at * KEY_BYTES + len(left)], left)
+            size = min(len(keys) - done, len(runs.content[run]) // KEY_BYTES - at)
+            same = common(
+                runs.content[run][at * KEY_BYTES : (at + size) * KEY_BYTES],
+                packed[done * KEY_BYTES : (done + size) * KEY_BYTES],
+            )
             if same:
                 at += same
                 done += same
@@ -273,10 +276,15 @@ class PrefixIndex:
             if child:
                 run, at = child, 0
                 continue
-            fresh = runs.add(run, at, keys[done:] if done else keys, left, holding.owner)
+            end = done + RUN_KEYS_MAX
+            fresh = runs.add(run, at, keys[done:end], packed[done * KEY_BYTES : end * KEY_BYTES], holding.owner)
             holding.anchored += fresh
             holding.digest = reduce(xor, keys[done : done + fresh], holding.digest)
-            return done + fresh
+            done += fresh
+            if fresh < RUN_KEYS_MAX:
+                break
+            place = runs.table.place(keys[done - 1])
+            run, at = place >> 32, (place & LOW) + 1
         return done
 
     def _claim(self, holding: Holding, run: int, tip: int) -> None:

@@ -54,10 +54,6 @@ class Promises:
     def blocks(self, instance: InstanceId) -> int:
         return len(self._promised.get(instance, ()))
 
-    def has_any(self, instance: InstanceId, keys: list[BlockKey]) -> bool:
-        promised = self._promised.get(instance)
-        return promised is not None and not promised.keys().isdisjoint(keys)
-
     def extend_hits(self, keys: list[BlockKey], hits: dict[InstanceId, int]) -> None:
         """Raise `hits` (leading blocks by instance) to the promised blocks."""
         count = len(keys)

@@ -100,7 +100,8 @@ class Removals:
         self._sequences.append(sequence)
         self._keys.append(packed)
         self._count += len(packed) // KEY_BYTES
-        if self._count > FORGOTTEN_AT * REMOVALS_REMEMBERED_MAX:
+        newer = self._count - len(self._keys[0]) // KEY_BYTES
+        if self._count > FORGOTTEN_AT * REMOVALS_REMEMBERED_MAX and newer > REMOVALS_REMEMBERED_MAX:
             self._forget()
 
     def has(self, key: BlockKey, as_of: Sequence) -> bool:

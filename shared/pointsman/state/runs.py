@@ -22,6 +22,10 @@ SWEPT = 3
 """Runs looked at, and keys taken out, for each key that is stored or removed: more than come in, and no more than that costs."""
 PIECE = 1024
 """Keys taken out at once."""
+RUN_KEYS_MAX = 8192
+"""Of a run that still grows, and of what is added at once: whatever changes a run copies it."""
+FEW = 32
+"""Children that are looked at one by one."""
 
 
 class Runs:
@@ -32,6 +36,7 @@ class Runs:
     - `owner`: who holds some of it: one owner, SHARED (several), or NOBODY (the run is free).
     - `held`: of the one owner, `bound << 32 | tip`. No run of this owner begins after more than `bound` keys of this one.
     - `shared`: of several owners, the same by owner; None if there is one.
+    - `below`, `position`: runs that begin below it, in any order; None until there is one. And where it is in its parent's.
 
     By owner: `slots`, the instance's slot, or -1 if the owner is retired. An instance that is cleared gets a new owner.
 
@@ -39,6 +44,7 @@ class Runs:
 
     __slots__ = (
         *("at", "content", "doubled", "held", "owner", "parent", "shared", "slots", "table"),
+        *("below", "position"),
         *("_cursor", "_free", "_passing", "_retired", "_unused"),
     )
 
@@ -49,6 +55,8 @@ class Runs:
         self.parent, self.at, self.owner = array("I", [NOBODY]), array("I", [0]), array("I", [NOBODY])
         self.held = array("Q", [0])
         self.shared: list[dict[int, int] | None] = [None]
+        self.below: list[array[int] | None] = [None]
+        self.position = array("I", [0])
         self._free: list[int] = []
         self.slots: list[int] = []
         self._unused: list[int] = []
@@ -104,11 +112,16 @@ class Runs:
         return BlockKey(int.from_bytes(self.content[self.parent[run]][at - KEY_BYTES : at], "little") if at else 0)
 
     def children(self, run: int, beyond: int, owner: int) -> list[int]:
-        """Runs of the owner that begin after more than `beyond` keys of this one. Looks at all runs."""
-        import numpy as np  # here: it is rarely needed
+        """Runs of the owner that begin after more than `beyond` keys of this one."""
+        below = self.below[run] or array("I")
+        found: Iterable[int] = below
+        if len(below) > FEW:
+            import numpy as np  # here: it is rarely needed
 
-        found = np.flatnonzero(np.frombuffer(self.parent, np.uint32) == run).tolist()
-        return [child for child in found if self.at[child] > beyond and self.tip(child, owner)]
+            runs = np.frombuffer(below, np.uint32)
+            owners = np.frombuffer(self.owner, np.uint32)[runs]
+            found = runs[(owners == owner) | (owners == SHARED)].tolist()
+        return sorted(child for child in found if self.at[child] > beyond and self.tip(child, owner))
 
     def of(self, owner: int) -> list[tuple[int, int]]:
         """Its runs and tips. Looks at all runs."""
@@ -136,8 +149,7 @@ class Runs:
 
     def add(self, run: int, at: int, keys: list[BlockKey], packed: bytes, owner: int) -> int:
         """For an owner that holds the run up to there. Stops at a key that is somewhere already; returns how many it added."""
-        grows = run and at * KEY_BYTES == len(self.content[run])
-        place = run << 32 | at if grows else self._next() << 32
+        place = run << 32 | at if self._grows(run, at) else self._next() << 32
         count = self.table.insert(keys, packed, place)
         if count:
             self._add(run, at, packed[: count * KEY_BYTES], owner)
@@ -145,17 +157,20 @@ class Runs:
 
     def add_again(self, run: int, at: int, key: BlockKey, owner: int) -> None:
         """As `add`, also of a key that is somewhere already."""
-        grows = run and at * KEY_BYTES == len(self.content[run])
         if self.table.place(key) != NOWHERE:
             self.doubled.add(key)
-        self.table.insert_again(key, run << 32 | at if grows else self._next() << 32)
+        self.table.insert_again(key, run << 32 | at if self._grows(run, at) else self._next() << 32)
         self._add(run, at, pack_keys([key]), owner)
+
+    def _grows(self, run: int, at: int) -> bool:
+        """Whether what begins there is of the same run."""
+        return run > 0 and at * KEY_BYTES == len(self.content[run]) < RUN_KEYS_MAX * KEY_BYTES
 
     def _next(self) -> int:
         return self._free[-1] if self._free else len(self.content)
 
     def _add(self, run: int, at: int, packed: bytes, owner: int) -> None:
-        if run and at * KEY_BYTES == len(self.content[run]):
+        if self._grows(run, at):
             self.content[run] += packed
             self.raise_tip(run, owner, at + len(packed) // KEY_BYTES)
             return
@@ -171,27 +186,35 @@ class Runs:
             self.owner.append(owner)
             self.held.append(len(packed) // KEY_BYTES)
             self.shared.append(None)
+            self.below.append(None)
+            self.position.append(0)
         if run:
+            self._put_below(made)
             self._note_child(made, owner)
 
     def cut(self, run: int, owner: int, tip: int) -> None:
         """An owner with a longer tip holds no more than this from here on."""
-        length = len(self.content[run]) // KEY_BYTES
         tips = self.shared[run]
         if tips is None:
             self.held[run] = min(self.held[run] >> 32, tip) << 32 | tip
             self._trim(run, tip)
             return
+        length = len(self.content[run]) // KEY_BYTES
         before = tips[owner]
         if tip:
             tips[owner] = min(before >> 32, tip) << 32 | tip
         else:
             del tips[owner]
-            if len(tips) == 1:
-                ((self.owner[run], self.held[run]),) = tips.items()
-                self.shared[run] = None
-        if before & LOW == length:
-            self._trim(run, max(held & LOW for held in tips.values()))
+        if before & LOW == length or len(tips) < 2:
+            self._keep(run, tips)
+
+    def _keep(self, run: int, tips: dict[int, int]) -> None:
+        """What a shared run has from here on: of those that are left, maybe of one or none."""
+        self.shared[run] = tips
+        if len(tips) < 2:
+            self.shared[run] = None
+            ((self.owner[run], self.held[run]),) = tips.items() or ((NOBODY, 0),)
+        self._trim(run, max((held & LOW for held in tips.values()), default=0))
 
     def sweep(self, steps: int) -> None:
         """Takes out some of what retired owners held. A pass goes from the newest run to the oldest, so that most children go
@@ -208,9 +231,10 @@ class Runs:
             owner = self.owner[run]
             tips = self.shared[run]
             if tips is not None:
-                for gone in [one for one in tips if one in self._retired]:
-                    self.cut(run, gone, 0)
                 steps -= 1 + len(tips) // 4
+                kept = {one: held for one, held in tips.items() if one not in self._retired}
+                if len(kept) < len(tips):
+                    self._keep(run, kept)
             elif owner in self._retired:
                 tip = self.held[run] & LOW
                 left = max(0, tip - PIECE)
@@ -240,7 +264,29 @@ class Runs:
             for start, count in zip(starts.tolist(), lengths, strict=True)
         ]
         self._free = [run for run, count in enumerate(lengths) if run and not count]
+        self.below, self.position = [None] * len(lengths), array("I", bytes(4 * len(lengths)))
+        for run in np.flatnonzero((counts > 0) & (np.frombuffer(self.parent, np.uint32) > 0)).tolist():
+            self._put_below(run)
         self._retired = {owner for owner, slot in enumerate(self.slots) if slot < 0}
+
+    def _put_below(self, run: int) -> None:
+        parent = self.parent[run]
+        found = self.below[parent]
+        if found is None:
+            found = self.below[parent] = array("I")
+        self.position[run] = len(found)
+        found.append(run)
+
+    def _take_below(self, run: int) -> None:
+        """The last of its siblings takes its position."""
+        found = self.below[self.parent[run]]
+        assert found is not None
+        last = found.pop()
+        if last != run:
+            found[self.position[run]] = last
+            self.position[last] = self.position[run]
+        if not found:
+            self.below[self.parent[run]] = None
 
     def _note_child(self, run: int, owner: int) -> None:
         parent, at = self.parent[run], self.at[run]
@@ -264,6 +310,8 @@ class Runs:
                     self.doubled.remove(key)
         self.content[run] = content[: length * KEY_BYTES]
         if not length:
+            if self.parent[run]:
+                self._take_below(run)
             self.owner[run] = self.parent[run] = NOBODY
             self.held[run] = 0
             self._free.append(run)

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.commands import SentRequest
 from pointsman.contracts.decisions import RequestGranted, RequestPlaced, RequestRejected
 from pointsman.contracts.fleet import InstanceLeft, InstanceSuspected, LivenessTimeouts
 from pointsman.contracts.reasons import CancelCause
@@ -129,6 +130,25 @@ def _busy_hour(dispatcher: Dispatcher, orders: list[float], patched: pytest.Monk
         inside += granted(made)
         events += made
     return events
+
+
+def test_an_engine_whose_first_tokens_no_log_tells_refuses_nobody_for_work_that_is_done() -> None:
+    """With a full disk under the log, small requests filled no window, so none was pending: after 17 s at 20/s an idle pool
+    refused all, for a predicted TTFT of 5.00 s."""
+    dispatcher = leader(admission="predicted_ttft", prefill_window_tokens=16_384)
+    decided: list[LogEvent] = []
+    for number in range(300):
+        now, name = 0.1 * number, f"r{number}"
+        decided += dispatcher.route(route(name, [10_000 + number], arrived_at=now, streaming=True), now)
+        sent = SentRequest(request=RequestId(name), attempt=1, instance=InstanceId("a"))
+        decided += dispatcher.note_first_token(sent, now + 0.05)
+        if number < 100:
+            dispatcher.state.apply(finished(name, "a", at=now + 0.06))
+
+    assert not [event for event in decided if isinstance(event, RequestRejected)]
+    assert not [e for e in decided if isinstance(e, PrefillFinished) and int(e.request[1:]) < 100], (
+        "the log tells of those"
+    )
 
 
 def test_who_decodes_counts_in_running_max_until_it_ends() -> None:

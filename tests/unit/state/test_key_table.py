@@ -1,7 +1,10 @@
 """A table of keys against a dictionary of them, while it grows bucket by bucket; and the compiled table against it."""
 
+import os
 import pickle
 import shutil
+import subprocess
+import sys
 import sysconfig
 from collections.abc import Callable
 from itertools import pairwise
@@ -170,3 +173,22 @@ def test_a_key_that_is_not_at_this_place_is_not_deleted(make: Made) -> None:
             table.delete(pack_keys(keys[:1]), place)
 
     assert [table.place(key) for key in keys] == [1 << 32, 1 << 32 | 1, 1 << 32 | 2]
+
+
+@pytest.mark.parametrize("source", ["VERSION = 0", "", "raise ImportError('of another Python')"])
+def test_a_compiled_table_that_does_not_fit_is_left_alone(source: str, tmp_path: Path) -> None:
+    package = tmp_path / "pointsman_native"
+    package.mkdir()
+    package.joinpath("__init__.py").touch()
+    package.joinpath("key_table.py").write_text(source)
+    asked = "from pointsman.state.key_table import COMPILED, new_table; print(COMPILED, type(new_table()).__module__)"
+
+    said = subprocess.run(
+        [sys.executable, "-c", asked],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert said.stdout == "False pointsman.state.key_table\n"

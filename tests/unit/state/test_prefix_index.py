@@ -1,17 +1,27 @@
 """The prefix index against a slow twin: the same answers after any history."""
 
 import itertools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import reduce
 from operator import xor
+from random import Random
+from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import override
 
+from pointsman.contracts.block_keys import KEY_BYTES, pack_keys
 from pointsman.primitives import BlockKey, InstanceId
+from pointsman.state import prefix_index, runs
 from pointsman.state.packed_index import PackedIndex
 from pointsman.state.prefix_index import ROOT, PrefixIndex
+from pointsman.state.runs import RUN_KEYS_MAX, Runs
 from tests.support.examples import examples
 
 INSTANCES = [InstanceId(name) for name in ("a", "b", "c", "d")]
@@ -136,34 +146,63 @@ def check(index: PrefixIndex, told: Told, prompts: list[list[BlockKey]], keys: l
     assert len(index) == sum(told.anchored(name, k) for name, parents in told.parents.items() for k in parents)
 
 
+@contextmanager
+def runs_of_at_most(keys_max: int) -> Iterator[None]:
+    with (
+        patch.object(runs, "RUN_KEYS_MAX", keys_max),
+        patch.object(prefix_index, "RUN_KEYS_MAX", keys_max),
+        patch.object(runs, "FEW", keys_max % 2),
+    ):
+        yield
+
+
+RUN_LENGTHS = st.sampled_from([1, 2, RUN_KEYS_MAX])
+
+
 @examples(160)
-@given(st.lists(honest_steps(), min_size=20, max_size=40))
-def test_any_honest_history_gives_the_answers_of_what_was_told(history: list[Step]) -> None:
+@given(st.lists(honest_steps(), min_size=20, max_size=40), RUN_LENGTHS)
+def test_any_honest_history_gives_the_answers_of_what_was_told(history: list[Step], run_keys_max: int) -> None:
     index, told = PrefixIndex(), Told()
     keys = sorted({key for wanted in PROMPTS for key in wanted})
 
-    for step in history:
-        take(index, step)
-        told.take(step)
+    with runs_of_at_most(run_keys_max):
+        for step in history:
+            take(index, step)
+            told.take(step)
 
-        check(index, told, PROMPTS, keys)
+            check(index, told, PROMPTS, keys)
+            check_links(index._runs)
 
 
 @examples(240)
 @given(
     st.lists(any_steps(), min_size=20, max_size=40),
     st.lists(st.lists(st.integers(1, 12).map(BlockKey), max_size=6), max_size=8),
+    RUN_LENGTHS,
 )
-def test_any_history_gives_the_answers_of_what_was_told(history: list[Step], prompts: list[list[BlockKey]]) -> None:
+def test_any_history_gives_the_answers_of_what_was_told(
+    history: list[Step], prompts: list[list[BlockKey]], run_keys_max: int
+) -> None:
     index, told = PrefixIndex(), Told()
     told_of = ([parent, *keys] if parent else keys for _, _, parent, keys in history)
     prompts += [keys for keys in told_of if ROOT not in keys]  # of which no prompt has a block
 
-    for step in history:
-        take(index, step)
-        told.take(step)
+    with runs_of_at_most(run_keys_max):
+        for step in history:
+            take(index, step)
+            told.take(step)
 
-        check(index, told, prompts, [BlockKey(k) for k in range(13)])
+            check(index, told, prompts, [BlockKey(k) for k in range(13)])
+            check_links(index._runs)
+
+
+def check_links(runs: Runs) -> None:
+    """Each run is in the list of its parent, once, where it says that it is."""
+    below = {(parent, child) for parent, found in enumerate(runs.below) for child in found or ()}
+    assert below == {
+        (runs.parent[run], run) for run, content in enumerate(runs.content) if content and runs.parent[run]
+    }
+    assert all(runs.below[parent][runs.position[child]] == child for parent, child in below)  # type: ignore[index]
 
 
 def test_nothing_is_left_behind_when_all_is_removed() -> None:
@@ -195,6 +234,85 @@ def test_what_cleared_instances_held_does_not_pile_up(length: int) -> None:
         assert len(index._runs.table) <= 3_000
 
 
+def random_chain(length: int) -> list[BlockKey]:
+    chance = Random(length)
+    return [BlockKey(chance.getrandbits(64)) for _ in range(length)]
+
+
+def of_one_store(index: PrefixIndex, chain: list[BlockKey]) -> None:
+    index.store(INSTANCES[0], ROOT, chain)
+
+
+def block_by_block(index: PrefixIndex, chain: list[BlockKey]) -> None:
+    for parent, block in itertools.pairwise([ROOT, *chain]):
+        index.store(INSTANCES[0], parent, [block])
+
+
+def its_first_last(index: PrefixIndex, chain: list[BlockKey]) -> None:
+    index.store(INSTANCES[0], chain[0], chain[1:])
+    index.store(INSTANCES[0], ROOT, chain[:1])
+
+
+def what_another_has_in_reverse(index: PrefixIndex, chain: list[BlockKey]) -> None:
+    index.store(INSTANCES[1], ROOT, chain[::-1])
+    index.store(INSTANCES[0], ROOT, chain)
+
+
+@pytest.mark.parametrize("store", [of_one_store, block_by_block, its_first_last, what_another_has_in_reverse])
+def test_a_long_chain_is_several_runs_since_growing_copies_one(store: Any) -> None:
+    """The first of 700,000 blocks, told last, took minutes."""
+    index, chain = PrefixIndex(), random_chain(3 * RUN_KEYS_MAX + 5)
+    for instance in INSTANCES:
+        index.add(instance)
+
+    store(index, chain)
+
+    assert index.hits(chain) == {INSTANCES[0]: len(chain)}
+    assert max(map(len, index._runs.content)) <= 2 * RUN_KEYS_MAX * KEY_BYTES
+    index.remove(INSTANCES[0], chain[1:])
+    assert index.hits(chain) == {INSTANCES[0]: 1}
+
+
+def test_what_is_below_a_removed_block_is_found_without_a_look_at_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an event that removed thousands of blocks with successors each one looked at all runs."""
+    index, blocks = PrefixIndex(), random_chain(4_000)
+    index.add(INSTANCES[0])
+    for above, below, beside in zip(blocks[::4], blocks[1::4], blocks[2::4], strict=True):
+        index.store(INSTANCES[0], ROOT, [above, below])
+        index.store(INSTANCES[0], above, [beside])
+    monkeypatch.setitem(sys.modules, "numpy", None)  # which looks at all
+
+    index.remove(INSTANCES[0], blocks[::4])
+
+    assert (len(index), index.blocks(INSTANCES[0])) == (0, 2_000)
+
+
+class CountedTips(dict[int, int]):
+    looks = 0
+
+    @override
+    def values(self) -> Any:
+        CountedTips.looks += len(self)
+        return super().values()
+
+
+def test_what_a_thousand_share_is_looked_at_once_when_all_leave() -> None:
+    """Each that left looked at the tips of all others."""
+    runs, count = Runs(), 1_000
+    owners = [runs.enroll(slot) for slot in range(count)]
+    runs.add(0, 0, [BlockKey(7)], pack_keys([BlockKey(7)]), owners[0])
+    for owner in owners[1:]:
+        runs.raise_tip(1, owner, 1)
+    runs.shared[1] = CountedTips(runs.shared[1] or {})
+    for owner in owners:
+        runs.retire(owner)
+
+    runs.sweep(10 * count)
+
+    assert runs.content[1] == b""
+    assert CountedTips.looks <= count
+
+
 def runs_left(index: PrefixIndex) -> int:
     return sum(map(bool, index._runs.content))
 
@@ -211,6 +329,7 @@ def test_an_unpacked_index_goes_on_as_the_packed_one(before: list[Step], after: 
 
     assert restored.pack(canonical=True) == index.pack(canonical=True)
     assert restored.pack() == index.pack()
+    check_links(restored._runs)
     for step in after:
         take(restored, step)
         told.take(step)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.contracts.block_keys import KEY_BYTES, pack_keys
+from pointsman.contracts.block_keys import KEY_BYTES, pack_keys, unpack_keys
 from pointsman.primitives import BlockKey, InstanceId
 from pointsman.state import reported_hits
 from pointsman.state.reported_hits import FORGOTTEN_AT, REMOVALS_REMEMBERED_MAX, Contradictions, Removals
@@ -52,6 +52,25 @@ def test_repeats_take_no_memory() -> None:
 
     assert sum(map(len, vars(removals)["_keys"])) <= FORGOTTEN_AT * REMOVALS_REMEMBERED_MAX * KEY_BYTES
     assert removals.has(BlockKey(7), 9_998)
+
+
+def test_events_behind_a_large_one_do_not_go_through_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each took a quarter of a second."""
+    removals, looked_at = Removals(), 0
+
+    def counted(packed: bytes) -> list[BlockKey]:
+        nonlocal looked_at
+        looked_at += len(packed) // KEY_BYTES
+        return unpack_keys(packed)
+
+    monkeypatch.setattr(reported_hits, "unpack_keys", counted)
+    large = 4 * FORGOTTEN_AT * REMOVALS_REMEMBERED_MAX
+    removals.add(pack_keys(range(large)), 1)
+    for sequence in range(2, 102):
+        removals.add(pack_keys([sequence + large]), sequence)
+
+    assert looked_at <= large
+    assert removals.has(BlockKey(0), 0)
 
 
 def test_keys_across_two_others_are_not_found() -> None:

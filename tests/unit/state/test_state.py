@@ -47,6 +47,19 @@ def test_a_cache_event_that_comes_twice_counts_once() -> None:
     assert state.fleet[A].doubt == ""
 
 
+def test_a_removed_block_ends_what_an_earlier_epoch_had_computed_and_holds_no_other_up() -> None:
+    """Promises end in their order: one with a later date, of an instance that has restarted since, kept those behind it."""
+    state = state_with(joined("a"), joined("b"), joined("a", epoch=2), stored("a", 1, [1], epoch=2))
+    state.promises.promise(InstanceId("b"), keys(7))
+    state.promises.unconfirmed.append((12.0, A, Epoch(1), keys(1)))
+    state.promises.unconfirmed.append((7.0, InstanceId("b"), Epoch(1), keys(7)))
+
+    state.apply(removed("a", 2, [1], epoch=2), 5)
+    state.settle(8.0)
+
+    assert state.promises.blocks(InstanceId("b")) == 0
+
+
 def test_a_gap_leaves_a_doubt_that_an_equal_digest_heals() -> None:
     state = state_with(joined("a"), stored("a", 1, [1]), stored("a", 3, [2], parent=1))
     doubted = state.fleet[A].doubt

@@ -11,7 +11,7 @@ from pointsman.contracts.requests import PrefillFinished, RequestCancelled
 from pointsman.policies.dispatch.turn import Turn
 from pointsman.policies.prefix_copies import copy_at_grant
 from pointsman.policies.prefix_fetch import fetch_at_grant, shared_fetch
-from pointsman.primitives import NO_SECONDS, InstanceId, RequestId, Tokens
+from pointsman.primitives import NO_SECONDS, EngineSeconds, InstanceId, RequestId, Tokens
 from pointsman.state import kv_shares
 from pointsman.state.fleet import Status
 from pointsman.state.fold_versions import SHORT_TURNS
@@ -23,6 +23,8 @@ ENDED_BY_LEADER = frozenset({CancelCause.INGRESS_SILENT, CancelCause.ENGINE_IDLE
 """Of which there may be thousands at once. Where each end granted the next request, that was often the next to be ended."""
 GRANTING = (Status.READY, Status.DRAINING, Status.EJECTED)
 """An ejected instance keeps only requests that no other can serve."""
+SEEMING_SECONDS_MAX: EngineSeconds = 1.0
+"""Of prefill work that an engine seems to have. To write of each first token would fill a log that is slow already."""
 
 
 def grant_waiting(turn: Turn, instance_id: InstanceId) -> None:
@@ -163,14 +165,14 @@ def grant(turn: Turn, request: Request) -> None:
 
 
 def note_first_token(turn: Turn, sent: SentRequest) -> None:
-    """Frees the window for those that wait, before the log tells. Of what is not streamed the leader assumes the end of its
-    prefill anyway."""
+    """Frees the window for those that wait, before the log tells; and where none waits, an engine that seems to have so much to
+    do that the next would be refused. Of what is not streamed the leader assumes the end of its prefill anyway."""
     workload = turn.state.workload
     request, queue = workload.requests.get(sent.request), workload.queues.get(sent.instance)
     if (
         request is not None
         and queue is not None
-        and queue.pending
+        and (queue.pending or queue.engine_seconds_left(turn.now) > SEEMING_SECONDS_MAX)
         and request.streaming
         and request.stage is Stage.PREFILL
         and (request.instance, request.attempt) == (sent.instance, sent.attempt)
