@@ -112,9 +112,9 @@ class PoolView:
         budget = self.budget
         return all(budget < candidate.ttft_alone for candidate in self.candidates)
 
-    def on_time_by_promises(self) -> list[InstanceId]:
-        """Where it could meet its budget alone; empty if it could somewhere without blocks that are promised and not yet held, or
-        with some of a slower tier."""
+    def on_time_by_hits(self) -> list[InstanceId]:
+        """Where it could meet its budget alone, if that takes hits and load is not why it is late: half of the other
+        instances are idle. Or if it takes blocks that are promised and not yet held, and none of a slower tier."""
         state, budget, keys = self._state, self.budget, self.request.keys
         if budget <= 0 or state.settings.fold_version < fold_versions.PROMISED_LATE:
             return []
@@ -122,6 +122,8 @@ class PoolView:
             names = self.columns.on_time_alone()
         else:
             names = [candidate.instance for candidate in self.candidates if candidate.ttft_alone <= budget]
+        if state.settings.fold_version >= fold_versions.IDLE_LATE and self._are_half_idle(names):
+            return names
         promised = state.promises.beginning_with(keys)
         if not all(name in promised for name in names):
             return []  # nearly always: no need to look at the index again
@@ -133,6 +135,11 @@ class PoolView:
             if self.candidate(name, hit_blocks=blocks).ttft_alone <= budget:
                 return []
         return names
+
+    def _are_half_idle(self, but: list[InstanceId]) -> bool:
+        """Whether there are eligible instances but these, and half of them have no prefill work."""
+        others = set(self.eligible).difference(but)
+        return bool(others) and 2 * sum(not self.queue(name).queued_requests for name in others) >= len(others)
 
     @property
     def least_prefill(self) -> EngineSeconds:

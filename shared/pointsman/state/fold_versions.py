@@ -3,7 +3,7 @@ decisions of before stay as they were made. 1 is a log that names none. A new ru
 an old decision is made, gets the next version, an entry here and a golden fold (`tests/golden`). So does a new event that
 State folds: checkpoints of the release before, which skips it, lack what it says."""
 
-FOLD_VERSION = 17
+FOLD_VERSION = 18
 """Of this release."""
 
 DELIVERIES_CHECKED = 2
@@ -108,3 +108,5 @@ PROMISED_LATE = 17
 ANSWERS_COUNTED = 17
 """An instance that reports no work is idle anew after each answer, whatever date that has: a clock ahead of others hid later
 answers."""
+IDLE_LATE = 18
+"""So is what is on time alone only by prefixes that busy instances hold, while half of the others are idle."""

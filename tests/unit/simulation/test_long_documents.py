@@ -63,6 +63,36 @@ def test_copies_of_it_that_come_while_it_is_computed_are_answered_behind_it(inst
     assert max(row.ttft or 0.0 for row in outcome.rows) < 6.0 + 10 * 0.2
 
 
+def half_of_it(number: int, at: float) -> WorkloadRequest:
+    """Its first half, and another second one: 3 s of prefill or so with a hit, 6 s without."""
+    own = document(at, number)
+    half = len(own.block_ids) // 2
+    return replace(own, block_ids=(*document(at).block_ids[:half], *own.block_ids[half:]))
+
+
+@pytest.mark.parametrize("shared", ["all", "half"])
+@pytest.mark.parametrize("after", [0.0, 1.5, 3.0, 4.5])
+@pytest.mark.parametrize("instances", [8, 40])
+def test_what_is_on_time_only_by_it_is_not_refused_by_a_pool_that_has_nothing_else_to_do(
+    instances: int, after: float, shared: str
+) -> None:
+    """Once it was computed in part, ten got 429: the part that is held would have made them on time, had they been alone."""
+    later = [document(after) if shared == "all" else half_of_it(number, after) for number in range(1, 11)]
+    outcome = simulate(replace(DEFAULTS, instances=instances), [document(0.0), *later])
+
+    assert [row.end for row in outcome.rows] == ["finished"] * 11
+
+
+def test_it_is_refused_where_others_are_why_it_is_late() -> None:
+    """Of eight engines seven have work of their own for some seconds, the eighth holds the document and is busy."""
+    asked_before = document(0.0)
+    others = [replace(document(20.0, number), input_length=20 * BLOCK_TOKENS) for number in range(1, 9)]
+    others = [replace(one, block_ids=one.block_ids[:20]) for one in others]
+    busy = simulate(DEFAULTS, [asked_before, *others, *(half_of_it(number, 20.1) for number in range(11, 21))])
+
+    assert {row.end for row in busy.rows[9:]} & {"rejected"}
+
+
 def test_a_hard_limit_refuses_it() -> None:
     limited = replace(DEFAULTS, routing_settings={"admission.hard_limit": True})
     outcome = simulate(limited, [document(30.0 * asked) for asked in range(3)])

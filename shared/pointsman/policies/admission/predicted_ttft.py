@@ -1,9 +1,9 @@
 """Rejects requests that cannot meet their SLO where they were placed. Source: Mooncake (FAST'25), section 4.1. Compares
 the TTFT budget with corrected queue plus prefill, and the TPOT SLO with recent seconds per token. A request that would
-be late even alone is no matter of load: it is admitted as best effort (`state.best_effort`), where its first token is
-soonest. One with a long prefill does not overtake such requests: it must be on time behind those that wait there too, since
-both hold an engine for seconds. Bias: prompts that just meet their SLO alone are rejected first. Limit: uses the present
-decode load."""
+be late even alone, or on idle instances, is no matter of load: it is admitted as best effort (`state.best_effort`), where
+its first token is soonest. One with a long prefill does not overtake such requests: it must be on time behind those that
+wait there too, since both hold an engine for seconds. Bias: prompts that just meet their SLO alone are rejected first.
+Limit: uses the present decode load."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -53,8 +53,8 @@ class PredictedTtft(AdmissionPolicy):
         answer = self.in_time(view, choice)
         if isinstance(answer, Choice) and answer.chosen.prefill_seconds > self.overtaking_max * view.budget:
             answer = _behind_best_effort(view, answer)
-        if isinstance(answer, Refusal) and (promised := view.on_time_by_promises()):
-            return best_effort(view, self.best_effort_wait_max, promised)
+        if isinstance(answer, Refusal) and (holders := view.on_time_by_hits()):
+            return best_effort(view, self.best_effort_wait_max, holders)
         return answer
 
     def in_time(self, view: PoolView, choice: Choice) -> Choice | Refusal:
