@@ -1282,7 +1282,9 @@ async def test_what_another_ingress_found_of_its_keys_is_not_believed_of_ones_ow
                 return bool(answer.headers["x-pointsman-knowledge"] == "exact")
 
         agrees = secret == "pointsman-development"
-        await eventually(is_exact if agrees else lambda: "check secret" in world.board.lacks.get(key_probe.KEYS_PART, ""))
+        await eventually(
+            is_exact if agrees else lambda: "check secret" in world.board.lacks.get(key_probe.KEYS_PART, "")
+        )
         exact, lacks, verdicts = await is_exact(), world.board.lacks, await _verdicts(world)
         publishing.cancel()
 
