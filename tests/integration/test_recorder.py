@@ -17,8 +17,8 @@ import pytest
 import sqlalchemy as sa
 import structlog
 from msgspec.structs import replace
-from sqlalchemy.exc import OperationalError
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.util import greenlet_spawn
 
