@@ -39,6 +39,12 @@ class LazyGroup(click.Group):
 
             error.message = (printable if isinstance(error, SeveralLinesError) else one_line)(error.message)  # type: ignore[misc]
             raise
+        except OSError as error:
+            if not error.filename:  # no file's fault
+                raise
+            from pointsman_cli.terminal import one_line
+
+            raise click.ClickException(one_line(f"{error.filename}: {error.strerror}")) from error
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
