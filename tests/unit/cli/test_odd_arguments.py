@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
+from pointsman.runtime.health import HealthBoard, health_server
 from pointsman_cli.main import main
 
 LONG = "n" * 300
@@ -20,6 +22,7 @@ NOTHING_THERE = ("--nats", "nats://127.0.0.1:1", "--no-console")
         (("up", "--host", "日本\u202e", *NOTHING_THERE), "that is no host name"),
         (("up", "--host", "a..b", *NOTHING_THERE), "cannot listen on a..b"),
         (("up", "--data", "\udcff", *NOTHING_THERE), "its name is not UTF-8"),
+        (("fleet", "--from", LONG), "File name too long"),
     ],
     ids=lambda value: "",
 )
@@ -34,3 +37,9 @@ def test_an_odd_argument_is_refused_in_one_sentence(
     assert told.exit_code in (1, 2)
     assert said in told.output
     assert told.output.count("Error:") == 1
+
+
+@pytest.mark.parametrize("host", [LONG, "日本\u202e", "\udcff"])
+async def test_no_process_listens_on_what_is_no_host(host: str) -> None:
+    with pytest.raises(click.ClickException, match=r"cannot listen on .*choose another with --host and --port"):
+        await health_server(HealthBoard(), host, 0).startup()
