@@ -42,4 +42,4 @@ def test_an_odd_argument_is_refused_in_one_sentence(
 @pytest.mark.parametrize("host", [LONG, "日本\u202e", "\udcff"])
 async def test_no_process_listens_on_what_is_no_host(host: str) -> None:
     with pytest.raises(click.ClickException, match=r"cannot listen on .*choose another with --host and --port"):
-        await health_server(HealthBoard(), host, 0).startup()
+        await health_server(HealthBoard(), host, 0).serve()
