@@ -8,6 +8,10 @@ from click.testing import CliRunner
 
 from pointsman.runtime.health import HealthBoard, health_server
 from pointsman_cli.main import main
+from pointsman_engine_sim.main import main as engine_sim
+from pointsman_ingress.main import main as ingress
+from tests.support.commands import written
+from tests.support.served_log import ServedLog
 
 LONG = "n" * 300
 NOTHING_THERE = ("--nats", "nats://127.0.0.1:1", "--no-console")
@@ -43,3 +47,36 @@ def test_an_odd_argument_is_refused_in_one_sentence(
 async def test_no_process_listens_on_what_is_no_host(host: str) -> None:
     with pytest.raises(click.ClickException, match=r"cannot listen on .*choose another with --host and --port"):
         await health_server(HealthBoard(), host, 0).serve()
+
+
+@pytest.mark.parametrize(
+    ("process", "arguments", "said"),
+    [
+        (engine_sim, ("--tokenizer", LONG), "give the directory of the model"),
+        (
+            engine_sim,
+            ("--kv-events-config", '{"enable_kv_cache_events": true, "endpoint": "gopher://x"}'),
+            "gopher://x",
+        ),
+        (ingress, ("--tokenizer", LONG), "give the directory of the model"),
+    ],
+    ids=lambda value: "",
+)
+def test_a_process_that_cannot_start_with_its_settings_says_why(
+    process: click.Command, arguments: tuple[str, ...], said: str
+) -> None:
+    told = CliRunner().invoke(process, [*arguments, "--port", "0"])
+
+    assert told.exit_code == 1
+    assert told.output.splitlines()[-1].startswith("Error:")
+    assert said in told.output.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("pool", "code"), [("default", 0), ("another", 2)])
+def test_a_bundle_of_another_pool_is_not_shown_as_the_one_asked_for(pool: str, code: int, tmp_path: Path) -> None:
+    bundle = written(ServedLog(requests=3).entries, tmp_path)
+
+    told = CliRunner().invoke(main, ["state", "--from", str(bundle), "--pool", pool])
+
+    assert told.exit_code == code
+    assert ("is a log of the pool default, not of another" in told.output) == bool(code)
