@@ -1,6 +1,7 @@
 """A click group that imports a command only when it runs, so that `--help` is fast. Error messages are made printable
 here, since they quote logs, files and servers."""
 
+import errno
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -40,11 +41,12 @@ class LazyGroup(click.Group):
             error.message = (printable if isinstance(error, SeveralLinesError) else one_line)(error.message)  # type: ignore[misc]
             raise
         except OSError as error:
-            if not error.filename:  # no file's fault
-                raise
+            if not error.filename and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+                raise  # no file's fault
             from pointsman_cli.terminal import one_line
 
-            raise click.ClickException(one_line(f"{error.filename}: {error.strerror}")) from error
+            where = error.filename or "cannot write the output"
+            raise click.ClickException(one_line(f"{where}: {error.strerror}")) from error
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -1,5 +1,7 @@
 """Arguments that no file, host or process can have get one sentence and an exit code, not a traceback."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -80,3 +82,15 @@ def test_a_bundle_of_another_pool_is_not_shown_as_the_one_asked_for(pool: str, c
 
     assert told.exit_code == code
     assert ("is a log of the pool default, not of another" in told.output) == bool(code)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_full_disk_behind_the_output_is_told(tmp_path: Path) -> None:
+    bundle = written(ServedLog(requests=3).entries, tmp_path)
+    program = "from pointsman_cli.main import main; main()"
+
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-c", program, "state", "--from", str(bundle)]
+        told = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+
+    assert (told.returncode, told.stderr) == (1, "Error: cannot write the output: No space left on device\n")
