@@ -1,5 +1,5 @@
 """A click group that imports a command only when it runs, so that `--help` is fast. Error messages are made printable
-here, since they quote logs, files and servers."""
+here, since they quote logs, files and servers, and Ctrl-C gets its exit code."""
 
 import errno
 from collections.abc import Mapping
@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 from typing_extensions import override
+
+from pointsman_cli.interruption import interruptible
 
 
 class LazyGroup(click.Group):
@@ -34,7 +36,8 @@ class LazyGroup(click.Group):
     @override
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with interruptible():
+                return super().invoke(ctx)
         except click.ClickException as error:
             from pointsman_cli.terminal import SeveralLinesError, one_line, printable
 
