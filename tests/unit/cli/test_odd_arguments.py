@@ -12,6 +12,7 @@ from pointsman.runtime.health import HealthBoard, health_server
 from pointsman_cli.main import main
 from pointsman_engine_sim.main import main as engine_sim
 from pointsman_ingress.main import main as ingress
+from pointsman_lab.main import main as lab
 from tests.support.commands import written
 from tests.support.served_log import ServedLog
 
@@ -29,6 +30,7 @@ NOTHING_THERE = ("--nats", "nats://127.0.0.1:1", "--no-console")
         (("up", "--host", "a..b", *NOTHING_THERE), "cannot listen on a..b"),
         (("up", "--data", "\udcff", *NOTHING_THERE), "its name is not UTF-8"),
         (("fleet", "--from", LONG), "File name too long"),
+        (("simulate", "--workload", "chat", "--out", ""), "must not be empty"),
     ],
     ids=lambda value: "",
 )
@@ -94,3 +96,15 @@ def test_a_full_disk_behind_the_output_is_told(tmp_path: Path) -> None:
         told = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
 
     assert (told.returncode, told.stderr) == (1, "Error: cannot write the output: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("following", "--seconds", "nan"), ("following", "--batches", "-1")],
+    ids=lambda arguments: " ".join(arguments),
+)
+def test_a_measurement_of_nothing_is_refused(arguments: tuple[str, ...]) -> None:
+    told = CliRunner().invoke(lab, arguments)
+
+    assert told.exit_code == 2
+    assert f"Invalid value for '{arguments[1]}'" in told.output
