@@ -215,13 +215,15 @@ def _lock_file(data: Path) -> IO[bytes]:
     """What the owner alone may read and lock. An earlier version left it and all beside it open to others; what lies beside
     ours may be other people's."""
     try:
+        str(data.absolute()).encode()  # as the pointer to it and the children's settings need it
         lock = data / LOCK_FILE
         if not data.exists() or (lock.exists() and is_open_to_others(lock)):
             make_owner_only(data)
         return os.fdopen(os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_APPEND, OWNER_ONLY), "ab")
-    except OSError as error:
+    except (OSError, UnicodeEncodeError) as error:
+        reason = "its name is not UTF-8" if isinstance(error, UnicodeEncodeError) else error.strerror or error
         raise UnusableDataError(
-            f"{data} cannot be the data directory: {error.strerror or error}; name another with --data DIR"
+            f"{data} cannot be the data directory: {reason}; name another with --data DIR"
         ) from error
 
 

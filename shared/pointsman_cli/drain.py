@@ -26,7 +26,6 @@ from pointsman_cli.command_client import (
 )
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.event_loop import run_command
-from pointsman_cli.interruption import interruptible
 from pointsman_cli.options import CONTEXT, as_given, fleet_options, json_switch
 from pointsman_cli.output_file import print_json
 from pointsman_cli.terminal import print_line
@@ -69,8 +68,7 @@ def drain_command(
     command: DrainInstance | UndrainInstance = UndrainInstance(instance=name)
     if not undo:
         command = DrainInstance(instance=name, reason=REASON, becomes=role or "")
-    with interruptible():
-        sys.exit(run_command(_drain(settings, command, wait=wait and not undo, as_json=as_json)))
+    sys.exit(run_command(_drain(settings, command, wait=wait and not undo, as_json=as_json)))
 
 
 async def _drain(

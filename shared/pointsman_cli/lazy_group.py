@@ -1,12 +1,15 @@
 """A click group that imports a command only when it runs, so that `--help` is fast. Error messages are made printable
-here, since they quote logs, files and servers."""
+here, since they quote logs, files and servers, and Ctrl-C gets its exit code."""
 
+import errno
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
 import click
 from typing_extensions import override
+
+from pointsman_cli.interruption import interruptible
 
 
 class LazyGroup(click.Group):
@@ -33,12 +36,20 @@ class LazyGroup(click.Group):
     @override
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with interruptible():
+                return super().invoke(ctx)
         except click.ClickException as error:
             from pointsman_cli.terminal import SeveralLinesError, one_line, printable
 
             error.message = (printable if isinstance(error, SeveralLinesError) else one_line)(error.message)  # type: ignore[misc]
             raise
+        except OSError as error:
+            if not error.filename and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+                raise  # no file's fault
+            from pointsman_cli.terminal import one_line
+
+            where = error.filename or "cannot write the output"
+            raise click.ClickException(one_line(f"{where}: {error.strerror}")) from error
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -19,6 +19,8 @@ class OutputFile(click.Path):
 
     @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if not value:
+            self.fail("must not be empty", param, ctx)
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         there = next(above for above in path.absolute().parents if above.exists())
         if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):

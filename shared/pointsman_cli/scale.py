@@ -12,7 +12,6 @@ from pointsman_cli.command_client import WAIT_SECONDS_MAX, ask, connected_link, 
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.event_loop import run_command
 from pointsman_cli.explain.text import named
-from pointsman_cli.interruption import interruptible
 from pointsman_cli.options import CONTEXT, COUNT, WHOLE, fleet_options, json_switch
 from pointsman_cli.output_file import print_json
 from pointsman_cli.terminal import print_line
@@ -51,8 +50,7 @@ def scale_command(
         raise click.UsageError("name INSTANCES, or both --prefill and --decode")
     settings = fleet_settings(place, pool, acts=True)
     command = ScalePool(wanted=instances, prefill=prefill, decode=decode, asker=REQUESTER)
-    with interruptible():
-        sys.exit(run_command(_scale(settings, command, wait=wait, as_json=as_json)))
+    sys.exit(run_command(_scale(settings, command, wait=wait, as_json=as_json)))
 
 
 async def _scale(settings: FleetSettings, command: ScalePool, *, wait: bool, as_json: bool) -> int:

@@ -8,8 +8,9 @@ import pytest
 from pointsman.adapters import jetstream
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.jetstream import StreamSettings
+from pointsman.adapters.jetstream.stream import Stream
 from pointsman.contracts.permissions import BusRole, BusUser
-from pointsman.ports import Link, LogEntry, LogReset
+from pointsman.ports import Link, LogEntry, LogExtent, LogReset, LogUnavailableError
 from tests.conftest import pools
 from tests.support.events import joined, stored
 from tests.support.log_worlds import JetStreamWorld, RememberingListener, SharedServer
@@ -24,14 +25,16 @@ def world(server: SharedServer) -> JetStreamWorld:
 
 
 @asynccontextmanager
-async def reader(world: JetStreamWorld, server: SharedServer) -> AsyncIterator[Link]:
+async def reader(
+    world: JetStreamWorld, server: SharedServer, listener: RememberingListener | None = None
+) -> AsyncIterator[Link]:
     async with jetstream.connect(
         server.url,
         world.pool,
         ScaledClock(),
         name="reader",
         user=BusUser(BusRole.READER),
-        listener=RememberingListener(),
+        listener=listener or RememberingListener(),
     ) as link:
         await eventually(lambda: link.commands.connected)
         yield link
@@ -98,3 +101,28 @@ async def test_a_log_made_anew_is_read_from_its_beginning(
     assert isinstance(reset, LogReset)
     assert isinstance(entry, LogEntry)
     assert entry.sequence == 1
+
+
+async def test_a_log_made_anew_that_does_not_say_where_it_begins_is_asked_again(
+    world: JetStreamWorld, server: SharedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener, answers, unanswered = RememberingListener(), Stream.extent, iter(["no answer yet"])
+
+    async def extent(stream: Stream) -> LogExtent:
+        if reason := next(unanswered, ""):
+            raise LogUnavailableError(reason)
+        return await answers(stream)
+
+    async with world.client() as writer, reader(world, server, listener) as link:
+        await writer.log.append(joined("engine-1"))
+        reading = link.log.read(1)
+        await anext(reading)
+        await world.recreate(writer)
+        for number in range(3):
+            await writer.log.append(joined(f"engine-{number}"))
+        monkeypatch.setattr(Stream, "extent", extent)
+        reset, entry = await anext(reading), await anext(reading)
+
+    assert isinstance(reset, LogReset)
+    assert isinstance(entry, LogEntry)
+    assert (entry.sequence, listener.troubles) == (1, ["reading waits: no answer yet"])

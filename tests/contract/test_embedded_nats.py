@@ -29,8 +29,8 @@ async def test_it_stops_with_its_context_and_comes_back_on_the_same_port(tmp_pat
     assert second.process.returncode is not None
 
 
-async def test_it_starts_in_a_directory_with_any_letters(tmp_path: Path) -> None:
-    directory = tmp_path / 'jürgen "日本"'
+async def test_it_starts_in_a_directory_with_any_letters_and_makes_those_above(tmp_path: Path) -> None:
+    directory = tmp_path / "new" / 'jürgen "日本"' / "nats"
     async with embedded_nats(directory):
         pass
 

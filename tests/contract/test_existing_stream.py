@@ -4,10 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pointsman.adapters import jetstream
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.jetstream import StreamSettings
+from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.contracts.subjects import stream_name
+from pointsman.ports import LogUnavailableError
 from pointsman.primitives import PoolName, WallSeconds
 from tests.support.events import joined
 from tests.support.log_worlds import RememberingListener
@@ -40,6 +44,24 @@ async def test_an_earlier_releases_stream_is_brought_up_and_its_size_is_left_alo
     assert "pm.default.leader" in config["subjects"]
     assert "max_bytes" in listener.troubles[0]
     assert "compression" not in listener.troubles[0]
+
+
+async def test_another_programs_stream_of_the_same_name_is_neither_read_nor_changed(tmp_path: Path) -> None:
+    listener = RememberingListener()
+    async with running_nats(tmp_path) as url:
+        before = await _made(url, {"subjects": ["orders.>"]})
+        async with (
+            jetstream.connect(url, POOL, ScaledClock(), name="now", listener=listener),
+            jetstream.connect(url, POOL, ScaledClock(), name="r", user=BusUser(BusRole.READER)) as reader,
+        ):
+            await eventually(lambda: listener.missing and reader.commands.connected)
+            with pytest.raises(LogUnavailableError, match=r"is another's, with orders\.>: remove it, or choose"):
+                await reader.log.extent()
+        after = await _made(url, {"subjects": ["orders.>"]})
+
+    assert after["subjects"] == ["orders.>"]
+    assert after == before
+    assert "is another's" in listener.missing[0]
 
 
 async def test_a_larger_size_and_age_that_are_asked_for_are_set_and_smaller_ones_are_not(tmp_path: Path) -> None:
@@ -84,13 +106,16 @@ async def test_a_server_whose_store_is_reserved_says_so_and_not_that_its_disk_is
     )
 
 
-async def _made(url: str, settings: dict[str, int], pool: str = "default") -> None:
+async def _made(url: str, settings: dict[str, Any], pool: str = "default") -> dict[str, Any]:
+    """The configuration; empty if there is a stream with another."""
     config = {"name": stream_name(PoolName(pool)), "subjects": [f"pm.{pool}.fleet.*"], "storage": "file"} | settings
     async with jetstream.connect(url, PoolName("other"), ScaledClock(), name="before") as before:
         await eventually(lambda: before.commands.connected)
-        await before.commands.request_bytes(
+        told = await before.commands.request_bytes(
             f"$JS.API.STREAM.CREATE.{config['name']}", json.dumps(config).encode(), timeout=WallSeconds(3.0)
         )
+    made: dict[str, Any] = json.loads(told).get("config", {})
+    return made
 
 
 async def _met(url: str, settings: StreamSettings, pool: str = "default") -> tuple[dict[str, Any], str]:

@@ -1217,6 +1217,31 @@ async def test_a_large_fleet_that_joins_at_once_is_not_probed_at_once(monkeypatc
     assert most == at_most
 
 
+@pytest.mark.parametrize("answers", [True, False])
+async def test_readyz_says_why_answers_are_not_exact_until_keys_have_been_compared(
+    answers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who deploys waits until nothing is degraded. An engine that cannot be asked is not waited for."""
+    monkeypatch.setattr(key_probe, "PAUSE_WALL_SECONDS", 0.0)
+    asked = asyncio.Event()
+
+    async def check(_prober: key_probe.KeyProber, _instance: Instance) -> tuple[bool, str]:
+        await asked.wait()
+        if not answers:
+            raise key_probe.ProbeFailedError
+        return True, "the keys of a chat agree"
+
+    monkeypatch.setattr(key_probe.KeyProber, "_check", check)
+    async with world_with(probe=True) as world:
+        await world.log.append(reported(ONE, 0, [], at=ScaledClock().now()))
+        await eventually(lambda: world.board.degraded_parts == {key_probe.KEYS_PART: key_probe.UNPROVEN})
+        ready = world.board.ready
+        asked.set()
+        await eventually(lambda: world.board.whole)
+
+    assert ready
+
+
 async def test_a_verdict_on_a_life_that_is_over_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_probe, "EVENTS_WALL_SECONDS_MAX", 0.2)
     monkeypatch.setattr(key_probe, "REPEAT_WALL_SECONDS", 0.1)  # where a busy machine takes longer to publish
@@ -1257,7 +1282,9 @@ async def test_what_another_ingress_found_of_its_keys_is_not_believed_of_ones_ow
                 return bool(answer.headers["x-pointsman-knowledge"] == "exact")
 
         agrees = secret == "pointsman-development"
-        await eventually(is_exact if agrees else lambda: key_probe.KEYS_PART in world.board.lacks)
+        await eventually(
+            is_exact if agrees else lambda: "check secret" in world.board.lacks.get(key_probe.KEYS_PART, "")
+        )
         exact, lacks, verdicts = await is_exact(), world.board.lacks, await _verdicts(world)
         publishing.cancel()
 

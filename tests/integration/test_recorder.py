@@ -17,6 +17,7 @@ import pytest
 import sqlalchemy as sa
 import structlog
 from msgspec.structs import replace
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.util import greenlet_spawn
@@ -755,8 +756,10 @@ async def test_a_start_waits_for_no_transaction_that_has_read_the_view_unless_it
         assert await ask(archive, "SELECT ends FROM requests") == []
 
 
-async def test_a_start_mends_a_view_whose_columns_are_the_same(postgres: str) -> None:
-    async with archive_at(postgres) as archive:
+@pytest.mark.parametrize("temporary", [True, False], ids=["may make temporary views", "may not"])
+async def test_a_start_mends_a_view_whose_columns_are_the_same(postgres: str, temporary: bool) -> None:
+    url = postgres if temporary else await _without_temporary_views(postgres)
+    async with archive_at(url) as archive:
         query = "SELECT pg_get_viewdef('requests')"
         made = await ask(archive, query)
         other = made[0][0].replace("IS NOT NULL", "IS NULL")
@@ -766,6 +769,22 @@ async def test_a_start_mends_a_view_whose_columns_are_the_same(postgres: str) ->
         await archive.prepare()
 
         assert await ask(archive, query) == made
+
+
+async def _without_temporary_views(postgres: str) -> str:
+    """URL of a database for a user who may make none."""
+    server = create_async_engine(postgres, isolation_level="AUTOCOMMIT")
+    async with server.connect() as connection:
+        for statement in (
+            "DROP DATABASE IF EXISTS plain",
+            "DROP ROLE IF EXISTS plain",
+            "CREATE ROLE plain LOGIN",
+            "CREATE DATABASE plain OWNER plain",
+            "REVOKE TEMPORARY ON DATABASE plain FROM PUBLIC, plain",
+        ):
+            await connection.execute(sa.text(statement))
+    await server.dispose()
+    return str(make_url(postgres).set(username="plain", database="plain"))
 
 
 async def test_a_view_with_other_columns_is_made_again_unless_others_depend_on_it(postgres: str) -> None:

@@ -335,7 +335,7 @@ def test_a_set_that_a_process_would_refuse_is_refused_before_any_starts(text: st
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ('[scheduler]\npolicy = "nosuch"', "scheduler: Invalid value for '--policy'"),
+        ('[scheduler]\npolicy = "nosuch"', r"scheduler: .*fleet\.toml: policy: 'nosuch' is not one of"),
         ("[engine-sim]\nblock = 3", "engine-1: .* has no setting block; did you mean block_size?"),
         ("[ingress]\nslo_ttft_seconds = 3", r"decides \[ingress\] slo_ttft_seconds itself; set slo_ttft in \[up\]"),
         ("slo_ttft_seconds = 3", r"decides slo_ttft_seconds itself; set slo_ttft in \[up\]"),

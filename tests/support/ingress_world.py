@@ -21,6 +21,7 @@ from pointsman.runtime.line_writer import Output
 from pointsman.runtime.supervision import Supervisor
 from pointsman.runtime.tracing import Tracer
 from pointsman_ingress.assembly import assembled
+from pointsman_ingress.key_probe import KEYS_PART
 from pointsman_ingress.servers import admin_server, http_server, tls_context
 from pointsman_ingress.settings import IngressSettings
 from pointsman_lab.memory.log import MemoryBroker
@@ -127,7 +128,11 @@ async def open_world(
     admin = admin_server(settings, board, apps.admin)
     for each in (server, admin):
         stack.push_async_callback(_stop, each, asyncio.create_task(each.serve()))
-    await eventually(lambda: server.started and admin.started and (board.whole or not (engines_join and log_answers)))
+    await eventually(
+        lambda: (
+            server.started and admin.started and (set(board.lacks) <= {KEYS_PART} or not (engines_join and log_answers))
+        )
+    )
     client = await stack.enter_async_context(aiohttp.ClientSession())
     url = f"{'https' if tls else 'http'}://127.0.0.1:{server.bound_port}"
     return IngressBench(url, log, broker, scheduler, one, two, client, board, server, admin)

@@ -4,6 +4,7 @@ from functools import partial
 
 import click
 
+from pointsman.adapters.tokenizer import TokenizerLoadError
 from pointsman.runtime.environment_names import start_logs
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import Supervisor, run
@@ -36,8 +37,11 @@ def main(settings: EngineSimSettings) -> None:
 
 
 async def _serve(settings: EngineSimSettings, supervisor: Supervisor) -> None:
-    async with engine_server(settings, supervisor):
-        await supervisor.until_stopped()
+    try:
+        async with engine_server(settings, supervisor):
+            await supervisor.until_stopped()
+    except (TokenizerLoadError, OSError) as error:
+        raise click.ClickException(str(error)) from error
 
 
 if __name__ == "__main__":

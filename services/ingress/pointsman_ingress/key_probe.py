@@ -40,6 +40,7 @@ REPEAT_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
 REPEAT_WALL_SECONDS_MAX: WallSeconds = WallSeconds(600.0)  # after a mismatch or no answer
 KEYS_PART = "block keys"
 UNSALTED = "the engine ignores `cache_salt`, so that tenants share its cache, or its KV events do not tell it"
+UNPROVEN = "they are being compared with an engine's; until then answers say `degraded`"
 
 Subject = tuple[InstanceId, Epoch, Tokens]  # a new leader may change the block size
 
@@ -64,6 +65,8 @@ class KeyProber:
     """At an engine that another ingress agrees with: one at a time."""
     _disagreed: bool = field(default=False, init=False)
     """There; once may be events that were lost."""
+    _first: set[Subject] = field(default_factory=set, init=False)
+    """Probes whose first answer is awaited."""
 
     async def run(self) -> None:
         """Runs without end; one task per instance."""
@@ -90,6 +93,8 @@ class KeyProber:
         """Until the log says that the keys agree, as a verdict may be lost on its way, and ours do."""
         backoff = Backoff(REPEAT_WALL_SECONDS, REPEAT_WALL_SECONDS_MAX)
         current: Instance | None = instance
+        self._first.add(subject)
+        self._show_unproven()
         while current is not None and not (self._agrees(current) and self.pool.block_keys.proven):
             with contained("probe"):
                 verdict = await self._check_repeatedly(current) if current.serving else None
@@ -98,8 +103,23 @@ class KeyProber:
                 if current and verdict and (verdict[0] or current.serving):
                     self._conclude(current, *verdict)
             self._proving = False
+            self._answered(subject)
             await self.clock.sleep_wall(backoff.next_wait())
             current = self._current(subject)
+        self._answered(subject)
+
+    def _answered(self, subject: Subject) -> None:
+        """Or not: some engines cannot be asked."""
+        self._first.discard(subject)
+        self._show_unproven()
+
+    def _show_unproven(self) -> None:
+        if self._disagreed:
+            return
+        if self._first and not self.pool.block_keys.proven:
+            self.board.degraded(KEYS_PART, UNPROVEN)
+        else:
+            self.board.restored(KEYS_PART)
 
     def _current(self, subject: Subject) -> Instance | None:
         current = self.pool.fleet.get(subject[0], subject[1])

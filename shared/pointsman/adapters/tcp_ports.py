@@ -19,6 +19,8 @@ def why_taken(port: int, host: str = LOOPBACK) -> str:
             attempt.bind((host, port))
         except OSError as error:
             return error.strerror or str(error)
+        except (TypeError, UnicodeError):  # as of an empty label between two dots
+            return "that is no host name"
     return ""
 
 

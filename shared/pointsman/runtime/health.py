@@ -260,7 +260,7 @@ class HttpServer(uvicorn.Server):
             else:
                 sockets = listening(config.backlog, **where)
                 server = TlsServer(sockets, create, self._tls, shutdown_seconds=self._limits.send_seconds)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise click.ClickException(
                 f"cannot listen on {config.host}:{config.port} ({error}); choose another with {self._options}"
             ) from error

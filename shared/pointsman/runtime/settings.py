@@ -72,6 +72,16 @@ class TextType(click.ParamType[str]):
         return str(value)
 
 
+class FlagType(click.types.BoolParamType):
+    """Not blank, which click takes for false: a line of an environment file that was not filled in switches nothing off."""
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool:
+        if not str(value).strip():
+            self.fail("must be true or false, not blank", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class SecretType(TextType):
     """As `block_keys.KeyChain` takes it, and the same whether it came by a flag, a variable or a file."""
 
@@ -80,7 +90,11 @@ class SecretType(TextType):
     @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         secret = super().convert(value, param, ctx).strip()
-        if (size := len(secret.encode())) > SECRET_BYTES_MAX:
+        try:
+            size = len(secret.encode())
+        except UnicodeEncodeError:
+            self.fail("is not UTF-8", param, ctx)
+        if size > SECRET_BYTES_MAX:
             self.fail(f"has {size} bytes, and may have {SECRET_BYTES_MAX}, as of openssl rand -hex 32", param, ctx)
         return secret
 
@@ -127,6 +141,7 @@ class ConfigType(click.Path):
 
 NUMBERS: dict[Any, Callable[[Bounds], click.ParamType[Any]]] = {int: Whole, float: Finite}
 TEXT = TextType()
+FLAG = FlagType()
 SECRET = SecretType()
 NATS = NatsType()
 
@@ -312,7 +327,7 @@ def _kind(f: Field[Any], hint: Any) -> Any:
         return click.Choice(f.metadata["choices"])
     if hint in NUMBERS:
         return NUMBERS[hint](bounds_of(f.metadata))
-    return None if hint is bool else f.metadata["form"] or hint
+    return FLAG if hint is bool else f.metadata["form"] or hint
 
 
 class SecretOption(click.Option):
@@ -356,15 +371,15 @@ def _load(context: click.Context, path: Path | None, table: str) -> Path | None:
         if isinstance(parameter, click.Option) and parameter.name != CONFIG
     }
     file = read_settings_file(path, table, known)
-    context.default_map = {key: _value_of_file(path, known[key], value) for key, value in file.merged.items()}
+    context.default_map = {key: _value_of_file(context, path, known[key], value) for key, value in file.merged.items()}
     context.meta[OVERRIDING] = [
         str(known[key].envvar) for key in file.table if known[key].resolve_envvar_value(context) is not None
     ]
     return path
 
 
-def _value_of_file(path: Path, option: click.Option, value: Any) -> Any:
-    """As click takes it, which would read a list as a text. Raises click.BadParameter for another kind of value."""
+def _value_of_file(context: click.Context, path: Path, option: click.Option, value: Any) -> Any:
+    """As click takes it, which would read a list as a text. Raises click.BadParameter, which names the file, not a variable."""
     if option.multiple:
         is_kind, kind = _are_texts(value), "a list of texts in quotes"
     elif option.is_flag:
@@ -377,7 +392,15 @@ def _value_of_file(path: Path, option: click.Option, value: Any) -> Any:
         is_kind, kind = isinstance(value, str) or type(value) is int, "a text in quotes"
     if not is_kind:
         raise click.BadParameter(f"{path}: {option.name} must be {kind}")
-    return [value] if option.multiple and isinstance(value, str) else value
+    if option.multiple and isinstance(value, str):
+        value = [value]
+    elif kind == "a text in quotes":
+        value = str(value)
+    try:
+        option.type_cast_value(context, value)
+    except click.BadParameter as error:
+        raise click.BadParameter(f"{path}: {option.name}: {error.message}") from error
+    return value
 
 
 def _are_texts(value: Any) -> bool:

@@ -2,6 +2,7 @@
 a misspelt key would leave a default in force, such as an ingress without keys. It does not read values; click does."""
 
 import json
+import os
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ def read_settings_file(path: Path, table: str, known: Collection[str]) -> FileSe
     """`known`: settings of the process. Of a directory all `*.toml` count, the last wins. Raises click.BadParameter."""
     top: dict[str, Any] = {}
     own: dict[str, Any] = {}
-    for file in sorted(path.glob("*.toml")) if path.is_dir() else [path]:
+    for file in sorted(path.glob("*.toml")) if os.path.isdir(path) else [path]:  # noqa: PTH112 - a name may be too long
         content = _content(file)
         for key, value in content.items():
             _check(file, key, value, tables=TABLES | {table}, settings=SETTINGS.union(known))

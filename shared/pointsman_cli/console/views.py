@@ -150,7 +150,7 @@ class RequestView(View, frozen=True, kw_only=True):
 
 
 class RequestsView(View, frozen=True, kw_only=True):
-    """Newest arrival first, or longest TTFT if the slowest were asked for. `kept`: requests in memory, of which
+    """Newest arrival first, or longest wait if the slowest were asked for. `kept`: requests in memory, of which
     `matching` fit the filter. `requests` are a page of them."""
 
     requests: list[RequestView]

@@ -72,7 +72,11 @@ def _opened(place: str | None, pool: str | None) -> History:
         raise HistoryError(f"there is no file {place}; name an archive, an exported bundle, a data directory or a URL")
     if _begins_with(path, SQLITE_MAGIC):
         return _archive(f"sqlite:///{path}", pool)
-    return BundleHistory(path)
+    bundle = BundleHistory(path)
+    known = bundle.header.pool
+    if pool is not None and known and pool not in (known, bundle.header.identity):
+        raise HistoryError(f"{place} is a log of the pool {known}, not of {pool}")
+    return bundle
 
 
 def _archive(url: str, log: str | None) -> History:

@@ -22,7 +22,6 @@ from pointsman.policies.setting_text import SettingTextError
 from pointsman_cli.history.progress import shown
 from pointsman_cli.history.sources import History, HistoryError, open_history
 from pointsman_cli.history.time_options import moment_in
-from pointsman_cli.interruption import interruptible
 from pointsman_cli.options import (
     CONTEXT,
     DIRECTORY,
@@ -117,8 +116,7 @@ def what_if_command(
     draw = drawing(console, plot, "ttft_cdf", "timeline", "prompt_lengths") if plot else None
     with open_history(place, pool) as history:
         record = _read(history, since, until, warmup)
-        with interruptible():
-            done = _simulated(record, change)
+        done = _simulated(record, change)
         sides = (done.recorded, done.again, done.changed[0])
         print_json(_json(record, sides, done.calibration)) if as_json else _show(
             console, record, sides, done.calibration

@@ -256,6 +256,7 @@ def test_a_template_can_refuse_but_not_reach_out(tmp_path: Path) -> None:
 def test_a_directory_without_a_usable_tokenizer_says_which_file(tmp_path: Path) -> None:
     with pytest.raises(TokenizerLoadError, match=r"tokenizer\.json"):
         Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(backend_json("byte_level"))
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(TokenizerLoadError, match=r"tokenizer_config\.json"):
         Tokenizer.load(tmp_path)

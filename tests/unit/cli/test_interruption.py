@@ -38,6 +38,27 @@ def test_ctrl_c_is_no_success_of_a_command_that_had_an_end(
     assert CliRunner().invoke(main, arguments).exit_code == code
 
 
+@pytest.mark.parametrize(
+    ("command", "begins"),
+    [
+        ("keys list", "pointsman_cli.keys.fleet_settings"),
+        ("tenants show", "pointsman_cli.tenants.fleet_settings"),
+        ("doctor", "pointsman_cli.doctor.command.open_history"),
+    ],
+)
+def test_ctrl_c_before_a_command_has_begun_is_no_success_and_no_error_of_it(
+    command: str, begins: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def now(*_arguments: object, **_options: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(begins, now)
+
+    told = CliRunner().invoke(main, command.split())
+
+    assert (told.exit_code, told.output) == (130, "")
+
+
 SILENT_DNS = """
 import os, signal, socket, time
 def getaddrinfo(*_, **__):

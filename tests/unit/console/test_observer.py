@@ -40,7 +40,8 @@ from pointsman_cli.console.log.observer import Observer
 from pointsman_cli.console.log.recent_requests import RecentRequests
 from pointsman_cli.console.log.request_counts import Figures
 from pointsman_cli.console.log.size_history import Spaced
-from tests.support.events import arrived, finished, given_up, given_up_before_each_end, joined, no_instance
+from pointsman_cli.console.pages.health import Verdict, requests_verdict
+from tests.support.events import arrived, finished, first_token, given_up, given_up_before_each_end, joined, no_instance
 from tests.support.ingress_clock import with_ingress_clock
 from tests.support.recorded_log import SETTINGS, RecordedFleet
 from tests.support.served_log import ServedLog
@@ -318,12 +319,38 @@ def test_a_filter_shows_what_it_names_and_counts_the_rest() -> None:
 def test_the_slowest_are_those_of_all_that_are_remembered() -> None:
     observer = observed(recorded(1))
     every = requests_view(observer, RequestFilter(limit=10_000))
-    slowest = sorted([row.ttft for row in every.requests if row.ttft is not None], reverse=True)
+    waits = [row.e2e if row.ttft is None else row.ttft for row in every.requests]
+    slowest = sorted([wait for wait in waits if wait is not None], reverse=True)
 
     shown = requests_view(observer, RequestFilter(slowest=True, limit=3))
 
-    assert [row.ttft for row in shown.requests] == slowest[:3]
+    assert [row.e2e if row.ttft is None else row.ttft for row in shown.requests] == slowest[:3]
     assert shown.matching == len(slowest)
+
+
+def test_the_slowest_are_also_those_that_had_no_first_token() -> None:
+    """Nor what a leader assumed as the first token of an answer that is not streamed."""
+    stamp = Stamp(term=Term(0), number=1, as_of=0)
+    events: list[LogEvent] = [
+        *(arrived(name, at=0.0, arrived_at=0.0) for name in ("open", "quick", "held", "whole", "cut")),
+        arrived("early", at=0.0, arrived_at=3600.0, sent_at=3600.0),  # of a clock that is ahead
+        finished("quick", "engine-1", at=0.5),
+        replace(first_token("whole", "engine-1", at=0.1, prefill=0.1), ttft=0.1, stamp=stamp),
+        replace(first_token("cut", "engine-1", at=0.2, prefill=0.2), ttft=0.2),
+        *(RequestFailed(at=50.0, request=RequestId(name), reason="r", status=502) for name in ("whole", "cut")),
+        RequestFailed(at=3640.0, request=RequestId("early"), reason="r", status=502),
+        no_instance("held", at=60.0),
+    ]
+    observer = Observer(State(SETTINGS))
+    for sequence, event in enumerate(events, 1):
+        observer.apply(LogEntry(sequence, "pm.p.request", b"", event))
+
+    view = requests_view(observer, RequestFilter(slowest=True))
+
+    assert [row.request for row in view.requests] == ["held", "whole", "early", "quick", "cut"]
+    assert requests_verdict(view, slowest=True) == Verdict(
+        "serious", "Rejected after 60.00 s: the slowest of 5 requests, its SLO is 5.00 s.", [], "Unserved"
+    )
 
 
 def test_the_fleet_counts_the_requests_in_flight() -> None:

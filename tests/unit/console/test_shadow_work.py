@@ -11,21 +11,30 @@ from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.analysis.shadow import SHADOWS_MAX, Shadow, ShadowSummary
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import LeaderElected
 from pointsman.policies.policy_set import policy_set
-from pointsman.primitives import PoolName, WallSeconds
+from pointsman.ports import LogEntry
+from pointsman.primitives import PoolName, Term, WallSeconds
 from pointsman.state.state import State
 from pointsman_cli.console.jobs import shadow_work
 from pointsman_cli.console.jobs.shadow_work import shadow_of, simulate
 from pointsman_cli.console.log.metrics import ShadowMetrics
+from pointsman_cli.console.pages.shadow_page import shadowed
+from pointsman_cli.console.pages.shadow_page import verdict as shadow_verdict
+from pointsman_cli.console.views import ShadowsView
 from tests.support.recorded_log import SETTINGS, RecordedFleet
 
 
-def followed(texts: Sequence[str]) -> tuple[Shadow, ShadowSummary]:
+def followed(texts: Sequence[str], *last: LogEvent) -> tuple[Shadow, ShadowSummary]:
     state = State(SETTINGS)
     made = shadow_of(texts)
     assert made is not None
     shadow = made(state)
-    for entry in RecordedFleet(policy_set(routing="pointsman"), seed=5).live(300).write_all().entries:
+    entries = list(RecordedFleet(policy_set(routing="pointsman"), seed=5).live(300).write_all().entries)
+    for event in last:
+        entries.append(LogEntry(entries[-1].sequence + 1, "pm.p.leader", b"", event))
+    for entry in entries:
         state.apply_entry(entry)
         shadow.apply(entry)
     shadow.finish()
@@ -56,6 +65,17 @@ def test_metrics_count_each_decision_once() -> None:
         tokens = REGISTRY.get_sample_value("pointsman_shadow_cached_tokens_total", labels | {"side": "shadow"})
         assert tokens == report.total.shadow_cached_tokens
     assert summary.shadows[0].total.other > 0
+
+
+def test_the_page_says_why_a_policy_cannot_decide_in_this_term() -> None:
+    elected = LeaderElected(at=900.0, term=Term(9), scheduler="s", as_of=0, policy="of_tomorrow", settings={"a": 1.0})
+
+    _, summary = followed(["round_robin"], elected)
+    [shown] = shadowed(summary, speed=1.0)
+
+    assert "of_tomorrow" in shown.problem
+    assert shown.report.total.decided, "before"
+    assert shown.problem in shadow_verdict(ShadowsView(policy="of_tomorrow", summary=summary)).sentence
 
 
 class Worked:

@@ -222,6 +222,27 @@ def test_a_reader_that_begins_with_a_later_join_is_told_of_the_drain_again(leavi
     assert pool.proven
 
 
+@pytest.mark.parametrize("leaving", [False, True])
+def test_a_reader_is_told_of_a_changed_role_and_of_the_drain_behind_it(leaving: bool) -> None:
+    pool = Pool()
+    pool.drains(P1, 1.0, "decode")
+    pool.changes(1.1)
+    pool.decides(pool.dispatcher.drain(P1, "asked", 2.0, leaving=leaving, by="alice"))
+    pool.happens(join_again(P1, "prefill", 2))
+    read_from = len(pool.log) - 1
+
+    told = pool.decides(pool.dispatcher.repeat_roles_and_drains([P1, P2], 5.1))
+    later = State(PoolSettings())
+    for entry in pool.log[read_from:]:
+        later.apply_entry(entry)
+
+    assert [type(event) for event in told] == [InstanceRoleChanged, InstanceDraining]
+    for state in (pool.state, later):
+        known = state.fleet[P1]
+        assert (known.role, known.draining, known.leaving) == ("decode", True, leaving)
+    assert pool.proven
+
+
 @given(
     announced=st.sampled_from(["prefill", "decode", "both"]),
     switching=st.booleans(),

@@ -55,6 +55,7 @@ def settled(*arguments: str, **variables: str) -> OrchestraSettings:
         ("--speed", "1e31", "must be a finite number, not 1e+31"),
         ("--pool", "A b", "lower-case letters"),
         ("--secret", "s" * 65, "has 65 bytes, and may have 64"),
+        ("--secret", "s\udcff", "is not UTF-8"),
         ("--nats", "nats://[::1:4222", "is no URL such as nats://host:4222"),
         ("--nats", "nats://a:4222,nats://b:port", "is no URL such as nats://host:4222"),
         ("--nats", "http://a:4222", "is no URL such as nats://host:4222"),
@@ -266,12 +267,24 @@ def test_an_empty_secret_is_refused_from_a_file_too(tmp_path: Path) -> None:
         ("speed = true", "true is not a number"),
         ("speed = nan", "must be a finite number, not nan"),
         ("speed = inf", "must be a finite number, not inf"),
+        ('encore = " "', "must be true or false, not blank"),
     ],
 )
-def test_a_number_of_a_file_is_not_rounded_to_one_that_fits(tmp_path: Path, content: str, complaint: str) -> None:
+def test_a_value_of_a_file_that_does_not_fit_is_refused_with_the_name_of_the_file(
+    tmp_path: Path, content: str, complaint: str
+) -> None:
     (tmp_path / "fleet.toml").write_text(content)
 
     result, settings = run("--config", str(tmp_path / "fleet.toml"))
 
     assert settings is None
-    assert complaint in result.output
+    assert f"{tmp_path / 'fleet.toml'}: {content.split()[0]}: {complaint}" in result.output
+
+
+@pytest.mark.parametrize(("given", "meant"), [("", False), ("on", True), ("0", False)])
+def test_a_switch_in_the_environment_is_off_only_where_something_says_so(given: str, meant: bool) -> None:
+    result, settings = run(POINTSMAN_ENCORE=" ")
+
+    assert settled(POINTSMAN_ENCORE=given).encore == meant
+    assert settings is None
+    assert "'POINTSMAN_ENCORE'): must be true or false, not blank" in result.output

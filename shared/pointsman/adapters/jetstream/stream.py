@@ -121,6 +121,7 @@ class Stream:
                 answer = await self._request("STREAM.INFO", refusal=answer.error)
         if answer.error is not None:
             raise LogUnavailableError(self._refusal(answer.error))
+        self._check_ours(answer.config)
         changes = self._lacking(answer.config) if self._creates else {}
         refused: list[str] = []
         if changes:
@@ -136,6 +137,15 @@ class Stream:
         return (
             f"{error.description}: a new log reserves {reserved:g} GiB (--log-bytes-max) of the server's max_file_store"
         )
+
+    def _check_ours(self, found: dict[str, Any]) -> None:
+        """Raises LogUnavailableError: what others keep under our name is neither read nor changed."""
+        subjects = found.get("subjects", [])
+        if subjects and not any(subject.startswith((f"{SUBJECT_ROOT}.", "*", ">")) for subject in subjects):
+            kept = ", ".join(map(str, subjects[:3]))
+            raise LogUnavailableError(
+                f"the stream {self.name} is another's, with {kept}: remove it, or choose another pool or nats-server"
+            )
 
     def _lacking(self, found: dict[str, Any]) -> dict[str, Any]:
         """What takes nothing away: subjects of new events, compression, direct reads, and a larger size or age that was
@@ -174,6 +184,7 @@ class Stream:
         known = self._newest
         answer = await self._request("STREAM.INFO")
         if answer.error is None:
+            self._check_ours(answer.config)
             return self._caught_up(answer, known)
         if answer.error.err_code == STREAM_NOT_FOUND:
             raise LogMissingError(f"there is no stream {self.name}")

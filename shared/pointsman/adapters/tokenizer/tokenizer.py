@@ -1,6 +1,7 @@
 """A model's tokenizer. Of its chat templates, the default and the one for tools are used, as in engines."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -52,10 +53,10 @@ class Tokenizer:
     @classmethod
     def load(cls, directory: Path, *, cached_tokens_max: int = CACHED_TOKENS_MAX) -> Self:
         """Blocks, up to a second. Raises TokenizerLoadError."""
-        config = _json_file(directory / "tokenizer_config.json", missing={})
         path = directory / "tokenizer.json"
-        if not path.is_file():
+        if not os.path.isfile(path):  # noqa: PTH113 - its name may be too long
             raise TokenizerLoadError(f"there is no {path}: give the directory of the model, not its name on a hub")
+        config = _json_file(directory / "tokenizer_config.json", missing={})
         try:
             backend = Backend.from_file(str(path))
         except Exception as error:  # the backend raises bare Exception

@@ -128,20 +128,21 @@ def change_roles(turn: Turn) -> None:
 
 def repeat_roles_and_drains(turn: Turn, instances: Iterable[InstanceId]) -> None:
     """Drains, and roles that workers do not announce: a reader that begins behind the decision, which the log may have dropped,
-    knows the announcement alone. Not a role of one that drains, as the event would end that, nor drains for a role, which
-    last seconds."""
+    knows the announcement alone. A role comes before the drain, which it ends. Not drains for a role, which last seconds, nor the
+    role of one that drains so."""
     for instance in instances:
         known = turn.state.fleet.get(instance)
         if known is None or known.becomes:
             continue
-        if known.draining:
-            _decide_drain(turn, known, "it drains already", leaving=known.leaving)
-        elif known.role != known.announced_role:
+        draining, leaving = known.draining, known.leaving
+        if known.role != known.announced_role:
             turn.decide(
                 InstanceRoleChanged(
                     at=turn.now, stamp=turn.stamp, instance=instance, epoch=known.epoch, role=known.role
                 )
             )
+        if draining:
+            _decide_drain(turn, known, "it drains already", leaving=leaving)
 
 
 def _decide_drain(

@@ -42,8 +42,8 @@ TENANTS_SHOWN = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFilter:
-    """`q`: part of an id. `late`: only those that were late or not served. `slowest`: longest TTFT first, instead of newest
-    first; only those with a first token. `before`: of the log's entries."""
+    """`q`: part of an id. `late`: only those that were late or not served. `slowest`: longest wait first, for a
+    first token or else for an end, instead of newest first; not those that still wait. `before`: of the log's entries."""
 
     tenant: str = ""
     instance: str = ""
@@ -60,7 +60,7 @@ class RequestFilter:
             and (not self.instance or record.instance == self.instance)
             and (not self.stage or record.stage == self.stage)
             and (not self.late or record.lateness in ("late", "unserved"))
-            and (not self.slowest or record.ttft is not None)
+            and (not self.slowest or record.waited is not None)
             and (not self.before or record.sequence < self.before)
             and (not self.q or self.q in record.id or self.q in record.client_request_id)
         )
@@ -69,7 +69,7 @@ class RequestFilter:
 def requests_view(observer: Observer, wanted: RequestFilter) -> RequestsView:
     matching = [record for record in observer.requests.newest_first() if wanted.takes(record)]
     limit = min(wanted.limit, SHOWN_MAX)
-    shown = nlargest(limit, matching, key=lambda record: record.ttft or 0.0) if wanted.slowest else matching[:limit]
+    shown = nlargest(limit, matching, key=lambda record: record.waited or 0.0) if wanted.slowest else matching[:limit]
     return RequestsView(
         requests=[request_view(observer, record) for record in shown],
         kept=len(observer.requests),

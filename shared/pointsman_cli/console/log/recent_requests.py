@@ -76,6 +76,11 @@ class RecentRequest:
         return self.end is not None and tells_of_fleet(self.end)
 
     @property
+    def waited(self) -> EngineSeconds | None:
+        """For its first token, or without one until its end."""
+        return self.ttft if self.ttft is not None or self.end is None or self.e2e is None else max(0.0, self.e2e)
+
+    @property
     def lateness(self) -> Lateness:
         if self.stage in UNSERVED:
             return "unserved" if self.judged else "left out"
@@ -182,7 +187,8 @@ class RecentRequests:
             case HandOverRefused():
                 known.reason = event.reason
             case PrefillFinished():
-                known.stage, known.ttft, known.instance = Stage.DECODING.value, event.ttft, event.instance
+                known.stage, known.instance = Stage.DECODING.value, event.instance
+                known.ttft = event.ttft if event.stamp is None else known.ttft  # a leader's is assumed
             case RequestFinished():
                 known.stage, known.instance = FINISHED, event.instance
                 known.ttft, known.e2e, known.reason = event.ttft, event.e2e, ""

@@ -160,14 +160,14 @@ def requests_verdict(view: RequestsView, slowest: bool = False) -> Verdict:
 
 
 def _of_slowest(worst: RequestView, matching: int) -> Verdict:
-    late = worst.lateness == "late"
     objective = f", its SLO is {worst.slo_ttft:.2f} s" if worst.slo_ttft > 0 else ""
     of = f"the slowest of {matching:,} requests" if matching > 1 else "the only request that fits"
+    what, seconds = ("First token", worst.ttft) if worst.ttft is not None else (worst.stage.capitalize(), worst.e2e)
     return Verdict(
-        "warning" if late else "ok",
-        f"First token after {worst.ttft or 0.0:.2f} s: {of}{objective}.",
+        LEVELS[worst.lateness],
+        f"{what} after {max(0.0, seconds or 0.0):.2f} s: {of}{objective}.",
         [],
-        "Late" if late else "In time",
+        worst.lateness.capitalize(),
     )
 
 

@@ -43,7 +43,10 @@ QUERIES: dict[str, dict[str, tuple[Schema, str]]] = {
         "instance": (TEXT, "Placed on this instance last."),
         "stage": (TEXT, "In this stage."),
         "late": ({"type": "integer", "enum": [0, 1]}, "1: only late ones, and those that were not served."),
-        "slowest": ({"type": "integer", "enum": [0, 1]}, "1: longest TTFT first, of all that are remembered."),
+        "slowest": (
+            {"type": "integer", "enum": [0, 1]},
+            "1: longest wait first, for a first token or else an end, of all that are remembered.",
+        ),
         "q": (TEXT, "Part of the id, or of the client's id."),
         "before": (WHOLE, "That arrived before this log entry."),
         "limit": (WHOLE, "At most so many, and at most 500; 50 if not given."),

@@ -32,7 +32,7 @@ from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.open_files import raised_open_files
 from pointsman.runtime.settings import DeploymentSettings
 from pointsman.runtime.structured_logs import configure_logging
-from pointsman_cli.options import CONTEXT, COUNT, out_option
+from pointsman_cli.options import CONTEXT, COUNT, POSITIVE, out_option
 from pointsman_cli.output_file import write_json
 from pointsman_cli.terminal import table
 from pointsman_cli.up.scripts import console_script
@@ -124,9 +124,9 @@ class Bench:
 
 @click.command("following", context_settings=CONTEXT)
 @click.option("--engines", type=COUNT, default=64, show_default=True, help="Engines to follow.")
-@click.option("--seconds", type=float, default=30.0, show_default=True, help="Seconds to measure, for each way.")
+@click.option("--seconds", type=POSITIVE, default=30.0, show_default=True, help="Seconds to measure, for each way.")
 @click.option(
-    "--batches", type=float, default=10.0, show_default=True, help="Batches of KV events a second and engine."
+    "--batches", type=POSITIVE, default=10.0, show_default=True, help="Batches of KV events a second and engine."
 )
 @out_option
 def following_command(engines: int, seconds: float, batches: float, out: Path | None) -> None:

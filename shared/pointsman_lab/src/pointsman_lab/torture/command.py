@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from pointsman_cli.interruption import INTERRUPTED_EXIT_CODE
 from pointsman_cli.options import CONTEXT, COUNT, WHOLE, out_option
 from pointsman_cli.output_file import write_json
 from pointsman_cli.progress_bar import progress_bar
@@ -47,7 +48,7 @@ def torture_command(seeds: int, first: int, seed: int | None, jobs: int, keep_go
     """
     chosen = [seed] if seed is not None else range(first, first + seeds)
     console = Console(stderr=True)
-    verdicts, failed = list[Verdict](), list[Verdict]()
+    verdicts, failed, interrupted = list[Verdict](), list[Verdict](), False
     try:
         for verdict in _run(chosen, jobs=jobs, keep_going=keep_going, console=console):
             verdicts.append(verdict)
@@ -58,12 +59,13 @@ def torture_command(seeds: int, first: int, seed: int | None, jobs: int, keep_go
                 if len(failed) <= FAILURES_SHOWN_MAX:
                     _show_failure(verdict, with_trace=seed is None)
     except KeyboardInterrupt:
+        interrupted = True
         print("interrupted")
     _show_sum(verdicts, failed)
     if out is not None:
         write_json(out, [asdict(verdict) for verdict in verdicts])
-    if failed:
-        raise SystemExit(FAILED_EXIT_CODE)
+    if failed or interrupted:
+        raise SystemExit(FAILED_EXIT_CODE if failed else INTERRUPTED_EXIT_CODE)
 
 
 def _run(seeds: Iterable[int], *, jobs: int, keep_going: bool, console: Console) -> Iterator[Verdict]:
