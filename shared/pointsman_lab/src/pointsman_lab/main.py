@@ -53,6 +53,11 @@ COMMANDS = {
         "scale_command",
         "Measure a pool of many simulated instances: decisions, log, memory, take-over, start.",
     ),
+    "copies": (
+        "pointsman_lab.copies",
+        "copies_command",
+        "Measure memory and start of the processes that hold a State.",
+    ),
 }
 """Name to module, attribute, and the line of `--help`."""
 
