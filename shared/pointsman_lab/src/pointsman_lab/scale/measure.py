@@ -1,4 +1,4 @@
-"""One size of a pool: starts it, puts it under load, measures, kills its leader, starts another scheduler, and folds the log."""
+"""One size of a pool: starts it, puts it under load, measures, kills its leader, starts it again, and folds the log."""
 
 import asyncio
 import os
@@ -82,8 +82,9 @@ async def _figures(pool: Pool) -> dict[str, Any]:
         await asyncio.sleep(options.warm_seconds)
         figures = await _steady(pool)
     await pool.services.start("standby", *SCHEDULER).ready()
-    figures["start_seconds"] = await _start_another(pool)
+    await _until_checkpoint(pool)
     figures["take_over_seconds"] = await _take_over(pool)
+    figures["start_seconds"] = await _start_again(pool)
     load.rate = options.rate * ALL_SHARE
     await _start_followers(pool)
     await asyncio.sleep(options.warm_seconds)
@@ -134,9 +135,6 @@ async def _pool(options: ScaleOptions) -> AsyncIterator[Pool]:
 
 
 async def _start_followers(pool: Pool) -> None:
-    """The standby leads now."""
-    pool.services.running["leader"] = pool.services.running.pop("standby")
-    await pool.services.start("standby", *ALONE).ready()
     archive = ("--archive-url", f"sqlite+aiosqlite:///{pool.services.directory / 'archive.sqlite'}")
     for name, script, *more in FOLLOWERS:
         await pool.services.start(name, script, *more, *(archive if name == "recorder" else ())).ready()
@@ -193,16 +191,19 @@ def _processes(pool: Pool) -> dict[str, int]:
     return found
 
 
-async def _start_another(pool: Pool) -> float | None:
-    """From the start of the process until it could lead. None: there was no checkpoint to start from."""
+async def _until_checkpoint(pool: Pool) -> None:
     async with asyncio.timeout(CHECKPOINT_SECONDS_MAX):
         while not await _checkpoints(pool):  # noqa: ASYNC110 - the store tells nobody
             await asyncio.sleep(0.5)
-    service = pool.services.start("another", *SCHEDULER)
-    took = await service.ready()
-    restored = pool.services.said("another", "checkpoint_restored")
-    pool.services.kill("another")
-    return round(took, 2) if restored else None
+
+
+async def _start_again(pool: Pool) -> float | None:
+    """Starts what was killed, beside the new leader: seconds from the start of the process until it could lead. None: it
+    found no checkpoint to start from."""
+    running = pool.services.running
+    running["leader"] = running.pop("standby")
+    took = await pool.services.start("standby", *SCHEDULER).ready()
+    return round(took, 2) if pool.services.said("standby", "checkpoint_restored") else None
 
 
 async def _checkpoints(pool: Pool) -> int:
