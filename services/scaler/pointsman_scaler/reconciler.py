@@ -1,7 +1,7 @@
 """Steps from the present pool to the decided one. Stateless: steps already taken are not found again."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from pointsman.adapters.discovery.targets import rank_name
@@ -221,7 +221,7 @@ def _scale_down_candidate(
 ) -> InstanceId | None:
     """Of those allowed: a useless one, else one of a role with too many, else the least loaded; never the last of a needed
     role unless `empties`."""
-    candidates = [i for i in status.staying if i.id in allowed and (empties or not _is_needed(state, i))]
+    candidates = [i for i in status.staying if i.id in allowed and (empties or not _is_needed(state, status, i))]
     if not candidates:
         return None
     have = Counter(future_role(instance) for instance in status.staying)
@@ -243,7 +243,13 @@ def _is_usable(instance: Instance) -> bool:
     return heard and instance.serving and not instance.unschedulable and not instance.ejected
 
 
-def _is_needed(state: State, instance: Instance) -> bool:
+def _is_needed(state: State, status: PoolStatus, instance: Instance) -> bool:
+    """Whether a phase would be without an instance: in service, or at all, if this one is not in service."""
     serving = in_service(state)
-    others = {other.role for other in serving if other.id != instance.id}
-    return instance in serving and not (others & {"prefill", "both"} and others & {"decode", "both"})
+    those = serving if instance in serving else status.staying
+    return _phases(those) != _phases(other for other in those if other.id != instance.id)
+
+
+def _phases(instances: Iterable[Instance]) -> set[str]:
+    roles = {instance.role for instance in instances}
+    return {"prefill", "decode"} if "both" in roles else {str(role) for role in roles}

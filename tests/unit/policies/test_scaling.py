@@ -467,6 +467,16 @@ def test_who_alone_prefills_or_decodes_stays_unless_the_pool_is_to_be_empty() ->
     assert steps(fleet({"a": "prefill"}, a="ready", c="ready"), 1, "a c") == [Drain(InstanceId("a"))]
 
 
+@pytest.mark.parametrize("how", ["new", "suspected", "down"])
+def test_who_alone_prefills_stays_while_it_takes_no_requests(how: str) -> None:
+    """It left as a useless one, and the pool had instances that decode alone (torture seed 6000139)."""
+    roles: dict[str, Role] = {"a": "prefill", "b": "decode", "c": "decode"}
+
+    assert steps(fleet(roles, a=how, b="ready", c="ready"), 2, "a b c") == [Drain(InstanceId("b"))]
+    assert steps(fleet(roles, a=how, b="ready", c="ready"), 2, "a") == []
+    assert steps(fleet({"a": "prefill"}, a=how, b="ready", c="ready"), 2, "a b c") == [Drain(InstanceId("a"))]
+
+
 def test_what_a_person_drained_is_replaced_and_never_stopped() -> None:
     assert steps(fleet(a="drained", b="ready"), 2, "a b") == [Grow(total=3, missing=1)]
     assert steps(fleet(a="drained", b="ready"), 1, "a b") == []
