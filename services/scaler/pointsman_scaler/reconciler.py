@@ -1,7 +1,7 @@
 """Steps from the present pool to the decided one. Stateless: steps already taken are not found again."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from pointsman.adapters.discovery.targets import rank_name
@@ -244,12 +244,6 @@ def _is_usable(instance: Instance) -> bool:
 
 
 def _is_needed(state: State, status: PoolStatus, instance: Instance) -> bool:
-    """Whether a phase would be without an instance: in service, or at all, if this one is not in service."""
+    """Whether none could prefill, or none decode, without it: in service, or at all, if it is not in service itself."""
     serving = in_service(state)
-    those = serving if instance in serving else status.staying
-    return _phases(those) != _phases(other for other in those if other.id != instance.id)
-
-
-def _phases(instances: Iterable[Instance]) -> set[str]:
-    roles = {instance.role for instance in instances}
-    return {"prefill", "decode"} if "both" in roles else {str(role) for role in roles}
+    return not instance.is_replaceable(serving if instance in serving else status.staying)

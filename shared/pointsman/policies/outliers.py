@@ -131,7 +131,7 @@ class _Evaluation:
         return self._now - since >= engine_seconds(wall_seconds, self._speed)
 
     def _eject_again(self, instance: Instance, detail: str) -> Ejection | None:
-        return self._ejection(instance, "failed_probe", detail) if self._is_replaceable(instance) else None
+        return self._ejection(instance, "failed_probe", detail) if instance.is_replaceable(self._healthy) else None
 
     def _outliers(self) -> Iterator[Ejection]:
         failed, all_healthy = self._failed, self._healthy
@@ -144,7 +144,7 @@ class _Evaluation:
         for cause, instances, evidence in rules:
             for instance in instances:
                 detail = evidence(instance, self._state.outliers.record(instance.id))
-                if detail and self._is_replaceable(instance) and self._is_within_share():
+                if detail and instance.is_replaceable(self._healthy) and self._is_within_share():
                     yield self._ejection(instance, cause, detail)
 
     def _ejection(self, instance: Instance, cause: EjectionCause, detail: str) -> Ejection:
@@ -156,11 +156,6 @@ class _Evaluation:
         number = max(0, number) + 1
         seconds = min(settings.base_ejection_seconds * number, settings.max_ejection_seconds)
         return Ejection(instance, cause, detail, engine_seconds(seconds, self._speed), number)
-
-    def _is_replaceable(self, instance: Instance) -> bool:
-        roles = {other.role for other in self._healthy if other.id != instance.id}
-        prefills, decodes = bool(roles & {"both", "prefill"}), bool(roles & {"both", "decode"})
-        return (prefills or instance.role == "decode") and (decodes or instance.role == "prefill")
 
     def _is_within_share(self) -> bool:
         ejected = sum(instance.ejected or instance.half_open for instance in self._instances)

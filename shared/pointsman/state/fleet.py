@@ -173,6 +173,12 @@ class Instance:
             return Knowledge.DEGRADED
         return Knowledge.EXACT
 
+    def is_replaceable(self, by: Collection["Instance"]) -> bool:
+        """Whether others among these prefill, if it does, and decode, if it does."""
+        roles = {other.role for other in by if other.id != self.id}
+        prefills, decodes = bool(roles & {"both", "prefill"}), bool(roles & {"both", "decode"})
+        return (prefills or self.role == "decode") and (decodes or self.role == "prefill")
+
     def drains_so(self, *, leaving: bool, becomes: Role | Literal[""]) -> bool:
         """Whether such a drain would change nothing."""
         return self.draining and self.leaving == leaving and self.becomes == becomes

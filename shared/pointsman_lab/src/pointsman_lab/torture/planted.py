@@ -170,7 +170,7 @@ DEFECTS = (
     ),
     Defect(
         "who is left to serve is not asked for",
-        '        return (prefills or instance.role == "decode") and (decodes or instance.role == "prefill")\n',
+        '        return (prefills or self.role == "decode") and (decodes or self.role == "prefill")\n',
         "        return prefills or decodes or True\n",
     ),
     Defect(
