@@ -128,8 +128,8 @@ class LogExtent:
 
 @dataclass(slots=True)
 class Fence:
-    """A leader's right to write decisions, valid until the next LeaderElected. Once `broken` has a reason, unwritten
-    events are dropped."""
+    """A leader's right to write decisions, valid until the next LeaderElected, or until the log has lost what the leader
+    has read. Once `broken` has a reason, unwritten events are dropped."""
 
     elected: Sequence
     """Sequence of its LeaderElected."""
@@ -178,8 +178,9 @@ class EventLog(Protocol):
         return NONE_UNCONFIRMED
 
     async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:
-        """Store a LeaderElected if the newest one is at `after` (0: there is none). Raises ElectionLostError,
-        LogUnavailableError."""
+        """Store a LeaderElected if the newest one is at `after` (0: there is none). After each reconnection, and before
+        anything is written, the fence is broken if the log no longer has the last entry that was read. Raises
+        ElectionLostError, LogUnavailableError."""
         ...
 
     async def flush(self, timeout: WallSeconds) -> bool:

@@ -1,6 +1,7 @@
 """What a leader relies on, in memory as over a real nats-server: the lease, elections, fences, checkpoints."""
 
 import asyncio
+from contextlib import aclosing
 
 import pytest
 
@@ -124,6 +125,39 @@ async def test_a_leader_whose_election_was_dropped_by_retention_writes_on(world:
         assert last == 32
         again = await client.log.elect(elected(2), after=0)
         assert again.elected == last + 1
+
+
+async def test_what_rests_on_an_entry_that_a_power_cut_took_is_not_stored(world: LogWorld) -> None:
+    async with world.client("leader") as leader, world.client("worker") as worker:
+        fence = await leader.log.elect(elected(1), after=0)
+        await world.remember()
+        await worker.log.append(joined("a"))
+        async with aclosing(leader.log.read()) as reading:  # type: ignore[type-var]
+            assert [await anext(reading), await anext(reading)]
+            await world.go_back()
+            worker.log.append_soon(joined("b"))
+            leader.log.append_soon(decision(1, 1), fence)
+            await world.start()
+            assert await worker.log.flush(WallSeconds(5))
+            assert await leader.log.flush(WallSeconds(5))
+
+        assert await events_in(worker.log) == [elected(1), joined("b")]
+        assert "lost entry 2" in fence.broken
+
+
+async def test_a_crash_that_loses_nothing_leaves_the_leader_its_right(world: LogWorld) -> None:
+    async with world.client("leader") as leader, world.client("worker") as worker:
+        fence = await leader.log.elect(elected(1), after=0)
+        await worker.log.append(joined("a"))
+        async with aclosing(leader.log.read()) as reading:  # type: ignore[type-var]
+            assert [await anext(reading), await anext(reading)]
+            await world.stop()
+            leader.log.append_soon(decision(1, 1), fence)
+            await world.start()
+            assert await leader.log.flush(WallSeconds(5))
+
+        assert await events_in(leader.log) == [elected(1), joined("a"), decision(1, 1)]
+        assert not fence.broken
 
 
 async def test_nobody_is_elected_while_the_log_is_away(world: LogWorld) -> None:

@@ -93,6 +93,10 @@ class DirectStream:
         """First message on a subject from `start` on. Raises StoreUnavailableError."""
         return await self._get({"seq": start, "next_by_subj": subject})
 
+    async def at(self, sequence: Sequence) -> Found | None:
+        """Raises StoreUnavailableError."""
+        return await self._get({"seq": sequence})
+
     async def purge(self, subject: str) -> None:
         """Raises StoreUnavailableError."""
         request = json.dumps({"filter": subject}).encode()

@@ -61,6 +61,8 @@ class JetStreamLog(EventLog):
         self._elections = elections
         self._pool = pool
         self._listener = listener
+        self._fence: Fence | None = None
+        self._last_read: LogEntry | None = None
         self._stream_unverified = asyncio.Event()
         self._writes = WriteWindow(
             connection,
@@ -111,11 +113,13 @@ class JetStreamLog(EventLog):
     @override
     async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:
         try:
-            return Fence(await self._elections.write_once(subject_of(self._pool, event), encode(event), after=after))
+            elected = await self._elections.write_once(subject_of(self._pool, event), encode(event), after=after)
         except RevisionTakenError as error:
             raise ElectionLostError(str(error)) from error
         except (UnwritableError, StoreUnavailableError) as error:
             raise LogUnavailableError(str(error)) from error
+        self._fence = Fence(elected)
+        return self._fence
 
     @override
     async def flush(self, timeout: WallSeconds) -> bool:
@@ -132,7 +136,9 @@ class JetStreamLog(EventLog):
         reader = self._reader(start, kinds, at_end)
         try:
             while True:
-                yield await reader.next()
+                found = await reader.next()
+                self._note_read(found)
+                yield found
         finally:
             await reader.close()
 
@@ -154,7 +160,9 @@ class JetStreamLog(EventLog):
         while self._connection.connected:
             try:
                 extent, differences, replicas = await self._stream.ensure()
-            except LogUnavailableError as error:
+                if self._fence is not None and not self._fence.broken:
+                    self._fence.broken = await self._lost()
+            except (LogUnavailableError, StoreUnavailableError) as error:
                 self._listener.log_missing(str(error))
                 self._writes.resume()  # we may have the right to write and none to ask
                 await asyncio.sleep(float(backoff.next_wait()))
@@ -165,6 +173,23 @@ class JetStreamLog(EventLog):
             self._listener.log_ready(extent.identity)
             self._writes.resume()
             return
+
+    def _note_read(self, found: LogEntry | LogReset) -> None:
+        if isinstance(found, LogReset):
+            self._last_read = None
+        elif self._last_read is None or found.sequence > self._last_read.sequence:
+            self._last_read = found
+
+    async def _lost(self) -> str:
+        """Why what was read is no longer all in the log: a power cut took its last entries, and others may have got their
+        sequences before the readers look. Raises LogUnavailableError, StoreUnavailableError."""
+        read = self._last_read
+        if read is None or read.sequence < (await self._stream.extent()).first:
+            return ""
+        stored = await self._elections.at(read.sequence)
+        if stored is not None and stored.subject == read.subject and read.payload in (stored.payload, b""):
+            return ""
+        return f"the log has lost entry {read.sequence}, which was read"
 
     def _on_change(self, connected: bool) -> None:
         if connected:

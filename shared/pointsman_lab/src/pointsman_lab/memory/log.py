@@ -182,6 +182,27 @@ class MemoryBroker:
                 waiter.set_result(None)
 
 
+class Continuity:
+    """Of one process: whether the log still has what it has read. Its fence breaks where not."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self._broker = broker
+        self._read: tuple[Sequence, _Stored | None] = (0, None)
+        self.fence: Fence | None = None
+
+    def note(self, found: LogEntry | LogReset) -> None:
+        if isinstance(found, LogReset):
+            self._read = (0, None)
+        elif found.sequence > self._read[0]:
+            self._read = (found.sequence, self._broker.at(found.sequence))
+
+    def check(self) -> None:
+        """After a reconnection, before anything is written."""
+        sequence, stored = self._read
+        if self.fence is not None and sequence >= self._broker.extent.first and self._broker.at(sequence) != stored:
+            self.fence.broken = self.fence.broken or f"the log has lost entry {sequence}, which was read"
+
+
 class _Writes:
     def __init__(self, broker: MemoryBroker, clock: Clock, name: str, listener: LogListener, window_max: int) -> None:
         self._broker = broker
@@ -194,6 +215,7 @@ class _Writes:
         self._held_since = 0.0
         self._lost = 0
         self._lost_reason = ""
+        self.continuity = Continuity(broker)
         self.idle = asyncio.Event()
         self.idle.set()
 
@@ -235,6 +257,7 @@ class _Writes:
         return sequence
 
     def resume(self) -> None:
+        self.continuity.check()
         while self._held:
             self._write_or_lose(*self._held.popleft())
         self.mark_loss()
@@ -292,9 +315,11 @@ class MemoryLog(EventLog):
         if not self._broker.available:
             raise LogUnavailableError("the broker is away")
         try:
-            return Fence(self._broker.elect(event, after))
+            fence = Fence(self._broker.elect(event, after))
         except UnwritableError as error:
             raise LogUnavailableError(str(error)) from error
+        self._writes.continuity.fence = fence
+        return fence
 
     @override
     async def flush(self, timeout: WallSeconds) -> bool:
@@ -327,6 +352,7 @@ class MemoryLog(EventLog):
                 self._listener.reset(found.reason)
             elif found.event is None:
                 self._listener.undecodable(found.subject, found.problem)
+            self._writes.continuity.note(found)
             yield found
 
 

@@ -23,6 +23,7 @@ from pointsman.ports import (
 )
 from pointsman.ports import Link as Ports
 from pointsman.primitives import EngineSeconds, RequestId, Sequence, Term, WallSeconds
+from pointsman_lab.memory.log import Continuity
 from pointsman_lab.torture.network import DELAY_MEANS_MAX, IDEAL, Network
 
 ACK_SECONDS_MAX = 1.0
@@ -50,6 +51,7 @@ class Link:
         self.connected = network.broker.available
         self.on_failure = on_failure
         self.window = _Window(self, window_max)
+        self.continuity = Continuity(network.broker)
         self.ports: Ports
         self.term = Term(0)
         self._answered: dict[RequestId, tuple[Term, Term]] = {}
@@ -83,7 +85,7 @@ class Link:
 
     def connection_lost(self) -> None:
         chance = self.network.chance
-        self.network.loop.outside(chance.uniform(0.0, NOTICE_SECONDS_MAX), self._notice)
+        self.network.loop.outside(chance.uniform(0.0, NOTICE_SECONDS_MAX), self.connection_reset)
 
     def connection_restored(self) -> None:
         self.network.loop.outside(self.network.chance.uniform(0.0, 1.0), self._reconnect)
@@ -143,7 +145,8 @@ class Link:
         except TimeoutError as error:
             raise StoreUnavailableError("the store does not answer") from error
 
-    def _notice(self) -> None:
+    def connection_reset(self) -> None:
+        """Notices it, unless the server is there again."""
         if self.open or not self.connected:
             return
         self.connected = False
@@ -156,6 +159,7 @@ class Link:
         if not self.open:
             return
         self.connected = True
+        self.continuity.check()
         self.window.resume()
         self._found_again.set()
 

@@ -80,7 +80,9 @@ class SimulatedLog(EventLog):
 
     @override
     async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:
-        return Fence(await self._written(event, after))
+        fence = Fence(await self._written(event, after))
+        self._link.continuity.fence = fence
+        return fence
 
     async def _written(self, event: LogEvent, elected_after: Sequence | None) -> Sequence:
         done: asyncio.Future[Sequence] = asyncio.get_running_loop().create_future()
@@ -118,6 +120,7 @@ class SimulatedLog(EventLog):
         loop = asyncio.get_running_loop()
         fresh_at = -1.0
         async for found in self._stored.read(start, kinds=kinds, at_end=at_end):
+            self._link.continuity.note(found)
             if loop.time() != fresh_at or not self._link.reaches_log:
                 await self._link.one_delay()
                 fresh_at = loop.time()
