@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pointsman.adapters.jetstream.producer import SILENCE_LATENCIES, SILENCE_SECONDS_MAX, UNCONFIRMED_SECONDS_MAX
 from pointsman.adapters.jetstream.write_queue import next_allowance
 from pointsman.contracts.codec import LogEvent, decode_command
-from pointsman.contracts.commands import RouteGranted
+from pointsman.contracts.commands import FollowAnswered, RouteGranted
 from pointsman.contracts.decisions import WritesLost
 from pointsman.ports import (
     NONE_UNCONFIRMED,
@@ -22,7 +22,7 @@ from pointsman.ports import (
     UnconfirmedWrites,
 )
 from pointsman.ports import Link as Ports
-from pointsman.primitives import EngineSeconds, RequestId, Sequence, Term, WallSeconds
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Sequence, Term, WallSeconds
 from pointsman_lab.memory.log import Continuity
 from pointsman_lab.torture.network import DELAY_MEANS_MAX, IDEAL, Network
 
@@ -56,6 +56,8 @@ class Link:
         self.term = Term(0)
         self._answered: dict[RequestId, tuple[Term, Term]] = {}
         """By request: term of the last answer, and the newest term known then."""
+        self.rebound: set[tuple[RequestId, InstanceId]] = set()
+        """Redispatched requests and their new instances, as told: a leader tells it before the log has it."""
         self._waiting: list[asyncio.Future[bytes]] = []
         self._found_again = asyncio.Event()
 
@@ -96,6 +98,8 @@ class Link:
             command = decode_command(payload)
             if isinstance(command, RouteGranted):
                 self._answered[command.request] = (command.term, self.term)
+            elif isinstance(command, FollowAnswered):
+                self.rebound |= {(grant.request, grant.instance) for grant in command.rebound}
 
     def stale_answer(self, request: RequestId) -> str:
         """Why the answer on which this ingress dispatches a request is stale, or ""."""

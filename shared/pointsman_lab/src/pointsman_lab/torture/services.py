@@ -2,6 +2,7 @@
 sockets."""
 
 import asyncio
+from itertools import pairwise
 from typing import cast
 
 import aiohttp
@@ -157,9 +158,10 @@ class IngressProcess(HttpProcess):
     def takes_traffic(self) -> bool:
         return self.app is not None and self.run is not None and self.run.board.ready
 
-    def _was_rebound_from(self, host: str, request: RequestId) -> bool:
+    def _was_rebound_from(self, host: str, request: RequestId, tried: list[str]) -> bool:
         """A redispatched request may return to an engine that had not failed it."""
-        return any(
+        told = ((request, InstanceId(after)) in self.link.rebound for before, after in pairwise(tried) if before == host)
+        return any(told) or any(
             isinstance(s.event, RequestMigrated)
             and s.event.rebound
             and (s.event.request, s.event.source) == (request, host)
@@ -172,9 +174,9 @@ class IngressProcess(HttpProcess):
         request = RequestId(headers.get("x-request-id", ""))
         of_here = f"{self.link.name} {request}"
         tried = self.tried.setdefault(of_here, [])
-        reached = any(not self._was_rebound_from(other, request) for other in self.connected.get(of_here, ()))
+        reached = any(not self._was_rebound_from(other, request, tried) for other in self.connected.get(of_here, ()))
         again = host in tried and reached and not self.environment.plan.split and not request.startswith(PROBES)
-        if again and not self._was_rebound_from(host, request):
+        if again and not self._was_rebound_from(host, request, tried):
             self.environment.violation(f"{self.name} sent {request} to {host} again, after {tried}")
         tried.append(host)
         heeded = self.link.stale_answer(request)
