@@ -47,7 +47,9 @@ class _Term(DecisionRules):
         self._limits = limits
         self._lapses = lapses
         self._overdue: dict[InstanceId, EngineSeconds] = {}
-        self._decided_at: EngineSeconds = 0.0
+        self._speed = float(elected.pool.get("speed", 1.0))
+        self._decided_at: tuple[EngineSeconds, EngineSeconds] = (0.0, 0.0)
+        """When the log had the last decision, and when its leader took it."""
         self._touched: dict[InstanceId, None] = {}
         """Instances at which the current turn placed, freed or granted a request."""
 
@@ -119,8 +121,12 @@ class _Term(DecisionRules):
         self._touched.clear()
 
     def _overdue_returns(self, stored: Stored) -> Iterator[str]:
-        passed, self._decided_at = sorted((0.0, stored.at - self._decided_at, PASSED_SECONDS_MAX))[1], stored.at
         assert stored.event is not None
+        before, self._decided_at = self._decided_at, (stored.at, stored.event.at / self._speed)
+        stored_since, decided_since = stored.at - before[0], self._decided_at[1] - before[1]
+        passed = max(
+            0.0, min(stored_since, decided_since, PASSED_SECONDS_MAX)
+        )  # a slow log stores at once what took seconds
         for name, known in self._model.instances.items():
             if not known.ejected or self._ejections.overdue(name, stored.event.at) <= 0:
                 self._overdue.pop(name, None)

@@ -160,7 +160,9 @@ class IngressProcess(HttpProcess):
 
     def _was_rebound_from(self, host: str, request: RequestId, tried: list[str]) -> bool:
         """A redispatched request may return to an engine that had not failed it."""
-        told = ((request, InstanceId(after)) in self.link.rebound for before, after in pairwise(tried) if before == host)
+        told = (
+            (request, InstanceId(after)) in self.link.rebound for before, after in pairwise(tried) if before == host
+        )
         return any(told) or any(
             isinstance(s.event, RequestMigrated)
             and s.event.rebound
