@@ -16,16 +16,9 @@ from pointsman.primitives import InstanceId, WallSeconds, engine_seconds
 from pointsman.runtime.telemetry import REQUEST_RETRIES
 from pointsman_ingress.context import RequestContext
 from pointsman_ingress.engine.answer import EngineFailedError
+from pointsman_ingress.http import errors
 from pointsman_ingress.http.call import HttpExchange, RequestIds
-from pointsman_ingress.http.errors import (
-    ApiError,
-    Header,
-    engine_failed,
-    no_place,
-    rejected,
-    request_too_large,
-    retry_budget_spent,
-)
+from pointsman_ingress.http.errors import ApiError, Header
 from pointsman_ingress.lifecycle import RequestLifecycle
 from pointsman_ingress.placement.retry_budget import RetryTicket
 from pointsman_ingress.settings import IngressSettings
@@ -63,7 +56,7 @@ class Attempts:
             answer = await self._route()
         if answer is None:
             lifecycle.failed(FailReason.NO_PLACE, 503)
-            raise no_place()
+            raise errors.no_place()
         if isinstance(answer, RouteRejected):
             lifecycle.ended_by_leader()
             raise self.rejected(answer)
@@ -84,10 +77,10 @@ class Attempts:
             spent = command.attempt > retries_max and not self._may_hold()
         if spent:
             lifecycle.failed(FailReason.ENGINE_FAILED, 502)
-            raise engine_failed(error.public_reason) from error
+            raise errors.engine_failed(error.public_reason) from error
         if lifecycle.reached_engine and not self.ticket.claim():
             lifecycle.failed(FailReason.RETRY_BUDGET_SPENT, 503)
-            raise retry_budget_spent(error.public_reason) from error
+            raise errors.retry_budget_spent(error.public_reason) from error
         REQUEST_RETRIES.labels(self._pool.name).inc()
         excluded = [*command.excluded, failed]
         prefilled_by = lifecycle.transfer_from
@@ -115,7 +108,7 @@ class Attempts:
         self._limits = answer.limits or self._limits
         if self.context.private and answer.reason not in TENANT_LIMITS:  # other details name instances, queues
             answer = msgspec.structs.replace(answer, detail="there is no room for this request now")
-        return rejected(answer, speed=self.call.clock.speed, limit_headers=self.limit_headers())
+        return errors.rejected(answer, speed=self.call.clock.speed, limit_headers=self.limit_headers())
 
     def limit_headers(self) -> list[Header]:
         if self._limits is None:
@@ -140,7 +133,7 @@ class Attempts:
                 answer = await self._pool.scheduler.route(command, self.call.clock, owner=self.call.owner)
             except CommandTooLargeError as error:
                 self.lifecycle.failed(FailReason.REQUEST_TOO_LARGE, 413)
-                raise request_too_large() from error
+                raise errors.request_too_large() from error
             describe_answer(span, answer)
             return answer
 

@@ -29,15 +29,9 @@ from pointsman_ingress.engine.prefix_fetch import PrefixFetcher
 from pointsman_ingress.engine.refusals import lacks_endpoint, refusal_status, refused_by_engine
 from pointsman_ingress.engine.streams import StreamError
 from pointsman_ingress.engine.usage import EventFilter, Usage, usage_at_end, usage_in
+from pointsman_ingress.http import errors
 from pointsman_ingress.http.call import JSON, BodyLoan, HttpExchange, RequestIds
-from pointsman_ingress.http.errors import (
-    ApiError,
-    Header,
-    answer_too_large,
-    endpoint_not_found,
-    engine_broke_off,
-    engine_key_refused,
-)
+from pointsman_ingress.http.errors import ApiError, Header
 from pointsman_ingress.http.json_form import LIGHT_BYTES_MAX
 from pointsman_ingress.lifecycle import RequestLifecycle
 from pointsman_ingress.placement.in_flight import InFlightRequest
@@ -241,7 +235,7 @@ class Delivery:
         except EngineFailedError as error:
             if tail.error is None:
                 self._stream_failed(error)
-                await call.fail(engine_broke_off(error.public_reason), events=tail.whole_events)
+                await call.fail(errors.engine_broke_off(error.public_reason), events=tail.whole_events)
                 return
         if tail.error is not None:
             await self._end_in_error(tail.error, shown.rest(), events=tail.whole_events)
@@ -256,7 +250,7 @@ class Delivery:
         if error.blames_engine:
             failure = EngineFailedError(STREAM_FAILURE, failure="stream_reset")
             self._stream_failed(failure)
-            shown = engine_broke_off(failure.public_reason)
+            shown = errors.engine_broke_off(failure.public_reason)
         else:
             self.lifecycle.failed(FailReason.ENGINE_REFUSED, error.status)
             shown = refused_by_engine(error.status, error.data)
@@ -299,7 +293,7 @@ class Delivery:
             return await answer.whole(first, bytes_max=bytes_max, take=self._take)
         except AnswerTooLargeError as error:
             self.lifecycle.failed(FailReason.ANSWER_TOO_LARGE, 502)
-            raise answer_too_large(bytes_max) from error
+            raise errors.answer_too_large(bytes_max) from error
 
     async def _on_answer(self, answer: bytes, work: Callable[[bytes], T]) -> T:
         return await self.work.run_unless(len(answer) <= LIGHT_BYTES_MAX, self.call.owner, work, answer)
@@ -326,10 +320,10 @@ class Delivery:
         if own_key:
             log.error("engine_key_refused", instance=instance, status=status, reason=KEY_REFUSED)
             self.lifecycle.failed(FailReason.ENGINE_FAILED, 502)
-            raise engine_key_refused()
+            raise errors.engine_key_refused()
         self.lifecycle.failed(FailReason.ENGINE_REFUSED, status)
         if lacks:
-            raise endpoint_not_found(self.context.endpoint.path)
+            raise errors.endpoint_not_found(self.context.endpoint.path)
         if self.context.private:
             raise refused_by_engine(status, body, headers)
         await self.call.answer(status, body, content_type, [*headers, *self._attempts.limit_headers()])

@@ -25,21 +25,10 @@ from pointsman.primitives import PackedKeys, PoolName, WallSeconds
 from pointsman.runtime.containment import note_failure
 from pointsman.runtime.health import Receive, Scope, Send
 from pointsman_ingress.endpoints import is_json
+from pointsman_ingress.http import errors
 from pointsman_ingress.http.authentication import Authentication
 from pointsman_ingress.http.call import JSON, BodyBudget, BodyLoan, ClientGoneError, HttpExchange, RequestIds
-from pointsman_ingress.http.errors import (
-    OPENAI_ERRORS,
-    ApiError,
-    bad_request,
-    endpoint_out_of_scope,
-    internal_error,
-    no_scheduler,
-    not_json,
-    overlap_refused,
-    post_only,
-    request_too_large,
-    too_many_lookups,
-)
+from pointsman_ingress.http.errors import OPENAI_ERRORS, ApiError
 from pointsman_ingress.http.json_form import LIGHT_BYTES_MAX
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
@@ -102,7 +91,7 @@ class OverlapEndpoint:
             pass
         except Exception as error:  # noqa: BLE001 - a client may cause many: counted, logged at a bounded rate
             note_failure("overlap", error, request=call.id)
-            await call.fail(internal_error())
+            await call.fail(errors.internal_error())
         finally:
             self._at_once -= 1
             loan.end()
@@ -110,14 +99,14 @@ class OverlapEndpoint:
     async def _answer(self, call: HttpExchange, receive: Receive, loan: BodyLoan) -> OverlapAnswered:
         """Raises ApiError, ClientGoneError."""
         if call.method != "POST":
-            raise post_only()
+            raise errors.post_only()
         if not is_json(call.headers):
-            raise not_json()
+            raise errors.not_json()
         identity = await self.authentication.identity(call.headers)
         if identity is not None and PATH not in identity.endpoints:
-            raise endpoint_out_of_scope(PATH)
+            raise errors.endpoint_out_of_scope(PATH)
         if self._at_once > AT_ONCE_MAX:
-            raise too_many_lookups()
+            raise errors.too_many_lookups()
         body = await call.read_body(receive, loan, bytes_max=BODY_BYTES_MAX)
         light = len(body) <= LIGHT_BYTES_MAX
         asked = await self.work.run_unless(light, PATH, _parsed, body)
@@ -136,14 +125,14 @@ class OverlapEndpoint:
                     command_subject(pool.name, "overlap"), request, timeout=TIMEOUT_WALL_SECONDS
                 )
             except CommandTooLargeError as error:
-                raise request_too_large() from error
+                raise errors.request_too_large() from error
             except (NoResponderError, CommandTimeoutError):
                 continue
             if isinstance(answer, OverlapRefused):
-                raise overlap_refused(answer)
+                raise errors.overlap_refused(answer)
             if isinstance(answer, OverlapAnswered):
                 return answer
-        raise no_scheduler()
+        raise errors.no_scheduler()
 
 
 def _parsed(body: bytes) -> OverlapBody:
@@ -152,7 +141,7 @@ def _parsed(body: bytes) -> OverlapBody:
         asked = _bodies.decode(body)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         msg = f"The body is not as docs/overlap.md has it: {short_reason(error)}."
-        raise bad_request(msg, code="malformed_body") from error
+        raise errors.bad_request(msg, code="malformed_body") from error
     return asked
 
 
@@ -165,7 +154,7 @@ def _request(asked: OverlapBody, pool: Pool, model: Model, salt: str) -> Overlap
         ]
         return OverlapRequest(prompts=[OverlapPrompt(block_keys=packed) for packed in keys])
     except ValueError as error:
-        raise bad_request(f"The prompts cannot be looked up: {short_reason(error)}.", param="prompts") from error
+        raise errors.bad_request(f"The prompts cannot be looked up: {short_reason(error)}.", param="prompts") from error
 
 
 def _tokens(asked: OverlapBody) -> list[Sequence[int]]:

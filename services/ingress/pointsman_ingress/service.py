@@ -17,15 +17,10 @@ from pointsman_ingress.delivery import Delivery
 from pointsman_ingress.endpoints import Endpoint
 from pointsman_ingress.engine.client import EngineClient
 from pointsman_ingress.engine.prefix_fetch import PrefixFetcher
+from pointsman_ingress.http import errors
 from pointsman_ingress.http.authentication import Authentication
 from pointsman_ingress.http.call import BodyBudget, BodyLoan, ClientGoneError, HttpExchange, RequestIds
-from pointsman_ingress.http.errors import (
-    ApiError,
-    ingress_stopped,
-    internal_error,
-    nested_too_deeply,
-    request_timeout,
-)
+from pointsman_ingress.http.errors import ApiError
 from pointsman_ingress.http.request_deadline import RequestDeadline
 from pointsman_ingress.lifecycle import RequestLifecycle
 from pointsman_ingress.metrics import count_outcome
@@ -103,11 +98,11 @@ class Gateway:
                     await self._end_interrupted(call, lifecycle, cause)
                 except RecursionError:  # the client's nesting
                     _fail(lifecycle, FailReason.MALFORMED_BODY, 400)
-                    await call.fail(nested_too_deeply())
+                    await call.fail(errors.nested_too_deeply())
                 except Exception as error:  # noqa: BLE001 - a client may cause many: counted, logged at a bounded rate
                     note_failure("request", error, request=call.id)
                     _fail(lifecycle, FailReason.INTERNAL_ERROR, 500)
-                    await call.fail(internal_error(), events=_events(lifecycle))
+                    await call.fail(errors.internal_error(), events=_events(lifecycle))
         finally:
             if loan is not None:
                 loan.end()
@@ -151,7 +146,7 @@ class Gateway:
             else:
                 lifecycle.cancelled(cause)
         if cause is not CancelCause.CLIENT_GONE:
-            error = request_timeout() if cause is CancelCause.TIMEOUT else ingress_stopped()
+            error = errors.request_timeout() if cause is CancelCause.TIMEOUT else errors.ingress_stopped()
             await self._fail_in_time(call, error, _events(lifecycle))
 
     async def _fail_in_time(self, call: HttpExchange, error: ApiError, events: int) -> None:
