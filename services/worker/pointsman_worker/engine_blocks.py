@@ -153,9 +153,7 @@ class EngineBlocks:
             if misplaced or (block.parent is not None and before is None):
                 raise ValueError("kept blocks contradict each other")
             tail = array("I", block.tail)
-            node = Block(
-                block.engine_hash, block.span_index, block.key, block.parent_key, tail, before, block.previous
-            )
+            node = Block(block.engine_hash, block.span_index, block.key, block.parent_key, tail, before, block.previous)
             self._add(node).copies = block.copies
 
     def _check_places(self, hashes: list[EngineHash], span_index: int) -> None:
