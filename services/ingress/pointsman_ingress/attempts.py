@@ -17,11 +17,11 @@ from pointsman.runtime.telemetry import REQUEST_RETRIES
 from pointsman_ingress.context import RequestContext
 from pointsman_ingress.engine.answer import EngineFailedError
 from pointsman_ingress.http import errors
-from pointsman_ingress.http.call import HttpExchange, RequestIds
+from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.http.errors import ApiError, Header
 from pointsman_ingress.lifecycle import RequestLifecycle
+from pointsman_ingress.parts import IngressParts
 from pointsman_ingress.placement.retry_budget import RetryTicket
-from pointsman_ingress.settings import IngressSettings
 from pointsman_ingress.spans import describe_answer, route_span
 
 log = structlog.get_logger()
@@ -32,12 +32,11 @@ RENAMES_MAX = 8  # of one attempt
 
 @dataclass(eq=False)
 class Attempts:
+    parts: IngressParts
     context: RequestContext
     call: HttpExchange
     lifecycle: RequestLifecycle
     ticket: RetryTicket
-    settings: IngressSettings
-    ids: RequestIds
 
     def __post_init__(self) -> None:
         self._command = self.context.command
@@ -71,7 +70,7 @@ class Attempts:
         log.warning("engine_failed", instance=failed, request=lifecycle.request, reason=str(error))
         if error.failure is not None:
             lifecycle.attempt_failed(error.failure, status=error.status, detail=str(error))
-        refused, retries_max = error.failure == "connect_failure", self.settings.retries_max
+        refused, retries_max = error.failure == "connect_failure", self.parts.settings.retries_max
         spent = lifecycle.retries_counted >= retries_max
         if refused:
             spent = command.attempt > retries_max and not self._may_hold()
@@ -98,7 +97,7 @@ class Attempts:
         command, grant = self._command, self.lifecycle.grant
         tried = [*command.excluded, self.lifecycle.instance]
         other = self._pool.in_flight.least_busy(command, excluded=tried)
-        if other is None or self.lifecycle.retries_counted >= self.settings.retries_max:
+        if other is None or self.lifecycle.retries_counted >= self.parts.settings.retries_max:
             return False
         if grant is not None and grant.term > 0 and all(other.id != ready.id for ready in self._pool.fleet.ready):
             return False  # a leader grants ready instances only
@@ -138,12 +137,12 @@ class Attempts:
             return answer
 
     def _rename(self) -> None:
-        self.lifecycle.request = self.call.id = fresh = self.ids.fresh()
+        self.lifecycle.request = self.call.id = fresh = self.parts.ids.fresh()
         self._command = msgspec.structs.replace(self._command, request=fresh, instead_of=self._command.request)
 
     def _may_hold(self) -> bool:
         clock = self.call.clock
-        return clock.now() - self._command.arrived_at < engine_seconds(self.settings.hold_seconds, clock.speed)
+        return clock.now() - self._command.arrived_at < engine_seconds(self.parts.settings.hold_seconds, clock.speed)
 
 
 def _no_instance(answer: RouteGranted | RouteRejected | None) -> bool:

@@ -9,7 +9,6 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from pointsman.contracts.cache_salts import CacheSalts
 from pointsman.contracts.codec import short_reason
 from pointsman.contracts.overlap import (
     OVERLAP_PROMPTS_MAX,
@@ -20,20 +19,19 @@ from pointsman.contracts.overlap import (
     TokenId,
 )
 from pointsman.contracts.subjects import command_subject
-from pointsman.ports import Clock, Commands, CommandTimeoutError, CommandTooLargeError, NoResponderError
+from pointsman.ports import Commands, CommandTimeoutError, CommandTooLargeError, NoResponderError
 from pointsman.primitives import PackedKeys, PoolName, WallSeconds
 from pointsman.runtime.containment import note_failure
 from pointsman.runtime.health import Receive, Scope, Send
 from pointsman_ingress.endpoints import is_json
 from pointsman_ingress.http import errors
-from pointsman_ingress.http.authentication import Authentication
-from pointsman_ingress.http.call import JSON, BodyBudget, BodyLoan, ClientGoneError, HttpExchange, RequestIds
+from pointsman_ingress.http.call import JSON, BodyLoan, ClientGoneError, HttpExchange
 from pointsman_ingress.http.errors import OPENAI_ERRORS, ApiError
 from pointsman_ingress.http.json_form import LIGHT_BYTES_MAX
+from pointsman_ingress.parts import IngressParts
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
 from pointsman_ingress.token_ids import token_ids
-from pointsman_ingress.work_threads import WorkThreads
 
 PATH = "/kv/overlap"
 BODY_BYTES_MAX = 8 * 1024 * 1024
@@ -67,20 +65,14 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(eq=False)
 class OverlapEndpoint:
-    authentication: Authentication
+    parts: IngressParts
     pools: Pools
     commands: Mapping[PoolName, Commands]
-    salts: CacheSalts | None
-    """None without authentication."""
-    work: WorkThreads
-    clock: Clock
-    ids: RequestIds
-    bodies: BodyBudget
     _at_once: int = field(default=0, init=False)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = HttpExchange(PATH, OPENAI_ERRORS, scope, send, ids=self.ids, clock=self.clock)
-        loan = BodyLoan(self.bodies, PATH)
+        call = HttpExchange(PATH, OPENAI_ERRORS, scope, send, ids=self.parts.ids, clock=self.parts.clock)
+        loan = BodyLoan(self.parts.bodies, PATH)
         self._at_once += 1
         try:
             answer = await self._answer(call, receive, loan)
@@ -102,19 +94,19 @@ class OverlapEndpoint:
             raise errors.post_only()
         if not is_json(call.headers):
             raise errors.not_json()
-        identity = await self.authentication.identity(call.headers)
+        identity = await self.parts.authentication.identity(call.headers)
         if identity is not None and PATH not in identity.endpoints:
             raise errors.endpoint_out_of_scope(PATH)
         if self._at_once > AT_ONCE_MAX:
             raise errors.too_many_lookups()
         body = await call.read_body(receive, loan, bytes_max=BODY_BYTES_MAX)
         light = len(body) <= LIGHT_BYTES_MAX
-        asked = await self.work.run_unless(light, PATH, _parsed, body)
+        asked = await self.parts.work.run_unless(light, PATH, _parsed, body)
         pool, model = self.pools.find(asked.model, identity)
-        salt = asked.cache_salt
-        if self.salts is not None and identity is not None:
-            salt = self.salts.salt(self.salts.group(identity.tenant), asked.cache_salt)
-        request = await self.work.run_unless(light, PATH, _request, asked, pool, model, salt)
+        salt, salts = asked.cache_salt, self.parts.salts
+        if salts is not None and identity is not None:
+            salt = salts.salt(salts.group(identity.tenant), asked.cache_salt)
+        request = await self.parts.work.run_unless(light, PATH, _request, asked, pool, model, salt)
         return await self._ask(pool, request)
 
     async def _ask(self, pool: Pool, request: OverlapRequest) -> OverlapAnswered:

@@ -8,7 +8,7 @@ from pointsman.primitives import InstanceId, Seconds
 from pointsman.runtime.telemetry import REQUEST_RETRIES
 from pointsman_ingress.endpoints import Endpoint
 from pointsman_ingress.engine.answer import ANSWER_BYTES_MAX, AnswerTooLargeError, EngineFailedError
-from pointsman_ingress.engine.client import KEY_REFUSED, EngineClient, EngineRequest
+from pointsman_ingress.engine.client import KEY_REFUSED, EngineRequest
 from pointsman_ingress.engine.first_byte import FirstByteDeadline, first_byte_wall_seconds
 from pointsman_ingress.engine.refusals import lacks_endpoint, refusal_status, refused_by_engine
 from pointsman_ingress.http import errors
@@ -21,17 +21,12 @@ log = structlog.get_logger()
 
 
 async def pass_through(
-    call: HttpExchange,
-    endpoint: Endpoint,
-    body: bytes,
-    resolver: RequestResolver,
-    engines: EngineClient,
-    loan: BodyLoan,
+    call: HttpExchange, endpoint: Endpoint, body: bytes, resolver: RequestResolver, loan: BodyLoan
 ) -> None:
     """`loan`: for the answer. Raises ApiError, also if no engine answers."""
     accepted = await resolver.accept(call, endpoint, body)
     pool, model = await resolver.find_model(call, accepted.request)
-    settings, private = resolver.settings, resolver.private
+    engines, settings, private = resolver.parts.engines, resolver.parts.settings, resolver.private
     tried: list[InstanceId] = []
     reason = ""
 
