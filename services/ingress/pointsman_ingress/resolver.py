@@ -14,8 +14,15 @@ from pointsman_ingress.engine.body_rewrites import add_tenant, ask_for_usage, im
 from pointsman_ingress.engine.prefix_fetch import PrefixPrompt
 from pointsman_ingress.http.call import BodyLoan, HttpExchange
 from pointsman_ingress.http.errors import bad_request
-from pointsman_ingress.http.priority import priority_of
-from pointsman_ingress.http.request_headers import ANONYMOUS, LatencySlo, cleaned, session_of, slo_of, tenant_of
+from pointsman_ingress.http.request_headers import (
+    ANONYMOUS,
+    LatencySlo,
+    cleaned,
+    priority_of,
+    session_of,
+    slo_of,
+    tenant_of,
+)
 from pointsman_ingress.parts import IngressParts
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
