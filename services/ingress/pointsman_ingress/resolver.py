@@ -49,28 +49,27 @@ class RequestResolver:
     async def resolve(self, call: HttpExchange, endpoint: Endpoint, body: bytes, loan: BodyLoan) -> RequestContext:
         """The body is parsed, its model found, its prompt turned into tokens and block keys, the body written anew for engines; what
         the leader has to know of all that is the command. Meanwhile the body is there twice. Raises ApiError."""
+        settings, work = self.parts.settings, self.parts.work
         with loan.scope():
             loan.add(len(body))
             accepted = await self.accept(call, endpoint, body)
             request, facts, owner = accepted.request, call.facts, call.owner
-            slo = slo_of(
-                call.headers, LatencySlo(self.parts.settings.slo_ttft_seconds, self.parts.settings.slo_tpot_seconds)
-            )
+            slo = slo_of(call.headers, LatencySlo(settings.slo_ttft_seconds, settings.slo_tpot_seconds))
             pool, model = await self.find_model(call, request)
             lengths = RequestLengths(request, pool.fleet.context_of(model))
             tokens = await _tokens(call, request, pool, model, lengths)
             tenant = facts.tenant or ANONYMOUS
             group, salt = self._isolation(tenant, request.cache_salt)
             few_tokens = len(tokens.keyed) <= INLINE_TOKENS_MAX
-            keys = await self.parts.work.run_unless(few_tokens, owner, _packed_keys, pool, model, tokens.keyed, salt)
+            keys = await work.run_unless(few_tokens, owner, _packed_keys, pool, model, tokens.keyed, salt)
             sent = accepted.content
             if endpoint.parse is not None:
                 imposed = salt if self.private else None
-                sent = await self.parts.work.run_unless(facts.light, owner, self._rewritten, accepted, imposed, tenant)
+                sent = await work.run_unless(facts.light, owner, self._rewritten, accepted, imposed, tenant)
         output_tokens = lengths.output_bound(tokens.shortest)
         command = RouteRequest(
             request=call.id,
-            ingress=self.parts.settings.name,
+            ingress=settings.name,
             arrived_at=call.arrived_at,
             tenant=tenant,
             keys=keys,
@@ -125,10 +124,11 @@ class RequestResolver:
 
     def _isolation(self, tenant: Tenant, own_salt: str) -> tuple[str, str]:
         """Its cache group, and the salt of its blocks. `own_salt`: the client's."""
-        if self.parts.salts is None:
+        salts = self.parts.salts
+        if salts is None:
             return "", own_salt
-        group = self.parts.salts.group(tenant)
-        return group, self.parts.salts.salt(group, own_salt)
+        group = salts.group(tenant)
+        return group, salts.salt(group, own_salt)
 
     def _adds_usage(self, request: ParsedRequest) -> bool:
         return request.may_add_usage and self.parts.settings.stream_usage
