@@ -248,7 +248,7 @@ class HttpExchange:
             await self.answer(error.status, self._errors.body(error), JSON, error.headers)
         elif self._streaming:
             event = self._errors.event(error, events)
-            await self.finish(b"\n\n" + event if self._mid_event else event)
+            await self.finish(b"\n\n" + event if self._written and not ends_event(self._written) else event)
         elif not self._finished:
             self.cut()
 
@@ -256,10 +256,6 @@ class HttpExchange:
         """Close the connection with what the client has not read."""
         if self._close_now is not None:
             self._close_now()
-
-    @property
-    def _mid_event(self) -> bool:
-        return bool(self._written) and not ends_event(self._written)
 
     @property
     def _id_headers(self) -> list[Header]:
