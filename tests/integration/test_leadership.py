@@ -32,7 +32,6 @@ from pointsman.ports import (
 )
 from pointsman.primitives import InstanceId, RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
-from pointsman.runtime.leadership import Leadership
 from pointsman.runtime.recovery import Recovery
 from pointsman.runtime.supervision import Supervisor
 from pointsman.state.checkpoint import state_digest
@@ -42,6 +41,7 @@ from pointsman_lab.memory.stores import MemoryCheckpoints
 from pointsman_scheduler import checkpointing, leader
 from pointsman_scheduler.checkpointer import checkpointer_over
 from pointsman_scheduler.checkpointing import Cadence
+from pointsman_scheduler.context import SchedulerContext
 from pointsman_scheduler.leader import ELECTION_RETRY_WALL_SECONDS, LEADERSHIP, Candidacy
 from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.replica import Replica
@@ -92,18 +92,17 @@ class LeadershipPool(MemoryPool):
     usual: dict[str, Any] = field(default_factory=lambda: {"lease_seconds": LEASE_SECONDS, "prefill_window_tokens": 10})
 
     def candidacy(self) -> Candidacy:
-        settings, policies = SchedulerSettings(), policy_set()
-        return Candidacy(
-            event_log=self.client.log,
+        settings, policies = SchedulerSettings(lease_seconds=WallSeconds(LEASE_SECONDS)), policy_set()
+        context = SchedulerContext(
+            settings=settings,
+            policies=policies,
+            link=self.client,
             clock=ForwardClock(self.clock),
             board=HealthBoard(),
-            leadership=Leadership(self.broker.lease, self.clock, name="one", lease_seconds=WallSeconds(LEASE_SECONDS)),
-            policies=policies,
             name="one",
-            replica=Replica(settings.empty_state(policies), POOL),
-            log_liveness=LogLiveness(self.clock, suspect_seconds=settings.suspect_seconds),
-            rivals=0,
         )
+        liveness = LogLiveness(self.clock, suspect_seconds=settings.suspect_seconds)
+        return Candidacy(context, Replica(settings.empty_state(policies), POOL), liveness)
 
     @override
     async def route(self, request: str, keys: list[int], *, timeout: float = WAIT_SECONDS, **fields: Any) -> Any:
@@ -317,7 +316,7 @@ async def test_a_leader_that_cannot_read_the_log_leaves_the_lease_to_one_that_ca
     pool = LeadershipPool()
     await pool.append(joined("a", at=pool.clock.now()))
     async with pool.scheduler("one", lease_seconds=12.0) as one, pool.scheduler("two", lease_seconds=12.0) as two:
-        unreadable.add(one.event_log)
+        unreadable.add(one.context.link.log)
         await pool.append(stored("a", 1, [1]))
         await eventually(lambda: two.leading, seconds=8.0, what="taking over before the lease would end")
 
@@ -337,7 +336,7 @@ async def test_who_cannot_read_its_own_election_leaves_the_lease_to_one_that_can
     pool = LeadershipPool()
     await pool.append(joined("a", at=pool.clock.now()))
     async with pool.scheduler("one") as one, pool.scheduler("two") as two:
-        unreadable.add(two.event_log)
+        unreadable.add(two.context.link.log)
         await one.resign()
         await eventually(lambda: two.leader._leadership.holds)
         async with pool.scheduler("three") as three:

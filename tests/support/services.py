@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.clocks import ForwardClock, ScaledClock
 from pointsman.adapters.http_engine import EngineFacts, EngineLoad, EngineUnreachableError
 from pointsman.ports import Clock, EngineTarget, Link
 from pointsman.primitives import PoolName, WallSeconds
@@ -16,8 +16,8 @@ from pointsman.runtime.tracing import Tracer
 from pointsman_ingress.assembly import assembled
 from pointsman_ingress.servers import http_server
 from pointsman_ingress.settings import IngressSettings
-from pointsman_scheduler.assembly import start_scheduler
-from pointsman_scheduler.service import SchedulerService
+from pointsman_scheduler.context import SchedulerContext
+from pointsman_scheduler.service import SchedulerService, start_scheduler
 from pointsman_scheduler.settings import SchedulerSettings
 from pointsman_worker.engine_monitor import Engine
 from pointsman_worker.service import WorkerService
@@ -40,16 +40,16 @@ async def running_scheduler(
     """A scheduler that is ready, to lead or to follow; when the context ends it is killed."""
     told, board = SchedulerSettings(**USUAL | settings), HealthBoard()
     async with Supervisor() as supervisor:
-        service = start_scheduler(
-            supervisor,
-            link,
+        context = SchedulerContext(
             settings=told,
             policies=told.policies(),
-            clock=clock,
+            link=link,
+            clock=ForwardClock(clock),
             board=board,
             name=name,
             tracer=tracer,
         )
+        service = start_scheduler(supervisor, context)
         await eventually(lambda: board.whole, what="readiness")
         yield service
 

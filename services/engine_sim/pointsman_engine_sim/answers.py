@@ -97,10 +97,6 @@ def model_list(model: str, *, created: int, max_model_len: Tokens, adapters: Map
     return encode({"object": "list", "data": [base, *cards]})
 
 
-def error_event(body: bytes) -> bytes:
-    return b"data: " + body + b"\n\n"
-
-
 def _whole(
     heading: Heading,
     object_name: str,

@@ -154,7 +154,7 @@ class Generator:
 
     async def _fail(self, send: Send, answer: Answer, error: ApiError) -> None:
         if answer.stream:
-            await send({"type": "http.response.body", "body": answers.error_event(error.body)})
+            await send({"type": "http.response.body", "body": b"data: " + error.body + b"\n\n"})
         else:
             await send_whole(send, error.status, error.body, JSON)
 

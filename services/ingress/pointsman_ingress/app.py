@@ -32,8 +32,8 @@ class IngressApps:
     admin: Mapping[str, AsgiApp]
 
 
-def ingress_app(*, gateway: Gateway, pools: Pools, authentication: Authentication) -> AsgiApp:
-    rest = _fastapi(pools, authentication)
+def ingress_app(gateway: Gateway) -> AsgiApp:
+    rest = _fastapi(gateway.resolver.pools, gateway.parts.authentication)
     endpoints, serve = {path.encode(): endpoint for path, endpoint in BY_PATH.items()}, gateway.serve
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,7 +44,7 @@ def ingress_app(*, gateway: Gateway, pools: Pools, authentication: Authenticatio
             if b"%" in path and not path.startswith(MODEL_PATH):
                 scope["path"] = path.decode("latin-1")
             names = errors_at(path).id_headers
-            await rest(scope, receive, with_id_headers(send, scope, gateway.ids.fresh(), *names))
+            await rest(scope, receive, with_id_headers(send, scope, gateway.parts.ids.fresh(), *names))
         elif scope["method"] == "POST":
             await serve(endpoint, scope, receive, send)
         else:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 from random import Random, SystemRandom
@@ -14,7 +14,7 @@ import aiohttp
 import click
 
 from pointsman.adapters.tokenizer import Tokenizer, TokenizerLoadError
-from pointsman.contracts.cache_salts import PROBE_GROUP, CacheSalts
+from pointsman.contracts.cache_salts import CacheSalts
 from pointsman.ports import Clock, KeyValueStore, Link
 from pointsman.primitives import PoolName
 from pointsman.runtime.engine_urls import EngineUrls
@@ -36,6 +36,7 @@ from pointsman_ingress.key_probe import KeyProber
 from pointsman_ingress.metrics import forget_departed
 from pointsman_ingress.overlap import PATH as OVERLAP_PATH
 from pointsman_ingress.overlap import OverlapEndpoint
+from pointsman_ingress.parts import IngressParts
 from pointsman_ingress.placement.fleet_view import FleetView
 from pointsman_ingress.placement.hold_queue import HoldQueue
 from pointsman_ingress.placement.in_flight import InFlightRequests, send_heartbeats
@@ -72,7 +73,6 @@ async def assembled(
     """`links`: one per pool. `engine_session`: replaces HTTP to engines. `chance`: source of ids and probes.
     `executor`: replaces the threads for large bodies. Raises click.ClickException if a tokenizer is unreadable."""
     access = next(iter(links.values())).access  # one store for all pools
-    authentication = _authentication(settings, access, clock=clock, board=board, supervisor=supervisor)
     chance = chance or SystemRandom()
     policies = FollowedPolicies(access)
     salts = None
@@ -83,11 +83,13 @@ async def assembled(
         direct = DirectSession(session) if engine_session is None and tracer is None else None
         urls, work = EngineUrls.of(settings.engine_urls), WorkThreads(executor=executor)
         stack.callback(work.close)
-        shared = _Shared(
-            settings=settings,
+        parts = IngressParts(
+            settings=replace(settings, name=settings.process_name),
             clock=clock,
             supervisor=supervisor,
-            urls=urls,
+            authentication=_authentication(settings, access, clock=clock, board=board, supervisor=supervisor),
+            salts=salts,
+            policies=policies,
             engines=EngineClient(
                 session,
                 urls,
@@ -96,71 +98,27 @@ async def assembled(
                 chunk_timeout_seconds=settings.chunk_timeout_seconds,
                 direct=direct,
             ),
-            hold=HoldQueue(settings.hold_seconds, clock),
             work=work,
+            ids=RequestIds(chance),
+            bodies=BodyBudget.of_process(settings.processes, settings.body_bytes_max),
+            tracer=tracer,
         )
-        served = []
+        served, hold = [], HoldQueue(settings.hold_seconds, clock)
         for name, link in links.items():
             pool_board = (pool_boards or {}).get(name, board)
-            pool = _pool(shared, name, link, pool_board)
+            pool = _pool(parts, urls, hold, name, link, pool_board)
             if settings.probe:
-                prober = KeyProber(
-                    pool,
-                    board=pool_board,
-                    engines=shared.engines,
-                    clock=clock,
-                    supervisor=supervisor,
-                    chance=chance,
-                    salt=salts.salt(PROBE_GROUP, "") if salts else "",
-                )
-                supervisor.start(prober.run(), name=f"probe-{name}")
+                supervisor.start(KeyProber(parts, pool, pool_board, chance).run(), name=f"probe-{name}")
             served.append(pool)
-        pools = Pools(served, shared.hold)
+        pools = Pools(served, hold)
         access_log = None
         if settings.access_log:
             out = access_log_out or FileIO(sys.stdout.fileno(), "w", closefd=False)
             access_log = AccessLog(stack.enter_context(LineWriter(out)), clock)
-        bodies, ids = BodyBudget.of_process(settings.processes, settings.body_bytes_max), RequestIds(chance)
-        named = replace(settings, name=settings.process_name)
-        gateway = Gateway(
-            named,
-            authentication=authentication,
-            resolver=RequestResolver(pools, _body_rules(settings), named, salts, policies, work),
-            engines=shared.engines,
-            clock=clock,
-            supervisor=supervisor,
-            ids=ids,
-            access_log=access_log,
-            work=work,
-            tracer=tracer,
-            bodies=bodies,
-        )
+        gateway = Gateway(parts, RequestResolver(parts, pools, _body_rules(settings)), access_log)
         supervisor.start(policies.follow(), name="tenant-policies")
-        overlap = OverlapEndpoint(
-            authentication=authentication,
-            pools=pools,
-            commands={name: link.commands for name, link in links.items()},
-            salts=salts,
-            work=work,
-            clock=clock,
-            ids=ids,
-            bodies=bodies,
-        )
-        api = ingress_app(gateway=gateway, pools=pools, authentication=authentication)
-        yield IngressApps(served_to(api, settings.cors_origin), {OVERLAP_PATH: overlap.serve})
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Shared:
-    """What the pools of a process have in common."""
-
-    settings: IngressSettings
-    clock: Clock
-    supervisor: Supervisor
-    urls: EngineUrls
-    engines: EngineClient
-    hold: HoldQueue
-    work: WorkThreads
+        overlap = OverlapEndpoint(parts, pools, {name: link.commands for name, link in links.items()})
+        yield IngressApps(served_to(ingress_app(gateway), settings.cors_origin), {OVERLAP_PATH: overlap.serve})
 
 
 def _authentication(
@@ -197,10 +155,12 @@ def _body_rules(settings: IngressSettings) -> BodyRules:
     )
 
 
-def _pool(shared: _Shared, name: PoolName, link: Link, board: HealthBoard) -> Pool:
+def _pool(
+    parts: IngressParts, urls: EngineUrls, hold: HoldQueue, name: PoolName, link: Link, board: HealthBoard
+) -> Pool:
     """Starts the pool's background tasks. Raises click.ClickException."""
-    settings, clock, supervisor = shared.settings, shared.clock, shared.supervisor
-    fleet = FleetView(clock, board, shared.urls)
+    settings, clock, supervisor = parts.settings, parts.clock, parts.supervisor
+    fleet = FleetView(clock, board, urls)
     in_flight = InFlightRequests(fleet=fleet, events=link.log, clock=clock)
     liveness = SchedulerLiveness(
         commands=link.commands,
@@ -216,15 +176,15 @@ def _pool(shared: _Shared, name: PoolName, link: Link, board: HealthBoard) -> Po
         liveness=liveness,
         pool=name,
         clock=clock,
-        hold=shared.hold,
+        hold=hold,
     )
     tokenizer = PromptTokenizer(
         tokenizer=_tokenizer(settings.pool_tokenizers.get(name, settings.tokenizer)),
         engine=in_flight.least_busy,
-        engines=shared.engines,
+        engines=parts.engines,
         clock=clock,
         failed=in_flight.failed,
-        work=shared.work,
+        work=parts.work,
     )
     supervisor.start(fleet.follow(link.log), name=f"fleet-view-{name}")
     supervisor.start(liveness.watch(), name=f"scheduler-watch-{name}")

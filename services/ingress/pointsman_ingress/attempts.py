@@ -16,19 +16,12 @@ from pointsman.primitives import InstanceId, WallSeconds, engine_seconds
 from pointsman.runtime.telemetry import REQUEST_RETRIES
 from pointsman_ingress.context import RequestContext
 from pointsman_ingress.engine.answer import EngineFailedError
-from pointsman_ingress.http.call import HttpExchange, RequestIds
-from pointsman_ingress.http.errors import (
-    ApiError,
-    Header,
-    engine_failed,
-    no_place,
-    rejected,
-    request_too_large,
-    retry_budget_spent,
-)
+from pointsman_ingress.http import errors
+from pointsman_ingress.http.call import HttpExchange
+from pointsman_ingress.http.errors import ApiError, Header
 from pointsman_ingress.lifecycle import RequestLifecycle
+from pointsman_ingress.parts import IngressParts
 from pointsman_ingress.placement.retry_budget import RetryTicket
-from pointsman_ingress.settings import IngressSettings
 from pointsman_ingress.spans import describe_answer, route_span
 
 log = structlog.get_logger()
@@ -39,12 +32,11 @@ RENAMES_MAX = 8  # of one attempt
 
 @dataclass(eq=False)
 class Attempts:
+    parts: IngressParts
     context: RequestContext
     call: HttpExchange
     lifecycle: RequestLifecycle
     ticket: RetryTicket
-    settings: IngressSettings
-    ids: RequestIds
 
     def __post_init__(self) -> None:
         self._command = self.context.command
@@ -63,7 +55,7 @@ class Attempts:
             answer = await self._route()
         if answer is None:
             lifecycle.failed(FailReason.NO_PLACE, 503)
-            raise no_place()
+            raise errors.no_place()
         if isinstance(answer, RouteRejected):
             lifecycle.ended_by_leader()
             raise self.rejected(answer)
@@ -78,16 +70,16 @@ class Attempts:
         log.warning("engine_failed", instance=failed, request=lifecycle.request, reason=str(error))
         if error.failure is not None:
             lifecycle.attempt_failed(error.failure, status=error.status, detail=str(error))
-        refused, retries_max = error.failure == "connect_failure", self.settings.retries_max
+        refused, retries_max = error.failure == "connect_failure", self.parts.settings.retries_max
         spent = lifecycle.retries_counted >= retries_max
         if refused:
             spent = command.attempt > retries_max and not self._may_hold()
         if spent:
             lifecycle.failed(FailReason.ENGINE_FAILED, 502)
-            raise engine_failed(error.public_reason) from error
+            raise errors.engine_failed(error.public_reason) from error
         if lifecycle.reached_engine and not self.ticket.claim():
             lifecycle.failed(FailReason.RETRY_BUDGET_SPENT, 503)
-            raise retry_budget_spent(error.public_reason) from error
+            raise errors.retry_budget_spent(error.public_reason) from error
         REQUEST_RETRIES.labels(self._pool.name).inc()
         excluded = [*command.excluded, failed]
         prefilled_by = lifecycle.transfer_from
@@ -105,7 +97,7 @@ class Attempts:
         command, grant = self._command, self.lifecycle.grant
         tried = [*command.excluded, self.lifecycle.instance]
         other = self._pool.in_flight.least_busy(command, excluded=tried)
-        if other is None or self.lifecycle.retries_counted >= self.settings.retries_max:
+        if other is None or self.lifecycle.retries_counted >= self.parts.settings.retries_max:
             return False
         if grant is not None and grant.term > 0 and all(other.id != ready.id for ready in self._pool.fleet.ready):
             return False  # a leader grants ready instances only
@@ -115,7 +107,7 @@ class Attempts:
         self._limits = answer.limits or self._limits
         if self.context.private and answer.reason not in TENANT_LIMITS:  # other details name instances, queues
             answer = msgspec.structs.replace(answer, detail="there is no room for this request now")
-        return rejected(answer, speed=self.call.clock.speed, limit_headers=self.limit_headers())
+        return errors.rejected(answer, speed=self.call.clock.speed, limit_headers=self.limit_headers())
 
     def limit_headers(self) -> list[Header]:
         if self._limits is None:
@@ -140,17 +132,17 @@ class Attempts:
                 answer = await self._pool.scheduler.route(command, self.call.clock, owner=self.call.owner)
             except CommandTooLargeError as error:
                 self.lifecycle.failed(FailReason.REQUEST_TOO_LARGE, 413)
-                raise request_too_large() from error
+                raise errors.request_too_large() from error
             describe_answer(span, answer)
             return answer
 
     def _rename(self) -> None:
-        self.lifecycle.request = self.call.id = fresh = self.ids.fresh()
+        self.lifecycle.request = self.call.id = fresh = self.parts.ids.fresh()
         self._command = msgspec.structs.replace(self._command, request=fresh, instead_of=self._command.request)
 
     def _may_hold(self) -> bool:
         clock = self.call.clock
-        return clock.now() - self._command.arrived_at < engine_seconds(self.settings.hold_seconds, clock.speed)
+        return clock.now() - self._command.arrived_at < engine_seconds(self.parts.settings.hold_seconds, clock.speed)
 
 
 def _no_instance(answer: RouteGranted | RouteRejected | None) -> bool:

@@ -22,29 +22,21 @@ from pointsman_ingress.engine.answer import (
     EngineAnswer,
     EngineFailedError,
 )
-from pointsman_ingress.engine.client import KEY_REFUSED, EngineClient, EngineRequest
+from pointsman_ingress.engine.client import KEY_REFUSED, EngineRequest
 from pointsman_ingress.engine.disaggregation import NO_PREFILL, SplitBody, read_prefill
 from pointsman_ingress.engine.first_byte import FOREVER, FirstByteDeadline, first_byte_wall_seconds
-from pointsman_ingress.engine.prefix_fetch import PrefixFetcher
 from pointsman_ingress.engine.refusals import lacks_endpoint, refusal_status, refused_by_engine
 from pointsman_ingress.engine.streams import StreamError
 from pointsman_ingress.engine.usage import EventFilter, Usage, usage_at_end, usage_in
-from pointsman_ingress.http.call import JSON, BodyLoan, HttpExchange, RequestIds
-from pointsman_ingress.http.errors import (
-    ApiError,
-    Header,
-    answer_too_large,
-    endpoint_not_found,
-    engine_broke_off,
-    engine_key_refused,
-)
+from pointsman_ingress.http import errors
+from pointsman_ingress.http.call import JSON, BodyLoan, HttpExchange
+from pointsman_ingress.http.errors import ApiError, Header
 from pointsman_ingress.http.json_form import LIGHT_BYTES_MAX
 from pointsman_ingress.lifecycle import RequestLifecycle
+from pointsman_ingress.parts import IngressParts
 from pointsman_ingress.placement.in_flight import InFlightRequest
 from pointsman_ingress.prefix_copies import PrefixCopier
-from pointsman_ingress.settings import IngressSettings
 from pointsman_ingress.spans import describe_grant, engine_span
-from pointsman_ingress.work_threads import WorkThreads
 
 log = structlog.get_logger()
 
@@ -54,15 +46,11 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Delivery:
+    parts: IngressParts
     context: RequestContext
     call: HttpExchange
     lifecycle: RequestLifecycle
-    engines: EngineClient
-    fetcher: PrefixFetcher
     copier: PrefixCopier
-    settings: IngressSettings
-    ids: RequestIds
-    work: WorkThreads
     loan: BodyLoan
     """Of the body; answers that are held whole are added."""
 
@@ -73,9 +61,7 @@ class Delivery:
     async def run(self) -> None:
         """Raises ApiError if no engine answers."""
         with self.context.metrics.in_flight.track_inprogress(), self._pool.retry_budget.open() as ticket:
-            self._attempts = attempts = Attempts(
-                self.context, self.call, self.lifecycle, ticket, self.settings, self.ids
-            )
+            self._attempts = attempts = Attempts(self.parts, self.context, self.call, self.lifecycle, ticket)
             while True:
                 grant = await attempts.next_grant()
                 try:
@@ -111,7 +97,7 @@ class Delivery:
         """Without success the request computes its prompt."""
         async with self._pool.in_flight.at_engine(grant, self.call.clock):
             with self._engine_span(grant) as span:
-                outcome = await self.fetcher.run(grant, fetch, self.context.prefix, self.call.headers, span)
+                outcome = await self.copier.fetcher.run(grant, fetch, self.context.prefix, self.call.headers, span)
         self.lifecycle.fetched(fetch, outcome)
 
     async def _prefill(self, grant: RouteGranted, split: SplitBody) -> tuple[RouteGranted | None, bytes]:
@@ -146,7 +132,7 @@ class Delivery:
 
     async def _on_body(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         light = len(self.context.body) <= LIGHT_BYTES_MAX
-        return await self.work.run_unless(light, self.call.owner, work, *arguments, **named)
+        return await self.parts.work.run_unless(light, self.call.owner, work, *arguments, **named)
 
     async def _exchange(self, grant: RouteGranted, body: bytes) -> RouteGranted | None:
         """Returns the next grant if the leader redispatched the request before the answer."""
@@ -179,9 +165,14 @@ class Delivery:
         """`output`: engine seconds of generation before the first bytes. Raises EngineFailedError."""
         grant, context = at_engine.grant, self.context
         expected = grant.expected_seconds or grant.predicted_ttft
-        wall_seconds = first_byte_wall_seconds(self.settings, expected, output=output, speed=self.call.clock.speed)
+        wall_seconds = first_byte_wall_seconds(
+            self.parts.settings, expected, output=output, speed=self.call.clock.speed
+        )
         deadline = FirstByteDeadline(
-            wall_seconds, self._give_up_engine, self.engines.seconds, least=self.settings.first_byte_seconds_min
+            wall_seconds,
+            self._give_up_engine,
+            self.parts.engines.seconds,
+            least=self.parts.settings.first_byte_seconds_min,
         )
         request = EngineRequest(
             grant.instance,
@@ -199,7 +190,7 @@ class Delivery:
         at_engine.on_lost = deadline.expire
         try:
             with deadline:
-                return await self.engines.open(request)
+                return await self.parts.engines.open(request)
         finally:
             at_engine.on_lost = None
 
@@ -217,7 +208,7 @@ class Delivery:
             return 0.0
         if not self.context.output_bounded:
             return FOREVER
-        return command.max_output_tokens * max(command.slo_tpot, self.settings.slo_tpot_seconds)
+        return command.max_output_tokens * max(command.slo_tpot, self.parts.settings.slo_tpot_seconds)
 
     def _give_up_engine(self, wall_seconds: Seconds) -> bool:
         self.lifecycle.attempt_failed("first_byte_timeout", detail=f"no first byte within {wall_seconds:.3g} s")
@@ -241,7 +232,7 @@ class Delivery:
         except EngineFailedError as error:
             if tail.error is None:
                 self._stream_failed(error)
-                await call.fail(engine_broke_off(error.public_reason), events=tail.whole_events)
+                await call.fail(errors.engine_broke_off(error.public_reason), events=tail.whole_events)
                 return
         if tail.error is not None:
             await self._end_in_error(tail.error, shown.rest(), events=tail.whole_events)
@@ -256,7 +247,7 @@ class Delivery:
         if error.blames_engine:
             failure = EngineFailedError(STREAM_FAILURE, failure="stream_reset")
             self._stream_failed(failure)
-            shown = engine_broke_off(failure.public_reason)
+            shown = errors.engine_broke_off(failure.public_reason)
         else:
             self.lifecycle.failed(FailReason.ENGINE_REFUSED, error.status)
             shown = refused_by_engine(error.status, error.data)
@@ -299,10 +290,10 @@ class Delivery:
             return await answer.whole(first, bytes_max=bytes_max, take=self._take)
         except AnswerTooLargeError as error:
             self.lifecycle.failed(FailReason.ANSWER_TOO_LARGE, 502)
-            raise answer_too_large(bytes_max) from error
+            raise errors.answer_too_large(bytes_max) from error
 
     async def _on_answer(self, answer: bytes, work: Callable[[bytes], T]) -> T:
-        return await self.work.run_unless(len(answer) <= LIGHT_BYTES_MAX, self.call.owner, work, answer)
+        return await self.parts.work.run_unless(len(answer) <= LIGHT_BYTES_MAX, self.call.owner, work, answer)
 
     def _head(self, grant: RouteGranted) -> list[Header]:
         return self.context.answer_headers(grant) + self._attempts.limit_headers()
@@ -318,18 +309,18 @@ class Delivery:
     async def _refuse(self, engine_status: int, body: bytes, content_type: str, headers: Sequence[Header] = ()) -> None:
         lacks, status = lacks_endpoint(engine_status, body), refusal_status(engine_status)
         instance = self.lifecycle.instance
-        own_key = self.engines.refused_own_key(status, instance)
-        unfit = not lacks and self.engines.is_unfit(status, instance, self.call.headers)
+        own_key = self.parts.engines.refused_own_key(status, instance)
+        unfit = not lacks and self.parts.engines.is_unfit(status, instance, self.call.headers)
         if unfit and self._attempts.may_retry_elsewhere():
             public = f"it refused with status {status}"
             raise EngineFailedError(KEY_REFUSED if own_key else public, public_reason=public)
         if own_key:
             log.error("engine_key_refused", instance=instance, status=status, reason=KEY_REFUSED)
             self.lifecycle.failed(FailReason.ENGINE_FAILED, 502)
-            raise engine_key_refused()
+            raise errors.engine_key_refused()
         self.lifecycle.failed(FailReason.ENGINE_REFUSED, status)
         if lacks:
-            raise endpoint_not_found(self.context.endpoint.path)
+            raise errors.endpoint_not_found(self.context.endpoint.path)
         if self.context.private:
             raise refused_by_engine(status, body, headers)
         await self.call.answer(status, body, content_type, [*headers, *self._attempts.limit_headers()])

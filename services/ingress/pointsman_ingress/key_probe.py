@@ -13,18 +13,19 @@ import structlog
 from pointsman.adapters.backoff import Backoff
 from pointsman.contracts.block_keys import KEY_BYTES
 from pointsman.contracts.cache import BlocksStored, CacheSnapshot
+from pointsman.contracts.cache_salts import PROBE_GROUP
 from pointsman.contracts.fleet import InstanceProbed
-from pointsman.ports import Clock, LogEntry, LogUnavailableError
+from pointsman.ports import LogEntry, LogUnavailableError
 from pointsman.primitives import Epoch, InstanceId, Tokens, WallSeconds
 from pointsman.runtime.containment import contained
 from pointsman.runtime.health import HealthBoard
-from pointsman.runtime.supervision import Supervisor
 from pointsman.state.fleet import Instance, Status
 from pointsman_ingress.endpoints import CHAT_COMPLETIONS, COMPLETIONS
 from pointsman_ingress.engine.answer import EngineFailedError
 from pointsman_ingress.engine.body_rewrites import SALT_FIELD
-from pointsman_ingress.engine.client import EngineClient, EngineRequest
+from pointsman_ingress.engine.client import EngineRequest
 from pointsman_ingress.http.errors import ApiError
+from pointsman_ingress.parts import IngressParts
 from pointsman_ingress.placement.pools import Pool
 from pointsman_ingress.prompt.tokenization import TokenizeContext
 
@@ -51,14 +52,10 @@ class ProbeFailedError(Exception):
 
 @dataclass(eq=False)
 class KeyProber:
+    parts: IngressParts
     pool: Pool
     board: HealthBoard
-    engines: EngineClient
-    clock: Clock
-    supervisor: Supervisor
     chance: Random
-    salt: str = ""
-    """With cache isolation, so that it is probed too."""
     _probed: set[Subject] = field(default_factory=set, init=False)
     _at_once: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE_MAX), init=False)
     _proving: bool = field(default=False, init=False)
@@ -67,6 +64,10 @@ class KeyProber:
     """There; once may be events that were lost."""
     _first: set[Subject] = field(default_factory=set, init=False)
     """Probes whose first answer is awaited."""
+
+    def __post_init__(self) -> None:
+        salts = self.parts.salts
+        self._salt = salts.salt(PROBE_GROUP, "") if salts else ""  # cache isolation is probed, too
 
     async def run(self) -> None:
         """Runs without end; one task per instance."""
@@ -81,7 +82,7 @@ class KeyProber:
                 if due and subject not in self._probed and self.pool.fleet.fresh(instance):
                     self._probed.add(subject)
                     self._proving |= agrees
-                    self.supervisor.start(self._probe(instance, subject), name=f"probe-{instance.id}")
+                    self.parts.supervisor.start(self._probe(instance, subject), name=f"probe-{instance.id}")
 
     def _subject(self, instance: Instance) -> Subject:
         return instance.id, instance.epoch, self.pool.block_keys.block_tokens
@@ -104,7 +105,7 @@ class KeyProber:
                     self._conclude(current, *verdict)
             self._proving = False
             self._answered(subject)
-            await self.clock.sleep_wall(backoff.next_wait())
+            await self.parts.clock.sleep_wall(backoff.next_wait())
             current = self._current(subject)
         self._answered(subject)
 
@@ -141,7 +142,7 @@ class KeyProber:
 
     def _announce(self, instance: Instance, *, parity: bool, detail: str) -> None:
         (log.info if parity else log.warning)("instance_probed", instance=instance.id, parity=parity, detail=detail)
-        now = self.clock.now()
+        now = self.parts.clock.now()
         self.pool.events.append_soon(
             InstanceProbed(at=now, instance=instance.id, epoch=instance.epoch, parity=parity, detail=detail)
         )
@@ -153,7 +154,7 @@ class KeyProber:
                     return await self._check(instance)
             except ProbeFailedError as error:
                 log.warning("probe_failed", instance=instance.id, reason=str(error))
-                await self.clock.sleep_wall(PAUSE_WALL_SECONDS)
+                await self.parts.clock.sleep_wall(PAUSE_WALL_SECONDS)
                 if self.pool.fleet.get(instance.id, instance.epoch) is None:
                     break
         return None
@@ -167,12 +168,12 @@ class KeyProber:
         except ApiError as error:
             problem = f"a chat cannot be tokenised: {error.message}"
         else:
-            if exact and await self._matches(instance, CHAT_COMPLETIONS.path, body, tokens, self.salt):
+            if exact and await self._matches(instance, CHAT_COMPLETIONS.path, body, tokens, self._salt):
                 return True, "the keys of a chat agree"
             problem = "the keys of a chat differ" if exact else "tokens are guessed, not counted"
-        if await self._ids_match(instance, self.salt):
+        if await self._ids_match(instance, self._salt):
             return False, f"{problem}, those of token ids agree: check the tokenizer and the chat template"
-        if self.salt and await self._ids_match(instance, ""):
+        if self._salt and await self._ids_match(instance, ""):
             return False, UNSALTED
         return False, f"{problem}, and so do those of token ids: check secret, model name, prefix caching and KV events"
 
@@ -192,7 +193,7 @@ class KeyProber:
         return body, tokens.prompts[0], tokens.exact
 
     def _salted(self, fields: dict[str, object]) -> dict[str, object]:
-        return {**fields, SALT_FIELD: self.salt} if self.salt else fields
+        return {**fields, SALT_FIELD: self._salt} if self._salt else fields
 
     async def _matches(self, instance: Instance, path: str, body: bytes, tokens: Sequence[int], key_salt: str) -> bool:
         """Whether the engine's events show the prompt under `key_salt`."""
@@ -213,7 +214,7 @@ class KeyProber:
         request = EngineRequest(instance.id, instance.url, path, body, {}, self._request_id(), instance.dp_rank)
         try:
             async with asyncio.timeout(float(ANSWER_WALL_SECONDS_MAX)):
-                status, content = await self.engines.ask(request)
+                status, content = await self.parts.engines.ask(request)
         except TimeoutError as error:
             raise EngineFailedError(f"no answer within {ANSWER_WALL_SECONDS_MAX:g} s") from error
         if status >= 400:

@@ -9,7 +9,6 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from pointsman.contracts.cache_salts import CacheSalts
 from pointsman.contracts.codec import short_reason
 from pointsman.contracts.overlap import (
     OVERLAP_PROMPTS_MAX,
@@ -20,31 +19,19 @@ from pointsman.contracts.overlap import (
     TokenId,
 )
 from pointsman.contracts.subjects import command_subject
-from pointsman.ports import Clock, Commands, CommandTimeoutError, CommandTooLargeError, NoResponderError
+from pointsman.ports import Commands, CommandTimeoutError, CommandTooLargeError, NoResponderError
 from pointsman.primitives import PackedKeys, PoolName, WallSeconds
 from pointsman.runtime.containment import note_failure
 from pointsman.runtime.health import Receive, Scope, Send
 from pointsman_ingress.endpoints import is_json
-from pointsman_ingress.http.authentication import Authentication
-from pointsman_ingress.http.call import JSON, BodyBudget, BodyLoan, ClientGoneError, HttpExchange, RequestIds
-from pointsman_ingress.http.errors import (
-    OPENAI_ERRORS,
-    ApiError,
-    bad_request,
-    endpoint_out_of_scope,
-    internal_error,
-    no_scheduler,
-    not_json,
-    overlap_refused,
-    post_only,
-    request_too_large,
-    too_many_lookups,
-)
+from pointsman_ingress.http import errors
+from pointsman_ingress.http.call import JSON, BodyLoan, ClientGoneError, HttpExchange
+from pointsman_ingress.http.errors import OPENAI_ERRORS, ApiError
 from pointsman_ingress.http.json_form import LIGHT_BYTES_MAX
+from pointsman_ingress.parts import IngressParts
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
 from pointsman_ingress.token_ids import token_ids
-from pointsman_ingress.work_threads import WorkThreads
 
 PATH = "/kv/overlap"
 BODY_BYTES_MAX = 8 * 1024 * 1024
@@ -78,20 +65,14 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(eq=False)
 class OverlapEndpoint:
-    authentication: Authentication
+    parts: IngressParts
     pools: Pools
     commands: Mapping[PoolName, Commands]
-    salts: CacheSalts | None
-    """None without authentication."""
-    work: WorkThreads
-    clock: Clock
-    ids: RequestIds
-    bodies: BodyBudget
     _at_once: int = field(default=0, init=False)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = HttpExchange(PATH, OPENAI_ERRORS, scope, send, ids=self.ids, clock=self.clock)
-        loan = BodyLoan(self.bodies, PATH)
+        call = HttpExchange(PATH, OPENAI_ERRORS, scope, send, ids=self.parts.ids, clock=self.parts.clock)
+        loan = BodyLoan(self.parts.bodies, PATH)
         self._at_once += 1
         try:
             answer = await self._answer(call, receive, loan)
@@ -102,7 +83,7 @@ class OverlapEndpoint:
             pass
         except Exception as error:  # noqa: BLE001 - a client may cause many: counted, logged at a bounded rate
             note_failure("overlap", error, request=call.id)
-            await call.fail(internal_error())
+            await call.fail(errors.internal_error())
         finally:
             self._at_once -= 1
             loan.end()
@@ -110,22 +91,22 @@ class OverlapEndpoint:
     async def _answer(self, call: HttpExchange, receive: Receive, loan: BodyLoan) -> OverlapAnswered:
         """Raises ApiError, ClientGoneError."""
         if call.method != "POST":
-            raise post_only()
+            raise errors.post_only()
         if not is_json(call.headers):
-            raise not_json()
-        identity = await self.authentication.identity(call.headers)
+            raise errors.not_json()
+        identity = await self.parts.authentication.identity(call.headers)
         if identity is not None and PATH not in identity.endpoints:
-            raise endpoint_out_of_scope(PATH)
+            raise errors.endpoint_out_of_scope(PATH)
         if self._at_once > AT_ONCE_MAX:
-            raise too_many_lookups()
+            raise errors.too_many_lookups()
         body = await call.read_body(receive, loan, bytes_max=BODY_BYTES_MAX)
         light = len(body) <= LIGHT_BYTES_MAX
-        asked = await self.work.run_unless(light, PATH, _parsed, body)
+        asked = await self.parts.work.run_unless(light, PATH, _parsed, body)
         pool, model = self.pools.find(asked.model, identity)
-        salt = asked.cache_salt
-        if self.salts is not None and identity is not None:
-            salt = self.salts.salt(self.salts.group(identity.tenant), asked.cache_salt)
-        request = await self.work.run_unless(light, PATH, _request, asked, pool, model, salt)
+        salt, salts = asked.cache_salt, self.parts.salts
+        if salts is not None and identity is not None:
+            salt = salts.salt(salts.group(identity.tenant), asked.cache_salt)
+        request = await self.parts.work.run_unless(light, PATH, _request, asked, pool, model, salt)
         return await self._ask(pool, request)
 
     async def _ask(self, pool: Pool, request: OverlapRequest) -> OverlapAnswered:
@@ -136,14 +117,14 @@ class OverlapEndpoint:
                     command_subject(pool.name, "overlap"), request, timeout=TIMEOUT_WALL_SECONDS
                 )
             except CommandTooLargeError as error:
-                raise request_too_large() from error
+                raise errors.request_too_large() from error
             except (NoResponderError, CommandTimeoutError):
                 continue
             if isinstance(answer, OverlapRefused):
-                raise overlap_refused(answer)
+                raise errors.overlap_refused(answer)
             if isinstance(answer, OverlapAnswered):
                 return answer
-        raise no_scheduler()
+        raise errors.no_scheduler()
 
 
 def _parsed(body: bytes) -> OverlapBody:
@@ -152,7 +133,7 @@ def _parsed(body: bytes) -> OverlapBody:
         asked = _bodies.decode(body)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         msg = f"The body is not as docs/overlap.md has it: {short_reason(error)}."
-        raise bad_request(msg, code="malformed_body") from error
+        raise errors.bad_request(msg, code="malformed_body") from error
     return asked
 
 
@@ -165,7 +146,7 @@ def _request(asked: OverlapBody, pool: Pool, model: Model, salt: str) -> Overlap
         ]
         return OverlapRequest(prompts=[OverlapPrompt(block_keys=packed) for packed in keys])
     except ValueError as error:
-        raise bad_request(f"The prompts cannot be looked up: {short_reason(error)}.", param="prompts") from error
+        raise errors.bad_request(f"The prompts cannot be looked up: {short_reason(error)}.", param="prompts") from error
 
 
 def _tokens(asked: OverlapBody) -> list[Sequence[int]]:

@@ -4,27 +4,31 @@ the command that asks for a place. Refuses invalid requests before they are logg
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pointsman.contracts.cache_salts import CacheSalts
 from pointsman.contracts.commands import RouteRequest
 from pointsman.contracts.requests import OUTPUT_UNBOUNDED
 from pointsman.primitives import ANSWERS_MAX, SessionId, Tenant, Tokens
 from pointsman.runtime import span_attributes
-from pointsman.runtime.tenant_policies import FollowedPolicies
 from pointsman_ingress.context import RequestContext
 from pointsman_ingress.endpoints import AcceptedBody, BodyRules, Endpoint
 from pointsman_ingress.engine.body_rewrites import add_tenant, ask_for_usage, impose_salt
 from pointsman_ingress.engine.prefix_fetch import PrefixPrompt
 from pointsman_ingress.http.call import BodyLoan, HttpExchange
 from pointsman_ingress.http.errors import bad_request
-from pointsman_ingress.http.priority import priority_of
-from pointsman_ingress.http.request_headers import ANONYMOUS, LatencySlo, cleaned, session_of, slo_of, tenant_of
+from pointsman_ingress.http.request_headers import (
+    ANONYMOUS,
+    LatencySlo,
+    cleaned,
+    priority_of,
+    session_of,
+    slo_of,
+    tenant_of,
+)
+from pointsman_ingress.parts import IngressParts
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
 from pointsman_ingress.prompt.lengths import RequestLengths
 from pointsman_ingress.prompt.parsed_request import ParsedRequest, TokenIds
 from pointsman_ingress.prompt.tokenization import PromptTokens, TokenizeContext
-from pointsman_ingress.settings import IngressSettings
-from pointsman_ingress.work_threads import WorkThreads
 
 SESSION_LENGTH_MAX = 256
 INLINE_TOKENS_MAX: Tokens = 8_192
@@ -33,42 +37,39 @@ INLINE_TOKENS_MAX: Tokens = 8_192
 
 @dataclass(frozen=True, slots=True)
 class RequestResolver:
+    parts: IngressParts
     pools: Pools
     rules: BodyRules
-    settings: IngressSettings
-    salts: CacheSalts | None
-    """None without authentication: clients are the operator's own."""
-    policies: FollowedPolicies
-    work: WorkThreads
 
     @property
     def private(self) -> bool:
         """Whether clients learn nothing of the fleet and of each other."""
-        return self.salts is not None
+        return self.parts.salts is not None
 
     async def resolve(self, call: HttpExchange, endpoint: Endpoint, body: bytes, loan: BodyLoan) -> RequestContext:
         """The body is parsed, its model found, its prompt turned into tokens and block keys, the body written anew for engines; what
         the leader has to know of all that is the command. Meanwhile the body is there twice. Raises ApiError."""
+        settings, work = self.parts.settings, self.parts.work
         with loan.scope():
             loan.add(len(body))
             accepted = await self.accept(call, endpoint, body)
             request, facts, owner = accepted.request, call.facts, call.owner
-            slo = slo_of(call.headers, LatencySlo(self.settings.slo_ttft_seconds, self.settings.slo_tpot_seconds))
+            slo = slo_of(call.headers, LatencySlo(settings.slo_ttft_seconds, settings.slo_tpot_seconds))
             pool, model = await self.find_model(call, request)
             lengths = RequestLengths(request, pool.fleet.context_of(model))
             tokens = await _tokens(call, request, pool, model, lengths)
             tenant = facts.tenant or ANONYMOUS
             group, salt = self._isolation(tenant, request.cache_salt)
             few_tokens = len(tokens.keyed) <= INLINE_TOKENS_MAX
-            keys = await self.work.run_unless(few_tokens, owner, _packed_keys, pool, model, tokens.keyed, salt)
+            keys = await work.run_unless(few_tokens, owner, _packed_keys, pool, model, tokens.keyed, salt)
             sent = accepted.content
             if endpoint.parse is not None:
                 imposed = salt if self.private else None
-                sent = await self.work.run_unless(facts.light, owner, self._rewritten, accepted, imposed, tenant)
+                sent = await work.run_unless(facts.light, owner, self._rewritten, accepted, imposed, tenant)
         output_tokens = lengths.output_bound(tokens.shortest)
         command = RouteRequest(
             request=call.id,
-            ingress=self.settings.name,
+            ingress=settings.name,
             arrived_at=call.arrived_at,
             tenant=tenant,
             keys=keys,
@@ -85,7 +86,7 @@ class RequestResolver:
             followed=True,
             cache_group=group,
             client_request_id=call.client_request_id,
-            priority=priority_of(call.headers, request.service_tier, self.policies.of(tenant).priority),
+            priority=priority_of(call.headers, request.service_tier, self.parts.policies.of(tenant).priority),
             answers=min(len(tokens.prompts) * request.answers, ANSWERS_MAX),
         )
         fetchable = pool.fleet.fetches and tokens.exact and tokens.longest
@@ -109,7 +110,7 @@ class RequestResolver:
     async def accept(self, call: HttpExchange, endpoint: Endpoint, body: bytes) -> AcceptedBody:
         """Parsed, with the fields that may go to engines. Raises ApiError."""
         light = call.facts.light = endpoint.is_light(body)
-        return await self.work.run_unless(light, call.owner, self.rules.accept, endpoint, body, call.headers)
+        return await self.parts.work.run_unless(light, call.owner, self.rules.accept, endpoint, body, call.headers)
 
     async def find_model(self, call: HttpExchange, request: ParsedRequest) -> tuple[Pool, Model]:
         """Raises ApiError."""
@@ -123,20 +124,21 @@ class RequestResolver:
 
     def _isolation(self, tenant: Tenant, own_salt: str) -> tuple[str, str]:
         """Its cache group, and the salt of its blocks. `own_salt`: the client's."""
-        if self.salts is None:
+        salts = self.parts.salts
+        if salts is None:
             return "", own_salt
-        group = self.salts.group(tenant)
-        return group, self.salts.salt(group, own_salt)
+        group = salts.group(tenant)
+        return group, salts.salt(group, own_salt)
 
     def _adds_usage(self, request: ParsedRequest) -> bool:
-        return request.may_add_usage and self.settings.stream_usage
+        return request.may_add_usage and self.parts.settings.stream_usage
 
     def _rewritten(self, accepted: AcceptedBody, salt: str | None, tenant: Tenant) -> bytes:
         """JSON as engines get it."""
         body = accepted.content
         if salt is not None:
             body = impose_salt(body, salt, replaces=accepted.salted)
-        if self.settings.forward_tenant:
+        if self.parts.settings.forward_tenant:
             body = add_tenant(body, tenant)
         return ask_for_usage(body) if self._adds_usage(accepted.request) else body
 

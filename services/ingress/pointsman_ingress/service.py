@@ -6,92 +6,63 @@ from dataclasses import dataclass
 
 from pointsman.adapters.shared_timers import SharedTimer
 from pointsman.contracts.reasons import CancelCause, FailReason
-from pointsman.ports import Clock
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.containment import note_failure
 from pointsman.runtime.health import Receive, Scope, Send
-from pointsman.runtime.supervision import Supervisor
-from pointsman.runtime.tracing import Tracer
 from pointsman_ingress.access_log import AccessLog
 from pointsman_ingress.delivery import Delivery
 from pointsman_ingress.endpoints import Endpoint
-from pointsman_ingress.engine.client import EngineClient
 from pointsman_ingress.engine.prefix_fetch import PrefixFetcher
-from pointsman_ingress.http.authentication import Authentication
-from pointsman_ingress.http.call import BodyBudget, BodyLoan, ClientGoneError, HttpExchange, RequestIds
-from pointsman_ingress.http.errors import (
-    ApiError,
-    ingress_stopped,
-    internal_error,
-    nested_too_deeply,
-    request_timeout,
-)
+from pointsman_ingress.http import errors
+from pointsman_ingress.http.call import BodyLoan, ClientGoneError, HttpExchange
+from pointsman_ingress.http.errors import ApiError
 from pointsman_ingress.http.request_deadline import RequestDeadline
 from pointsman_ingress.lifecycle import RequestLifecycle
 from pointsman_ingress.metrics import count_outcome
+from pointsman_ingress.parts import IngressParts
 from pointsman_ingress.passthrough import pass_through
 from pointsman_ingress.prefix_copies import PrefixCopier
 from pointsman_ingress.resolver import RequestResolver
-from pointsman_ingress.settings import IngressSettings
 from pointsman_ingress.spans import begin_request, end_request
-from pointsman_ingress.work_threads import WorkThreads
 
 LAST_WORDS_WALL_SECONDS: WallSeconds = WallSeconds(3.0)  # for the error of an interrupted request
 
 
 @dataclass(eq=False)
 class Gateway:
-    settings: IngressSettings
-    authentication: Authentication
+    parts: IngressParts
     resolver: RequestResolver
-    engines: EngineClient
-    clock: Clock
-    supervisor: Supervisor
-    ids: RequestIds
     access_log: AccessLog | None
-    work: WorkThreads
-    tracer: Tracer | None
-    bodies: BodyBudget
 
     def __post_init__(self) -> None:
-        self._time = SharedTimer(self.settings.request_timeout_seconds)
+        parts = self.parts
+        self._time = SharedTimer(parts.settings.request_timeout_seconds)
         self._last_words = SharedTimer(float(LAST_WORDS_WALL_SECONDS))
-        self._fetcher = PrefixFetcher(self.engines, self.clock, self.work)
-        self._copier = PrefixCopier(self._fetcher, self.supervisor)
+        self._copier = PrefixCopier(PrefixFetcher(parts.engines, parts.clock, parts.work), parts.supervisor)
 
     async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """A cancelled task ends the request with an error; a second cancellation is raised."""
         call = self._call(endpoint, scope, send)
-        if self.tracer is not None:
-            begin_request(self.tracer, call)
+        parts = self.parts
+        if parts.tracer is not None:
+            begin_request(parts.tracer, call)
         lifecycle: RequestLifecycle | None = None
         loan: BodyLoan | None = None
         try:
-            with RequestDeadline(self.supervisor, self._time) as deadline:
+            with RequestDeadline(parts.supervisor, self._time) as deadline:
                 try:
                     await self._identify(call, endpoint)
                     endpoint.check_content_type(call.headers)
-                    loan = BodyLoan(self.bodies, call.owner)
-                    body = await call.read_body(receive, loan, bytes_max=self.settings.body_bytes_max)
+                    loan = BodyLoan(parts.bodies, call.owner)
+                    body = await call.read_body(receive, loan, bytes_max=parts.settings.body_bytes_max)
                     deadline.watch(scope, receive)
                     if not endpoint.placed:
-                        await pass_through(call, endpoint, body, self.resolver, self.engines, loan)
+                        await pass_through(call, endpoint, body, self.resolver, loan)
                         return
                     context = await self.resolver.resolve(call, endpoint, body, loan)
                     del body  # engines get the context's
                     lifecycle = RequestLifecycle(context, call.clock, call.span)
-                    await Delivery(
-                        context,
-                        call,
-                        lifecycle,
-                        engines=self.engines,
-                        fetcher=self._fetcher,
-                        copier=self._copier,
-                        settings=self.settings,
-                        ids=self.ids,
-                        work=self.work,
-                        loan=loan,
-                    ).run()
+                    await Delivery(parts, context, call, lifecycle, self._copier, loan).run()
                 except ApiError as error:
                     await call.fail(error)
                 except ClientGoneError:
@@ -103,11 +74,11 @@ class Gateway:
                     await self._end_interrupted(call, lifecycle, cause)
                 except RecursionError:  # the client's nesting
                     _fail(lifecycle, FailReason.MALFORMED_BODY, 400)
-                    await call.fail(nested_too_deeply())
+                    await call.fail(errors.nested_too_deeply())
                 except Exception as error:  # noqa: BLE001 - a client may cause many: counted, logged at a bounded rate
                     note_failure("request", error, request=call.id)
                     _fail(lifecycle, FailReason.INTERNAL_ERROR, 500)
-                    await call.fail(internal_error(), events=_events(lifecycle))
+                    await call.fail(errors.internal_error(), events=_events(lifecycle))
         finally:
             if loan is not None:
                 loan.end()
@@ -124,17 +95,17 @@ class Gateway:
         facts = call.facts
         facts.reason = facts.reason or call.error_code or (lifecycle.reason if lifecycle else "") or ""
         count_outcome(call)
-        if self.tracer is not None:
+        if self.parts.tracer is not None:
             end_request(call, lifecycle)
         if self.access_log is not None:
             self.access_log.write(call, lifecycle)
 
     def _call(self, endpoint: Endpoint, scope: Scope, send: Send) -> HttpExchange:
-        return HttpExchange(endpoint.path, endpoint.errors, scope, send, ids=self.ids, clock=self.clock)
+        return HttpExchange(endpoint.path, endpoint.errors, scope, send, ids=self.parts.ids, clock=self.parts.clock)
 
     async def _identify(self, call: HttpExchange, endpoint: Endpoint) -> None:
         """Raises ApiError."""
-        call.facts.identity = identity = await self.authentication.identity(call.headers)
+        call.facts.identity = identity = await self.parts.authentication.identity(call.headers)
         if identity is not None:
             call.facts.tenant = identity.tenant
             identity.check_endpoint(endpoint.path)
@@ -151,7 +122,7 @@ class Gateway:
             else:
                 lifecycle.cancelled(cause)
         if cause is not CancelCause.CLIENT_GONE:
-            error = request_timeout() if cause is CancelCause.TIMEOUT else ingress_stopped()
+            error = errors.request_timeout() if cause is CancelCause.TIMEOUT else errors.ingress_stopped()
             await self._fail_in_time(call, error, _events(lifecycle))
 
     async def _fail_in_time(self, call: HttpExchange, error: ApiError, events: int) -> None:

@@ -259,11 +259,9 @@ def _keep_to_owner(file: Path) -> None:
 
 def _share_sqlite(connection: Any, record: Any, ended: threading.Event) -> None:
     late = record.info[LATE] = threading.Event()
-
-    def must_end() -> bool:
-        return late.is_set() or ended.is_set()
-
-    connection.run_async(lambda driver: driver.set_progress_handler(must_end, LATE_LOOK_STEPS))
+    connection.run_async(
+        lambda driver: driver.set_progress_handler(lambda: late.is_set() or ended.is_set(), LATE_LOOK_STEPS)
+    )
     cursor = connection.cursor()
     cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")  # of a file without tables; others keep what they are
     cursor.execute("PRAGMA journal_mode=WAL")

@@ -44,16 +44,15 @@ from pointsman.contracts.subjects import (
     instance_of,
 )
 from pointsman.policies.dispatch import Dispatcher
-from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.scaling.roles import switch_refusal
-from pointsman.ports import Clock, CommandHandler, KeyValueStore, Reply
-from pointsman.primitives import EngineSeconds, PoolName
+from pointsman.ports import CommandHandler, Reply
+from pointsman.primitives import EngineSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.admin_log import log_admin_action
-from pointsman.runtime.health import HealthBoard
 from pointsman.state.workload import UNGRANTED
 from pointsman_scheduler.api_keys import ApiKeyWriter, KeyRefusedError
 from pointsman_scheduler.checkpoint_watch import CHECKPOINTS_PART
+from pointsman_scheduler.context import SchedulerContext
 from pointsman_scheduler.fleet_status import describe_fleet, drain_warning
 from pointsman_scheduler.leader import ActiveTerm, Candidacy, send
 from pointsman_scheduler.log_liveness import LogLiveness
@@ -70,36 +69,27 @@ policies. Beyond that nobody is answered."""
 class CommandHandlers:
     def __init__(
         self,
-        *,
+        context: SchedulerContext,
         leader: Candidacy,
         replica: Replica,
-        access: KeyValueStore,
         tenants: TenantPoliciesKeeper,
-        clock: Clock,
-        policies: PolicySet,
-        pool: PoolName,
-        name: str,
-        secret: str,
         log_liveness: LogLiveness,
         overload: Overload,
-        board: HealthBoard,
     ) -> None:
+        clock = context.clock
+        self._context = context
         self._leader = leader
         self._log_liveness = log_liveness
         self._replica = replica
         self._tenants = tenants
-        self._key_writer = ApiKeyWriter(access, clock, secret)
+        self._key_writer = ApiKeyWriter(context.link.access, clock, context.settings.secret)
         self._clock = clock
-        self._policies = policies
-        self._pool = pool
-        self._decision_seconds = telemetry.DECISION_SECONDS.labels(pool)
-        self._name = name
+        self._decision_seconds = telemetry.DECISION_SECONDS.labels(context.pool)
         self._overload = overload
-        self._board = board
         self._describing = WorkBudget(clock, burst=DESCRIBING_BURST_SECONDS)
 
     def by_subject(self) -> list[tuple[str, CommandHandler]]:
-        pool = self._pool
+        pool = self._context.pool
         return [
             (command_subject(pool, "route"), self._while_leading((RouteRequest,), self._route)),
             (command_subject(pool, "handover"), self._while_leading((HandOverRequest,), self._hand_over)),
@@ -196,7 +186,7 @@ class CommandHandlers:
         by = actor_of(reply.subject)
         events, answer = _decide_drain(term.dispatcher, command, now, by=by)
         if answer.draining and isinstance(command, DrainInstance) and not command.becomes:
-            warning = drain_warning(term.dispatcher.state, command.instance, self._policies.hold_seconds)
+            warning = drain_warning(term.dispatcher.state, command.instance, self._context.policies.hold_seconds)
             answer = msgspec.structs.replace(answer, warning=warning)
         action = "drain" if isinstance(command, DrainInstance) else "undrain"
         log_admin_action(action, by, answer.refusal, instance=command.instance, changed=bool(events))
@@ -238,21 +228,21 @@ class CommandHandlers:
 
     async def _describe(self, command: AnyCommand, reply: Reply) -> None:
         if isinstance(command, DescribeFleet):
-            state, unconfirmed = self._replica.state, self._overload.unconfirmed
+            context, state, unconfirmed = self._context, self._replica.state, self._overload.unconfirmed
             await reply(
                 describe_fleet(
                     state,
-                    self._policies,
+                    context.policies,
                     unconfirmed,
-                    pool=self._pool,
-                    scheduler=self._name,
-                    checkpoints_overdue=self._board.degraded_parts.get(CHECKPOINTS_PART, ""),
+                    pool=context.pool,
+                    scheduler=context.name,
+                    checkpoints_overdue=context.board.degraded_parts.get(CHECKPOINTS_PART, ""),
                 )
             )
         elif isinstance(command, DescribeTenants):
             if not self._describing.wait_seconds(DESCRIBING_SHARE):
                 began = time.thread_time()
-                await reply(self._tenants.described(self._pool))
+                await reply(self._tenants.described(self._context.pool))
                 self._describing.spend(time.thread_time() - began)
         elif self._leader.leading is not None and (refusal := refusal_of(command, (DescribeFleet, DescribeTenants))):
             await reply(refusal)

@@ -14,20 +14,18 @@ from pointsman.contracts.fleet import (
 from pointsman.contracts.reasons import CancelCause
 from pointsman.policies.large_pool import prepare_columns
 from pointsman.policies.lost_requests import seconds_since
-from pointsman.policies.policy_set import PolicySet
-from pointsman.ports import Clock, Commands
-from pointsman.primitives import PoolName, WallSeconds, engine_seconds
+from pointsman.primitives import WallSeconds, engine_seconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.containment import contained
 from pointsman.runtime.engine_series import EngineSeries
 from pointsman.state.state import State
 from pointsman.state.workload import UNGRANTED, Request
+from pointsman_scheduler.context import SchedulerContext
 from pointsman_scheduler.fleet_status import FleetGauges
 from pointsman_scheduler.leader import ActiveTerm, Candidacy
 from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.overload import Overload
 from pointsman_scheduler.replica import Replica
-from pointsman_scheduler.settings import SchedulerSettings
 
 log = structlog.get_logger()
 
@@ -49,24 +47,20 @@ IDLE_WALL_SECONDS: WallSeconds = WallSeconds(3.0)
 class Housekeeping:
     def __init__(
         self,
-        *,
+        context: SchedulerContext,
         leader: Candidacy,
         replica: Replica,
-        commands: Commands,
-        clock: Clock,
-        settings: SchedulerSettings,
         log_liveness: LogLiveness,
-        policies: PolicySet,
         overload: Overload,
     ) -> None:
         self._leader = leader
         self._replica = replica
-        self._commands = commands
-        self._clock = clock
-        self._settings = settings
+        self._commands = context.link.commands
+        self._clock = context.clock
+        self._settings = context.settings
         self._log_liveness = log_liveness
-        self._pool = pool = PoolName(settings.pool)
-        self._gauges = FleetGauges(pool, policies)
+        self._pool = pool = context.pool
+        self._gauges = FleetGauges(pool, context.policies)
         self._series = EngineSeries(pool)
         telemetry.ROLE_CHANGES.show_zeros(pool=pool)
         self._overload = overload

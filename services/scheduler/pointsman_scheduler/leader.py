@@ -8,7 +8,6 @@ from dataclasses import asdict
 
 import structlog
 
-from pointsman.adapters.clocks import ForwardClock
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.wire import WIRE_VERSION
@@ -18,21 +17,18 @@ from pointsman.policies.dispatch.recording import SETTINGS_EVERY, Recording
 from pointsman.policies.heard_reports import HeardReports
 from pointsman.policies.large_pool import prepare_columns
 from pointsman.policies.lost_requests import LostRequests
-from pointsman.policies.policy_set import PolicySet
 from pointsman.ports import (
     CommandHandler,
     Commands,
     ElectionLostError,
-    EventLog,
     Fence,
     LogUnavailableError,
 )
 from pointsman.primitives import Term, WallSeconds
-from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.leadership import Leadership
-from pointsman.runtime.tracing import Tracer
 from pointsman.state.key_table import COMPILED
 from pointsman.state.state import State
+from pointsman_scheduler.context import SchedulerContext
 from pointsman_scheduler.decision_spans import DecisionSpans
 from pointsman_scheduler.flush_pace import FlushPace
 from pointsman_scheduler.log_liveness import LogLiveness
@@ -59,30 +55,20 @@ class ActiveTerm:
     Dispatcher, without a wait between the two."""
 
     def __init__(
-        self,
-        state: State,
-        policies: PolicySet,
-        *,
-        term: Term,
-        fence: Fence,
-        event_log: EventLog,
-        log_liveness: LogLiveness,
-        pool: str,
-        recording: Recording,
-        spans: DecisionSpans | None,
-        now: WallSeconds,
+        self, state: State, context: SchedulerContext, log_liveness: LogLiveness, *, term: Term, fence: Fence
     ) -> None:
-        self.dispatcher = Dispatcher(state, policies, term=term, on_decision=self._collect, recording=recording)
-        self.waiters = Waiters(self.dispatcher, pool)
+        recording = Recording(context.settings.rivals, settings_every=SETTINGS_EVERY)
+        self.dispatcher = Dispatcher(state, context.policies, term=term, on_decision=self._collect, recording=recording)
+        self.waiters = Waiters(self.dispatcher, context.pool)
         self.ownership = Ownership()
         self.heard = HeardReports()
         self.clock_offsets = ClockOffsets(state.settings.speed)
         self.lost = LostRequests()
-        self.flush_pace = FlushPace(now)
-        self.migrations = MigrationHandler(self.dispatcher, pool)
-        self.spans = spans
+        self.flush_pace = FlushPace(context.clock.wall())
+        self.migrations = MigrationHandler(self.dispatcher, context.pool)
+        self.spans = None if context.tracer is None else DecisionSpans(context.tracer)
         self._fence = fence
-        self._log = event_log
+        self._log = context.link.log
         self._log_liveness = log_liveness
         self._unwritten: list[LogEvent] = []
         """Decisions since the last `publish`, in order."""
@@ -136,31 +122,15 @@ async def _at_once(contexts: Sequence[AbstractAsyncContextManager[None]]) -> Asy
 
 
 class Candidacy:
-    def __init__(
-        self,
-        *,
-        event_log: EventLog,
-        clock: ForwardClock,
-        board: HealthBoard,
-        leadership: Leadership,
-        policies: PolicySet,
-        name: str,
-        replica: Replica,
-        log_liveness: LogLiveness,
-        rivals: int,
-        tracer: Tracer | None = None,
-    ) -> None:
-        """`rivals`: that each decision records (`Recording`)."""
-        self._tracer = tracer
-        self._log = event_log
+    def __init__(self, context: SchedulerContext, replica: Replica, log_liveness: LogLiveness) -> None:
+        clock, link, lease_seconds = context.clock, context.link, context.settings.lease_seconds
+        self._context = context
+        self._log = link.log
         self._clock = clock
-        self._board = board
-        self._leadership = leadership
-        self._policies = policies
-        self._name = name
+        self._board = context.board
+        self._leadership = Leadership(link.lease, clock, name=context.name, lease_seconds=lease_seconds)
         self._replica = replica
         self._log_liveness = log_liveness
-        self._rivals = rivals
         self._serving = AsyncExitStack()
         self._fence: Fence | None = None
         self._unreadable = ""
@@ -222,18 +192,7 @@ class Candidacy:
             raise DeposedError(f"another leader was elected for term {state.term} before term {elected.term} began")
         prepare_columns(state)
         self._log_liveness.begin()
-        self.term = ActiveTerm(
-            state,
-            self._policies,
-            term=elected.term,
-            fence=fence,
-            event_log=self._log,
-            log_liveness=self._log_liveness,
-            pool=self._board.pool,
-            recording=Recording(self._rivals, settings_every=SETTINGS_EVERY),
-            spans=None if self._tracer is None else DecisionSpans(self._tracer),
-            now=self._clock.wall(),
-        )
+        self.term = ActiveTerm(state, self._context, self._log_liveness, term=elected.term, fence=fence)
         self._settled.set()
         self.report_readiness()
         log.info(
@@ -278,7 +237,7 @@ class Candidacy:
             self._board.missing(LEADERSHIP, f"the lease could not be renewed in time{trouble}")
         elif self.term is None and not self._replica.caught_up:
             self._board.missing(LEADERSHIP, "folding the log")
-        elif self.term is None and self._leadership.leader in ("", self._name):
+        elif self.term is None and self._leadership.leader in ("", self._context.name):
             self._board.missing(LEADERSHIP, f"taking over{trouble}")
         else:
             self._board.restored(LEADERSHIP)
@@ -307,14 +266,14 @@ class Candidacy:
             await self._clock.sleep_wall(ELECTION_RETRY_WALL_SECONDS)
 
     def _election(self) -> LeaderElected:
-        state = self._replica.state
+        state, policies = self._replica.state, self._context.policies
         return LeaderElected(
             at=self._clock.now(),
             term=self._leadership.term_above(state.term),
-            scheduler=self._name,
+            scheduler=self._context.name,
             as_of=state.sequence,
             pool=asdict(state.settings),
-            policy=self._policies.routing.name,
-            settings=self._policies.settings,
+            policy=policies.routing.name,
+            settings=policies.settings,
             wire=WIRE_VERSION,
         )

@@ -2,7 +2,7 @@
 
 from contextlib import nullcontext
 
-from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.clocks import ForwardClock, ScaledClock
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.policies.policy_set import PolicySet
 from pointsman.primitives import WallSeconds
@@ -12,9 +12,10 @@ from pointsman.runtime.log_connection import name_of_run, open_link
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import Supervisor, run
 from pointsman.runtime.tracer_opening import open_tracer
-from pointsman_scheduler.assembly import start_scheduler
 from pointsman_scheduler.checkpoint_watch import CheckpointWatch
 from pointsman_scheduler.checkpointer import running_beside
+from pointsman_scheduler.context import SchedulerContext
+from pointsman_scheduler.service import start_scheduler
 from pointsman_scheduler.settings import SchedulerSettings
 
 
@@ -44,9 +45,16 @@ async def _serve(settings: SchedulerSettings, policies: PolicySet, supervisor: S
         running_beside(settings, supervisor, clock) if settings.checkpoint_seconds > WallSeconds(0.0) else nullcontext()
     )
     async with open_link(settings, clock, board, name=name, user=BusUser(BusRole.SCHEDULER)) as link:
-        service = start_scheduler(
-            supervisor, link, settings=settings, policies=policies, clock=clock, board=board, name=name, tracer=tracer
+        context = SchedulerContext(
+            settings=settings,
+            policies=policies,
+            link=link,
+            clock=ForwardClock(clock),
+            board=board,
+            name=name,
+            tracer=tracer,
         )
+        service = start_scheduler(supervisor, context)
         if settings.checkpoint_seconds > WallSeconds(0.0):
             watch = CheckpointWatch(
                 event_log=link.log,

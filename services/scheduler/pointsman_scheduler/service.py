@@ -5,25 +5,25 @@ checkpoint."""
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
-from pointsman.adapters.clocks import ForwardClock
 from pointsman.contracts.cache import CacheEvent
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected, WritesLost
 from pointsman.contracts.fleet import FleetEvent, InstanceJoined, InstanceLeft, InstanceReported
 from pointsman.contracts.requests import RequestEvent
 from pointsman.policies.dispatch import Dispatcher
-from pointsman.ports import Commands, EventLog, LogEntry
-from pointsman.primitives import InstanceId, PoolName
+from pointsman.ports import LogEntry
+from pointsman.primitives import InstanceId
 from pointsman.runtime.containment import contained
-from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.engine_urls import EngineUrls
 from pointsman.runtime.log_metrics import measure_log
 from pointsman.runtime.recovery import LogBrokenError, Recovery, RestoredState
+from pointsman.runtime.supervision import Supervisor
 from pointsman.state.state import State
+from pointsman_scheduler.context import SchedulerContext
 from pointsman_scheduler.engine_url_guard import EngineUrlGuard
 from pointsman_scheduler.fleet_status import FleetWarnings
 from pointsman_scheduler.handlers import CommandHandlers
@@ -31,6 +31,7 @@ from pointsman_scheduler.housekeeping import Housekeeping
 from pointsman_scheduler.leader import LEADERSHIP, ActiveTerm, Candidacy, DeposedError
 from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.overlap import OverlapService
+from pointsman_scheduler.overload import Overload
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.resync import Resync
 from pointsman_scheduler.tenant_policies import TenantPoliciesKeeper
@@ -38,27 +39,56 @@ from pointsman_scheduler.tenant_policies import TenantPoliciesKeeper
 log = structlog.get_logger()
 
 
-@dataclass(kw_only=True, eq=False)
-class SchedulerService:
-    """`name`: of this process in log and lease."""
+def start_scheduler(supervisor: Supervisor, context: SchedulerContext) -> "SchedulerService":
+    """With all tasks started."""
+    service = SchedulerService(context)
+    supervisor.start(service.run(), name="term")
+    for task, work in service.background().items():
+        supervisor.start(work, name=task)
+    return service
 
-    name: str
-    pool: PoolName
-    event_log: EventLog
-    commands: Commands
-    clock: ForwardClock
-    board: HealthBoard
-    recovery: Recovery
-    replica: Replica
-    log_liveness: LogLiveness
-    leader: Candidacy
-    tenants: TenantPoliciesKeeper
-    handlers: CommandHandlers
-    housekeeping: Housekeeping
-    url_guard: EngineUrlGuard
-    resync: Resync
-    overlap: OverlapService
-    warnings: FleetWarnings
+
+class SchedulerService:
+    def __init__(self, context: SchedulerContext) -> None:
+        """Its parts are made in the order in which they need each other."""
+        settings, policies, link = context.settings, context.policies, context.link
+        pool, clock, board = context.pool, context.clock, context.board
+        self.context, self.clock, self.board = context, clock, board
+        self.recovery = Recovery(
+            event_log=link.log,
+            checkpoints=link.checkpoints,
+            clock=clock,
+            board=board,
+            part=LEADERSHIP,
+            empty_state=lambda: settings.empty_state(policies),
+        )
+        self.replica = replica = Replica(settings.empty_state(policies), pool)
+        self.log_liveness = LogLiveness(clock, suspect_seconds=settings.suspect_seconds)
+        self.leader = leader = Candidacy(context, replica, self.log_liveness)
+        overload = Overload(link.log, clock, board, context.name)
+        self.tenants = TenantPoliciesKeeper(leader=leader, replica=replica, store=link.access, clock=clock)
+        self.handlers = CommandHandlers(context, leader, replica, self.tenants, self.log_liveness, overload)
+        self.housekeeping = Housekeeping(context, leader, replica, self.log_liveness, overload)
+        self.url_guard = EngineUrlGuard(EngineUrls.of(settings.engine_urls))
+        self.resync = Resync(
+            leader=leader,
+            replica=replica,
+            commands=link.commands,
+            clock=clock,
+            pool=pool,
+            is_refused=self.url_guard.is_refused,
+        )
+        self.overlap = OverlapService(
+            replica=replica,
+            leader=leader,
+            event_log=link.log,
+            clock=clock,
+            pool=pool,
+            name=context.name,
+            secret=settings.secret,
+        )
+        self.warnings = FleetWarnings()
+        board.missing(LEADERSHIP, "folding the log")
 
     @property
     def state(self) -> State:
@@ -87,7 +117,7 @@ class SchedulerService:
                     self.leader.reset()
                     tasks.create_task(self._fold(start), name="fold")
                     tasks.create_task(self._campaign(tasks), name="campaign")
-                    tasks.create_task(self.overlap.serve(self.commands, start.end), name="overlap")
+                    tasks.create_task(self.overlap.serve(self.context.link.commands, start.end), name="overlap")
             except* (LogBrokenError, DeposedError) as ends:
                 reason = str(ends.exceptions[0])
                 log.warning("term_ended", reason=reason, led=self.dispatcher is not None)
@@ -101,7 +131,9 @@ class SchedulerService:
         return {
             "housekeeping": self.housekeeping.run(),
             "resync": self.resync.run(),
-            "log-metrics": measure_log(self.event_log, self.clock, self.pool, lambda: self.replica.state.sequence),
+            "log-metrics": measure_log(
+                self.context.link.log, self.clock, self.context.pool, lambda: self.replica.state.sequence
+            ),
             "tenants": self.tenants.run(),
         }
 
@@ -113,7 +145,7 @@ class SchedulerService:
         await leader.obtain_lease()
         tasks.create_task(leader.keep_lease(), name="keep-lease")
         tasks.create_task(leader.watch_reading(), name="watch-reading")
-        await leader.open(self.commands, self.handlers.by_subject())
+        await leader.open(self.context.link.commands, self.handlers.by_subject())
         await leader.take_office()
         with contained("tenant policies"):
             await self.tenants.enforce()
@@ -156,7 +188,7 @@ class SchedulerService:
         elif isinstance(event, InstanceJoined | InstanceLeft):
             with contained("key_check"):
                 self.warnings.check(self.state, event.instance)
-        elif isinstance(event, WritesLost) and event.writer == self.name and self.leader.term is not None:
+        elif isinstance(event, WritesLost) and event.writer == self.context.name and self.leader.term is not None:
             await self.leader.end_term(f"the log misses {event.count} decisions of this leader: {event.reason}")
 
     def _take_evidence(self, term: ActiveTerm, event: LogEvent) -> None:

@@ -96,14 +96,13 @@ class EngineBlocks:
             if span_index == last_index:
                 key = next(keys)
                 if node is None:
-                    node = self._add(engine_hash, span_index, key, parent_key, _NO_TOKENS, before, previous)
+                    node = self._add(Block(engine_hash, span_index, key, parent_key, _NO_TOKENS, before, previous))
                 start = parent_key = key
                 span_index, before, span_starts = 0, None, end
             else:
                 if node is None:
-                    node = self._add(
-                        engine_hash, span_index, start, parent_key, tokens[span_starts:end], before, previous
-                    )
+                    tail = tokens[span_starts:end]
+                    node = self._add(Block(engine_hash, span_index, start, parent_key, tail, before, previous))
                 span_index, before = span_index + 1, node
             previous = engine_hash
 
@@ -122,12 +121,12 @@ class EngineBlocks:
             return None
         for part in reversed(missing):
             before = self._add(
-                part.engine_hash, part.span_index, part.key, part.parent_key, part.tail, before, part.previous
+                Block(part.engine_hash, part.span_index, part.key, part.parent_key, part.tail, before, part.previous)
             )
         return before
 
     def add_keyless(self, engine_hash: EngineHash) -> Block:
-        return self._add(engine_hash, self.last_index, None, PROMPT_START, _NO_TOKENS, None, None)
+        return self._add(Block(engine_hash, self.last_index, None, PROMPT_START, _NO_TOKENS, None, None))
 
     def dump(self) -> list[HeldBlock]:
         return [
@@ -154,10 +153,8 @@ class EngineBlocks:
             if misplaced or (block.parent is not None and before is None):
                 raise ValueError("kept blocks contradict each other")
             tail = array("I", block.tail)
-            node = self._add(
-                block.engine_hash, block.span_index, block.key, block.parent_key, tail, before, block.previous
-            )
-            node.copies = block.copies
+            node = Block(block.engine_hash, block.span_index, block.key, block.parent_key, tail, before, block.previous)
+            self._add(node).copies = block.copies
 
     def _check_places(self, hashes: list[EngineHash], span_index: int) -> None:
         """Else blocks of a span could form a chain without end. Raises ValueError."""
@@ -171,18 +168,9 @@ class EngineBlocks:
                 raise ValueError(f"a block that is number {known} of its span as number {span_index}")
             span_index = span_index + 1 if span_index < self.last_index else 0
 
-    def _add(
-        self,
-        engine_hash: EngineHash,
-        span_index: int,
-        key: BlockKey | None,
-        parent_key: BlockKey,
-        tail: "array[int]",
-        before: Block | None,
-        previous: EngineHash | None,
-    ) -> Block:
-        node = self.nodes[engine_hash] = Block(engine_hash, span_index, key, parent_key, tail, before, previous)
-        if before is not None:
+    def _add(self, node: Block) -> Block:
+        self.nodes[node.engine_hash] = node
+        if (before := node.parent) is not None:
             if before.children is None:
                 before.children = {}
             before.children[node] = None

@@ -1,4 +1,4 @@
-"""Fleet events of one instance: combines target, settings, session and probe into InstanceJoined and InstanceReported."""
+"""Fleet events of one instance: combines target, settings, session and monitor into InstanceJoined and InstanceReported."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -16,11 +16,11 @@ from pointsman_worker.session import CacheSession, SessionState
 @dataclass(frozen=True, slots=True)
 class FleetEvents:
     state: SessionState
-    probe: EngineMonitor
+    monitor: EngineMonitor
     calibration: Calibration | None
 
     def joined(self, session: CacheSession) -> InstanceJoined:
-        state, facts, names = self.state, session.facts, self.probe.names
+        state, facts, names = self.state, session.facts, self.monitor.names
         settings, target, measured = state.settings, state.target, self.calibration
         profile = PROFILES[target.engine_model]
         return InstanceJoined(
@@ -52,7 +52,7 @@ class FleetEvents:
         )
 
     def reported(self, session: CacheSession, *, back_within: EngineSeconds = 0.0) -> InstanceReported:
-        state, load, names, translator = self.state, self.probe.load, self.probe.names, session.translator
+        state, load, names, translator = self.state, self.monitor.load, self.monitor.names, session.translator
         return InstanceReported(
             at=state.clock.now(),
             instance=state.instance,

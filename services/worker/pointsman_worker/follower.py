@@ -29,21 +29,21 @@ log = structlog.get_logger()
 @dataclass(eq=False)
 class Follower:
     state: SessionState
-    probe: EngineMonitor
-    successor: SessionStore
+    monitor: EngineMonitor
+    session_store: SessionStore
 
     async def run(self) -> None:
         """Raises SettingsError if the first engine cannot be followed."""
-        state, probe = self.state, self.probe
+        state, monitor = self.state, self.monitor
         _show_zeros(*state.labels)
-        events, facts = state.events, await probe.facts()
+        events, facts = state.events, await monitor.facts()
         while events is None or not facts.completes:
             if events is not None:
                 reason = "the engine makes vectors only: it is placed by load"
                 log.info("cache_not_followed", reason=reason, model=facts.model)
             state.begin(facts, "no_events", None)
-            facts = await probe.next_engine()
-        cursor = await self.successor.load(facts)
+            facts = await monitor.next_engine()
+        cursor = await self.session_store.load(facts)
         async with aclosing(events.items(cursor)) as items:
             async for item in items:
                 await self._on_item(item, events)
@@ -52,12 +52,12 @@ class Follower:
         match item:
             case EngineResumed():
                 with contextlib.suppress(EngineUnreachableError):
-                    await self.probe.refresh_load()
-                self.successor.resume()
+                    await self.monitor.refresh_load()
+                self.session_store.resume()
             case EngineAttached() | EngineRestarted():
-                self.successor.discard()
+                self.session_store.discard()
                 log.info("engine_followed", restarted=isinstance(item, EngineRestarted), exact=item.exact)
-                facts, translator = await self.probe.engine_to_follow()
+                facts, translator = await self.monitor.engine_to_follow()
                 socket = "" if events.replays else ", and there is no replay socket"
                 detail = "" if item.exact else f"the engine's first events may have been missed{socket}"
                 self.state.begin(facts, "empty" if item.exact else "unknown", translator, detail=detail)

@@ -47,12 +47,12 @@ class WorkerService:
         target = completed(target, settings)
         self.state = state = SessionState(target, settings, clock, events, unconfirmed_wall_seconds)
         state.withhold("" if target.ready else NOT_READY)
-        self._probe = EngineMonitor(engine, state, board)
-        fleet_events = FleetEvents(state, self._probe, calibration)
-        successor = SessionStore(fleet_events, turns)
-        self._follower = Follower(state, self._probe, successor)
+        self._monitor = EngineMonitor(engine, state, board)
+        fleet_events = FleetEvents(state, self._monitor, calibration)
+        session_store = SessionStore(fleet_events, turns)
+        self._follower = Follower(state, self._monitor, session_store)
         self._heartbeats = Heartbeats(link.commands, state, board)
-        self._writer = LogWriter(link.log, state, fleet_events, successor, board, self._heartbeats)
+        self._writer = LogWriter(link.log, state, fleet_events, session_store, board, self._heartbeats)
         self._resync = ResyncHandler(link.commands, state, self._writer)
         self._running: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
@@ -64,7 +64,7 @@ class WorkerService:
             async with asyncio.TaskGroup() as group:
                 others = [
                     group.create_task(part.run())
-                    for part in (self._follower, self._probe, self._resync, self._heartbeats)
+                    for part in (self._follower, self._monitor, self._resync, self._heartbeats)
                 ]
                 await self._writer.run()
                 for task in others:

@@ -38,7 +38,7 @@ class LogWriter:
     event_log: EventLog
     state: SessionState
     fleet_events: FleetEvents
-    successor: SessionStore
+    session_store: SessionStore
     board: HealthBoard
     heartbeats: Heartbeats
     _log_checked_at: WallSeconds = field(default=WallSeconds(0.0), init=False)
@@ -228,7 +228,7 @@ class LogWriter:
         while session.translator is not None and session.translator.changed and not self.state.catching_up:
             if not await self._write(session, reporting=True):
                 break
-        self.successor.save(session)
+        self.session_store.save(session)
 
     async def _leave(self) -> None:
         """Retried until the caller gives up."""

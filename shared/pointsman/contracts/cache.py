@@ -70,3 +70,6 @@ class CacheSnapshot(CacheEvent, frozen=True, kw_only=True):
     slower tiers follow."""
 
     runs: Runs
+
+
+AnyCacheEvent = BlocksStored | BlocksRemoved | CacheCleared | CacheGap | CacheSnapshot

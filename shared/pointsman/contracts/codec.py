@@ -6,157 +6,28 @@ from typing import get_args
 import msgspec
 
 from pointsman.contracts.access import ApiKeyChanged
-from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, CacheGap, CacheSnapshot
-from pointsman.contracts.commands import (
-    ApiKeyAnswered,
-    CancelAnswered,
-    CancelRequest,
-    ChangeApiKey,
-    CommandRefused,
-    DescribeFleet,
-    DescribeTenants,
-    DrainAnswered,
-    DrainInstance,
-    FleetDescribed,
-    FollowAnswered,
-    FollowRequests,
-    HandOverRequest,
-    HeartbeatNoted,
-    MigrateRequests,
-    MigrationAnswered,
-    NoteHeartbeat,
-    ResyncAnswered,
-    ResyncCache,
-    RouteGranted,
-    RouteRejected,
-    RouteRequest,
-    ScaleAnswered,
-    ScalePool,
-    SetTenantPolicies,
-    TenantPoliciesAnswered,
-    TenantsDescribed,
-    UndrainInstance,
-)
-from pointsman.contracts.decisions import (
-    HandOverRefused,
-    LeaderElected,
-    MigrationRefused,
-    RequestGranted,
-    RequestHandedOver,
-    RequestMigrated,
-    RequestPlaced,
-    RequestRejected,
-    RequestsRefused,
-    ScaleApplied,
-    ScaleDecided,
-    WritesLost,
-)
+from pointsman.contracts.cache import AnyCacheEvent, CacheEvent
+from pointsman.contracts.commands import CommandRefused, PoolCommand
+from pointsman.contracts.decisions import PoolDecision, RequestDecision
 from pointsman.contracts.envelope import Event
-from pointsman.contracts.fleet import (
-    FleetEvent,
-    InstanceDraining,
-    InstanceEjected,
-    InstanceJoined,
-    InstanceLeft,
-    InstanceProbed,
-    InstanceReported,
-    InstanceRoleChanged,
-    InstanceSuspected,
-    InstanceUndrained,
-    InstanceUnejected,
-)
+from pointsman.contracts.fleet import AnyFleetEvent, FleetEvent, InstanceJoined, InstanceProbed, InstanceReported
 from pointsman.contracts.overlap import OverlapAnswered, OverlapRefused, OverlapRequest
 from pointsman.contracts.reasons import CommandRefusal
 from pointsman.contracts.requests import (
-    PrefillFinished,
     PrefixCopyEnded,
     PrefixFetchEnded,
-    RequestArrived,
     RequestAttemptFailed,
-    RequestCancelled,
     RequestFailed,
     RequestFinished,
+    RequestProgress,
 )
 from pointsman.contracts.subjects import is_small, is_subject_of
 from pointsman.contracts.tenants import TenantPoliciesSet
 from pointsman.contracts.wire import WIRE_VERSION
 
-AnyCacheEvent = BlocksStored | BlocksRemoved | CacheCleared | CacheGap | CacheSnapshot
-AnyFleetEvent = (
-    InstanceJoined
-    | InstanceReported
-    | InstanceProbed
-    | InstanceSuspected
-    | InstanceDraining
-    | InstanceUndrained
-    | InstanceRoleChanged
-    | InstanceEjected
-    | InstanceUnejected
-    | InstanceLeft
-)
-AnyRequestEvent = (
-    RequestArrived
-    | RequestPlaced
-    | RequestGranted
-    | RequestHandedOver
-    | HandOverRefused
-    | RequestMigrated
-    | MigrationRefused
-    | RequestRejected
-    | PrefillFinished
-    | PrefixCopyEnded
-    | PrefixFetchEnded
-    | RequestAttemptFailed
-    | RequestFinished
-    | RequestFailed
-    | RequestCancelled
-)
-LogEvent = (
-    AnyCacheEvent
-    | AnyFleetEvent
-    | AnyRequestEvent
-    | LeaderElected
-    | RequestsRefused
-    | WritesLost
-    | ScaleDecided
-    | ScaleApplied
-    | TenantPoliciesSet
-    | ApiKeyChanged
-)
-
-AnyCommand = (
-    RouteRequest
-    | RouteGranted
-    | RouteRejected
-    | HandOverRequest
-    | FollowRequests
-    | FollowAnswered
-    | CancelRequest
-    | CancelAnswered
-    | ResyncCache
-    | ResyncAnswered
-    | NoteHeartbeat
-    | HeartbeatNoted
-    | DescribeFleet
-    | FleetDescribed
-    | MigrateRequests
-    | MigrationAnswered
-    | DrainInstance
-    | UndrainInstance
-    | DrainAnswered
-    | ScalePool
-    | ScaleAnswered
-    | SetTenantPolicies
-    | TenantPoliciesAnswered
-    | DescribeTenants
-    | TenantsDescribed
-    | ChangeApiKey
-    | ApiKeyAnswered
-    | OverlapRequest
-    | OverlapAnswered
-    | OverlapRefused
-    | CommandRefused
-)
+AnyRequestEvent = RequestProgress | RequestDecision
+LogEvent = AnyCacheEvent | AnyFleetEvent | AnyRequestEvent | PoolDecision | TenantPoliciesSet | ApiKeyChanged
+AnyCommand = PoolCommand | OverlapRequest | OverlapAnswered | OverlapRefused
 
 PAYLOAD_BYTES_MAX = 8 * 1024 * 1024
 SMALL_BYTES_MAX = 512 * 1024

@@ -445,3 +445,35 @@ def refusal_of(command: Command, kinds: tuple[type[Command], ...]) -> CommandRef
         return command
     detail = f"a {type(command).__name__} is not taken here, only {', '.join(kind.__name__ for kind in kinds)}"
     return CommandRefused(reason=CommandRefusal.UNEXPECTED, detail=detail, reads=WIRE_VERSION)
+
+
+PoolCommand = (
+    RouteRequest
+    | RouteGranted
+    | RouteRejected
+    | HandOverRequest
+    | FollowRequests
+    | FollowAnswered
+    | CancelRequest
+    | CancelAnswered
+    | ResyncCache
+    | ResyncAnswered
+    | NoteHeartbeat
+    | HeartbeatNoted
+    | DescribeFleet
+    | FleetDescribed
+    | MigrateRequests
+    | MigrationAnswered
+    | DrainInstance
+    | UndrainInstance
+    | DrainAnswered
+    | ScalePool
+    | ScaleAnswered
+    | SetTenantPolicies
+    | TenantPoliciesAnswered
+    | DescribeTenants
+    | TenantsDescribed
+    | ChangeApiKey
+    | ApiKeyAnswered
+    | CommandRefused
+)

@@ -301,3 +301,15 @@ class ScaleApplied(Event, frozen=True, kw_only=True):
     detail: Text
     number: Count = 0
     scaler: Name = ""
+
+
+RequestDecision = (
+    RequestPlaced
+    | RequestGranted
+    | RequestHandedOver
+    | HandOverRefused
+    | RequestMigrated
+    | MigrationRefused
+    | RequestRejected
+)
+PoolDecision = LeaderElected | RequestsRefused | WritesLost | ScaleDecided | ScaleApplied

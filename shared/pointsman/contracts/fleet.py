@@ -207,3 +207,17 @@ class InstanceLeft(FleetEvent, frozen=True, kw_only=True):
     reason: Text
     patience: LivenessTimeouts | None = None
     refused: bool = False
+
+
+AnyFleetEvent = (
+    InstanceJoined
+    | InstanceReported
+    | InstanceProbed
+    | InstanceSuspected
+    | InstanceDraining
+    | InstanceUndrained
+    | InstanceRoleChanged
+    | InstanceEjected
+    | InstanceUnejected
+    | InstanceLeft
+)

@@ -190,3 +190,16 @@ class RequestCancelled(RequestEvent, frozen=True, kw_only=True):
 def is_given_up(event: object) -> TypeGuard[RequestCancelled]:
     """Whether a leader ended a request that its ingress may still serve. An end by the ingress replaces this one."""
     return isinstance(event, RequestCancelled) and event.stamp is not None and event.cause in GIVEN_UP
+
+
+RequestProgress = (
+    RequestArrived
+    | PrefillFinished
+    | PrefixCopyEnded
+    | PrefixFetchEnded
+    | RequestAttemptFailed
+    | RequestFinished
+    | RequestFailed
+    | RequestCancelled
+)
+"""The events of requests but decisions about their place."""

@@ -96,7 +96,7 @@ class PoolView:
         return [self.candidate(instance) for instance in self.eligible]
 
     @property
-    def weighed(self) -> Sequence[CandidateEstimate]:
+    def considered(self) -> Sequence[CandidateEstimate]:
         """The candidates; of a large pool each is made when it is looked at."""
         return self.candidates if self.columns is None else self.columns.candidates
 

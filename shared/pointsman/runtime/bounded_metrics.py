@@ -36,8 +36,17 @@ if METRICS_DIRECTORY in os.environ:  # before the first metric
 class Bounded(prometheus_client.metrics.MetricWrapperBase):
     series_max: ClassVar[int] = SERIES_MAX
 
-    def __init__(self, *args: Any, values: Values = NO_VALUES, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        labelnames: Iterable[str] = ("pool",),
+        *,
+        values: Values = NO_VALUES,
+        **kwargs: Any,
+    ) -> None:
+        """`values`: of further labels."""
+        super().__init__(name, documentation, (*labelnames, *values), **kwargs)
         self.values = {label: tuple(map(str, some)) for label, some in values.items()}
 
     def show_zeros(self, **known: str) -> None:

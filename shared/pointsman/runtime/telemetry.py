@@ -1,4 +1,4 @@
-"""All metrics. Seconds are engine time (wall time at `--speed 1`) unless the help says wall.
+"""All metrics, by pool unless their labels are named. Seconds are engine time (wall time at `--speed 1`) unless the help says wall.
 `docs/monitoring.md` lists them; a test compares."""
 
 from functools import partial
@@ -89,7 +89,7 @@ SLO_REQUESTS = Counter(
     "pointsman_slo_requests_total",
     "Finished requests by whether they met their SLO (objective ttft, tpot, or tbt: the slowest tenth of the gaps between "
     "tokens, against the TPOT SLO).",
-    ["pool", "model", "objective", "outcome"],
+    ["pool", "model"],
     values={"objective": ("ttft", "tpot", "tbt"), "outcome": ("met", "missed")},
 )
 PROMPT_TOKENS = Counter(
@@ -115,13 +115,13 @@ PREDICTED_CACHED_TOKENS = Counter(
 CACHE_PREDICTIONS = Counter(
     "pointsman_cache_predictions_total",
     "Finished requests by the cached tokens that the engine reports: as predicted (equal), fewer, more, or unknown.",
-    ["pool", "engine", "outcome"],
+    ["pool", "engine"],
     values={"outcome": ("equal", "fewer", "more", "unknown")},
 )
 ENGINE_FAILURES = Counter(
     "pointsman_engine_failures_total",
     "Times that an engine failed a request, by how, whether or not another engine answered it.",
-    ["pool", "engine", "failure"],
+    ["pool", "engine"],
     values={"failure": get_args(AttemptFailure)},
 )
 HANDOVERS_WITHOUT_TRANSFER = Counter(
@@ -129,53 +129,52 @@ HANDOVERS_WITHOUT_TRANSFER = Counter(
     "Prefills after which the engine named no KV cache that the decode engine could fetch.",
     ["pool", "engine"],
 )
-REQUEST_RETRIES = Counter(
-    "pointsman_request_retries_total", "Requests sent to another engine because one had failed.", ["pool"]
-)
+REQUEST_RETRIES = Counter("pointsman_request_retries_total", "Requests sent to another engine because one had failed.")
 REQUEST_RETRIES_REFUSED = Counter(
-    "pointsman_request_retries_refused_total", "Retries that the retry budget did not allow.", ["pool"]
+    "pointsman_request_retries_refused_total", "Retries that the retry budget did not allow."
 )
 PREFIX_COPIES = Counter(
     "pointsman_prefix_copies_total",
     "Hot prefixes that this ingress had an engine take from another ahead of need: made, or failed.",
-    ["pool", "engine", "outcome"],
+    ["pool", "engine"],
     values={"outcome": ("made", "failed")},
 )
 REQUESTS_REDISPATCHED = Counter(
     "pointsman_requests_redispatched_total",
     "Requests that this ingress aborted at one engine and sent to another, by order of the leading scheduler.",
-    ["pool"],
 )
 INGRESS_HELD_REQUESTS = Gauge(
     "pointsman_ingress_held_requests",
     "Requests that wait in the ingress because no scheduler can be asked and no engine is known.",
+    [],
     multiprocess_mode="livesum",
 )
 FALLBACK_PLACEMENTS = Counter(
     "pointsman_fallback_placements_total",
     "Requests that the ingress sent to the least loaded engine because no scheduler answered.",
-    ["pool"],
 )
 TOKENIZATION_SECONDS = Histogram(
     "pointsman_tokenization_seconds",
     "Wall time to turn a request into tokens.",
+    [],
     buckets=(0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0),
 )
 HTTP_CONNECTIONS_REFUSED = Counter(
     "pointsman_http_connections_refused_total",
     "Connections closed before a request, or because the client did not read its answer, by reason.",
-    ["reason"],
+    [],
     values={"reason": get_args(ConnectionRefusal)},
 )
 ACCESS_LOG_LINES_DROPPED = Counter(
     "pointsman_access_log_lines_dropped_total",
     "Access log lines dropped because standard output was read too slowly.",
+    [],
 )
 
 SPANS_DROPPED = Counter(
     "pointsman_spans_dropped_total",
     "Spans that no collector got, by why: queue_full or not_exported.",
-    ["reason"],
+    [],
     values={"reason": ("queue_full", "not_exported")},
 )
 
@@ -184,48 +183,39 @@ SPANS_DROPPED = Counter(
 DECISIONS = Counter(
     "pointsman_decisions_total",
     "Placement decisions by policy and outcome: placed, or the reason of the rejection.",
-    ["pool", "policy", "outcome"],
+    ["pool", "policy"],
     values={"outcome": ("placed", *RejectReason)},
 )
 DECISION_SECONDS = Histogram(
     "pointsman_decision_seconds",
     "Wall time to decide one placement.",
-    ["pool"],
     buckets=(0.0001, 0.00025, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.05),
 )
 OVERLAP_REQUESTS = Counter(
     "pointsman_overlap_requests_total",
     "Requests of cmd.overlap, by outcome: answered, or the reason of the refusal.",
-    ["pool", "outcome"],
     values={"outcome": ("answered", *OverlapRefusal)},
 )
 OVERLAP_SECONDS = Histogram(
     "pointsman_overlap_seconds",
     "CPU time that a scheduler worked on a request of cmd.overlap, refused ones included.",
-    ["pool"],
     buckets=(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05),
 )
-LEADER = Gauge("pointsman_leader", "1 if this scheduler leads its pool, else 0.", ["pool"])
-LEADER_TERM = Gauge("pointsman_leader_term", "Number of the newest election that this scheduler has read.", ["pool"])
+LEADER = Gauge("pointsman_leader", "1 if this scheduler leads its pool, else 0.")
+LEADER_TERM = Gauge("pointsman_leader_term", "Number of the newest election that this scheduler has read.")
 POOL_INFO = Gauge(
     "pointsman_pool_info",
     "Always 1: the model that the pool serves and the policies that place its requests.",
     ["pool", "model", "policy", "admission", "ordering"],
 )
-ENGINES = Gauge("pointsman_engines", "Engines of the pool by status.", ["pool", "status"], values={"status": Status})
+ENGINES = Gauge("pointsman_engines", "Engines of the pool by status.", values={"status": Status})
 ENGINE_ROLES = Gauge(
-    "pointsman_engine_roles",
-    "Ready engines by what they do: both, prefill or decode.",
-    ["pool", "role"],
-    values={"role": get_args(Role)},
+    "pointsman_engine_roles", "Ready engines by what they do: both, prefill or decode.", values={"role": get_args(Role)}
 )
 ROLE_CHANGES = Counter(
-    "pointsman_role_changes_total",
-    "Engines that took another role, by that role.",
-    ["pool", "role"],
-    values={"role": get_args(Role)},
+    "pointsman_role_changes_total", "Engines that took another role, by that role.", values={"role": get_args(Role)}
 )
-HELD_REQUESTS = Gauge("pointsman_held_requests", "Requests that wait because no ready engine can serve them.", ["pool"])
+HELD_REQUESTS = Gauge("pointsman_held_requests", "Requests that wait because no ready engine can serve them.")
 ENGINE_PENDING = Gauge(
     "pointsman_engine_pending_requests", "Requests that wait in the scheduler for this engine.", ["pool", "engine"]
 )
@@ -249,12 +239,11 @@ ENGINE_PREDICTION_ERROR = Gauge(
 TTFT_UPPER_COVERAGE = Gauge(
     "pointsman_ttft_upper_coverage_ratio",
     "Share of about the newest 500 first tokens within the upper value of their predicted TTFT; 0 before the first.",
-    ["pool"],
 )
 ENGINE_CACHE_KNOWLEDGE = Gauge(
     "pointsman_engine_cache_knowledge",
     "1 for how well the engine's cache is known (exact, degraded or blind), 0 for the other two.",
-    ["pool", "engine", "knowledge"],
+    ["pool", "engine"],
     values={"knowledge": Knowledge},
 )
 ENGINE_EJECTED = Gauge(
@@ -265,7 +254,7 @@ ENGINE_EJECTED = Gauge(
 ENGINE_EJECTIONS = Counter(
     "pointsman_engine_ejections_total",
     "Times that this scheduler ejected the engine, by cause.",
-    ["pool", "engine", "cause"],
+    ["pool", "engine"],
     values={"cause": get_args(EjectionCause)},
 )
 CACHE_RESYNCS = Counter(
@@ -276,21 +265,20 @@ CACHE_RESYNCS = Counter(
 MIGRATIONS = Counter(
     "pointsman_migrations_total",
     "Moves of waiting requests that rebalancers asked for: applied, or the reason of the refusal.",
-    ["pool", "outcome"],
     values={"outcome": ("applied", *MoveRefusal)},
 )
 REDISPATCHES_ORDERED = Counter(
     "pointsman_redispatches_ordered_total",
     "Requests that this scheduler took out of an engine before their first token.",
-    ["pool"],
 )
 REDISPATCH_WASTED_PREFILL_SECONDS = Counter(
     "pointsman_redispatch_wasted_prefill_seconds_total",
     "Prefill time that engines are thought to have spent on requests that were then taken out of them.",
-    ["pool"],
 )
 ENGINE_URLS_REFUSED = Counter(
-    "pointsman_engine_urls_refused_total", "Joins and requests refused because --engine-urls does not cover the URL."
+    "pointsman_engine_urls_refused_total",
+    "Joins and requests refused because --engine-urls does not cover the URL.",
+    [],
 )
 
 # Worker
@@ -299,7 +287,6 @@ WORKER_ENGINES = Gauge(
     "pointsman_worker_engines",
     "Engines that this worker follows, by status: serving, not_serving, withheld (its source says not ready, or names it no "
     "more), failed (cannot be followed).",
-    ["pool", "status"],
     values={"status": ("serving", "not_serving", "withheld", "failed")},
 )
 KV_EVENTS = Counter(
@@ -317,7 +304,7 @@ KV_EVENTS_UNDECODABLE = Counter(
 KV_EVENT_GAPS = Counter(
     "pointsman_kv_event_gaps_total",
     "Gaps in the engine's KV cache events: replayed (filled by the replay endpoint) or lost.",
-    ["pool", "engine", "outcome"],
+    ["pool", "engine"],
     values={"outcome": ("replayed", "lost")},
 )
 KV_STORES_DROPPED = Counter(
@@ -332,24 +319,20 @@ KV_BLOCKS_EXPIRED = Counter(
 
 # Scaler and rebalancer
 
-SCALER_DESIRED_ENGINES = Gauge(
-    "pointsman_scaler_desired_engines", "Engines that the newest scaling decision wants.", ["pool"]
-)
+SCALER_DESIRED_ENGINES = Gauge("pointsman_scaler_desired_engines", "Engines that the newest scaling decision wants.")
 SCALER_DESIRED_ROLES = Gauge(
     "pointsman_scaler_desired_roles",
     "Engines of each role that the newest decision about a split pool wants.",
-    ["pool", "role"],
     values={"role": ("prefill", "decode")},
 )
 SCALER_ERRORS = Counter(
     "pointsman_scaler_errors_total",
     "Times that the scaler could not carry out a decision: provider, leader or log failed.",
-    ["pool"],
 )
 MIGRATION_PLANS = Counter(
     "pointsman_migration_plans_total",
     "Plans that this rebalancer sent, by policy and answer.",
-    ["pool", "policy", "outcome"],
+    ["pool", "policy"],
     values={"outcome": ("taken", *PlanRefusal, "unanswered")},
 )
 MIGRATIONS_PLANNED = Counter(
@@ -358,13 +341,11 @@ MIGRATIONS_PLANNED = Counter(
 MIGRATION_PLANNING_SECONDS = Histogram(
     "pointsman_migration_planning_seconds",
     "Wall time to plan one round of moves, empty rounds included.",
-    ["pool"],
     buckets=(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1),
 )
 REBALANCING_REACTION_SECONDS = Histogram(
     "pointsman_rebalancing_reaction_seconds",
     "Wall time from the event that a plan answers until its moves were made.",
-    ["pool"],
     buckets=(0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5),
 )
 
@@ -373,65 +354,59 @@ REBALANCING_REACTION_SECONDS = Histogram(
 HIT_RATE_LADDER_PROMPT_TOKENS = Counter(
     "pointsman_hit_rate_ladder_prompt_tokens_total",
     "Prompt tokens of finished requests that the hit-rate ladder counts.",
-    ["pool"],
 )
 HIT_RATE_LADDER_TOKENS = Counter(
     "pointsman_hit_rate_ladder_tokens_total",
     "Those of them that were cached, or could have been, by rung of the ladder.",
-    ["pool", "rung"],
     values={"rung": ("unbounded", "capacity", "perfect", "known", "chosen", "delivered")},
 )
 
 SHADOW_DECISIONS = Counter(
     "pointsman_shadow_decisions_total",
     "Placements and rejections that a shadow policy decided too, by agreement with the policy in force.",
-    ["pool", "shadow", "agreement"],
+    ["pool", "shadow"],
     values={"agreement": ("same", "other", "shadow_rejects", "shadow_places", "both_reject")},
 )
 SHADOW_PROMPT_TOKENS = Counter(
-    "pointsman_shadow_prompt_tokens_total",
-    "Prompt tokens of requests that both policies placed.",
-    ["pool", "shadow"],
+    "pointsman_shadow_prompt_tokens_total", "Prompt tokens of requests that both policies placed.", ["pool", "shadow"]
 )
 SHADOW_CACHED_TOKENS = Counter(
     "pointsman_shadow_cached_tokens_total",
     "Those of them predicted as cached at the instance chosen by the policy in force (running) and by the shadow.",
-    ["pool", "shadow", "side"],
+    ["pool", "shadow"],
     values={"side": ("running", "shadow")},
 )
 SHADOW_PREDICTED_TTFT = Counter(
     "pointsman_shadow_predicted_ttft_seconds_total",
     "Predicted TTFT of those requests, from the decision, at the instances that the two policies chose.",
-    ["pool", "shadow", "side"],
+    ["pool", "shadow"],
     values={"side": ("running", "shadow")},
 )
 SHADOW_SAMPLED_OUT = Counter(
     "pointsman_shadow_decisions_sampled_out_total",
     "Placements that shadow policies did not decide, because there were too many.",
-    ["pool"],
 )
 SHADOW_WINDOWS = Counter(
     "pointsman_shadow_windows_total",
     "Windows of arrivals: simulated, shed because simulating was behind, or unusable.",
-    ["pool", "outcome"],
     values={"outcome": ("simulated", "shed", "unusable")},
 )
 SHADOW_WINDOW_TTFT = Gauge(
     "pointsman_shadow_window_ttft_seconds",
     "TTFT of the last simulated window, under the policy in force and under the shadow.",
-    ["pool", "shadow", "side", "quantile"],
+    ["pool", "shadow"],
     values={"side": ("running", "shadow"), "quantile": ("0.5", "0.9")},
 )
 SHADOW_WINDOW_HIT_RATE = Gauge(
     "pointsman_shadow_window_hit_rate",
     "Share of prompt tokens found cached in the last simulated window.",
-    ["pool", "shadow", "side"],
+    ["pool", "shadow"],
     values={"side": ("running", "shadow")},
 )
 SHADOW_WINDOW_GOODPUT = Gauge(
     "pointsman_shadow_window_goodput",
     "Requests on time per engine second of the last simulated window.",
-    ["pool", "shadow", "side"],
+    ["pool", "shadow"],
     values={"side": ("running", "shadow")},
 )
 SHADOW_WINDOW_REGRET = Gauge(
@@ -443,85 +418,64 @@ SHADOW_WINDOW_REGRET = Gauge(
 # Log and NATS: every service, the `pool` of the log
 
 LOG_APPENDED = Counter("pointsman_log_events_appended_total", "Events written to the log, by type.", ["pool", "type"])
-LOG_LOST = Counter("pointsman_log_events_lost_total", "Events that could not be written and are lost.", ["pool"])
-LOG_WRITES_STALLED = Gauge(
-    "pointsman_log_writes_stalled", "1 while NATS is connected but confirms no write; else 0.", ["pool"]
-)
+LOG_LOST = Counter("pointsman_log_events_lost_total", "Events that could not be written and are lost.")
+LOG_WRITES_STALLED = Gauge("pointsman_log_writes_stalled", "1 while NATS is connected but confirms no write; else 0.")
 LOG_WRITE_LOAD = Gauge(
     "pointsman_log_write_load_ratio",
     "How near unconfirmed writes are to being lost, by number, bytes or time; from 0.5 on a leader refuses requests.",
-    ["pool"],
 )
 REQUEST_WAIT = Histogram(
     "pointsman_scheduler_request_wait_seconds",
     "Time that a request waited in the leader's process for its turn to be decided.",
-    ["pool"],
     buckets=(0.01, 0.05, 0.25, 0.5, 1.0, 2.0, 5.0),
 )
 SCHEDULER_REFUSED = Counter(
     "pointsman_scheduler_requests_refused_total",
     "Requests that this scheduler refused undecided: the log did not keep up (log_overloaded), or it did not itself.",
-    ["pool", "reason"],
     values={"reason": (RejectReason.LOG_OVERLOADED, RejectReason.SCHEDULER_OVERLOADED)},
 )
-LOG_LAG = Gauge(
-    "pointsman_log_lag_entries", "Log entries that this process has not read yet (recorder: not archived).", ["pool"]
-)
-LOG_FIRST_SEQUENCE = Gauge("pointsman_log_first_sequence", "Sequence of the oldest entry that the log keeps.", ["pool"])
-LOG_LAST_SEQUENCE = Gauge("pointsman_log_last_sequence", "Sequence of the newest log entry.", ["pool"])
+LOG_LAG = Gauge("pointsman_log_lag_entries", "Log entries that this process has not read yet (recorder: not archived).")
+LOG_FIRST_SEQUENCE = Gauge("pointsman_log_first_sequence", "Sequence of the oldest entry that the log keeps.")
+LOG_LAST_SEQUENCE = Gauge("pointsman_log_last_sequence", "Sequence of the newest log entry.")
 LOG_FOLDED_WHOLE = Counter(
     "pointsman_log_folded_whole_total",
     "Starts that folded the whole log because its checkpoints are of another fold, or could not be read.",
-    ["pool", "reason"],
     values={"reason": get_args(UnusableCheckpoints)},
 )
 CHECKPOINT_AGE = Gauge(
     "pointsman_checkpoint_age_entries",
     "Log entries after the newest checkpoint from which this scheduler could start; without one, all.",
-    ["pool"],
 )
-LOG_BYTES = Gauge("pointsman_log_bytes", "Bytes that the log's stream holds.", ["pool"])
+LOG_BYTES = Gauge("pointsman_log_bytes", "Bytes that the log's stream holds.")
 LOG_BYTES_LIMIT = Gauge(
-    "pointsman_log_bytes_limit", "Bytes at which the log's stream drops its oldest entries; 0: no limit.", ["pool"]
+    "pointsman_log_bytes_limit", "Bytes at which the log's stream drops its oldest entries; 0: no limit."
 )
 LOG_COPIES_BEHIND = Gauge(
-    "pointsman_log_copies_behind",
-    "nats-servers whose copy of the log lacks the newest entries, or that are away.",
-    ["pool"],
+    "pointsman_log_copies_behind", "nats-servers whose copy of the log lacks the newest entries, or that are away."
 )
 LOG_RESETS = Counter(
     "pointsman_log_resets_total",
     "Times that reading started again because the log was recreated, cut, or dropped unread entries.",
-    ["pool"],
 )
 DEAD_LETTERS = Counter(
     "pointsman_dead_letters_total",
     "Log entries and messages without effect: undecodable, or unapplied because of a defect.",
-    ["pool", "kind"],
     values={"kind": ("undecodable", "unapplied")},
 )
 RECORDER_ARCHIVED_SEQUENCE = Gauge(
-    "pointsman_recorder_archived_sequence", "Sequence of the newest log entry in the archive.", ["pool"]
+    "pointsman_recorder_archived_sequence", "Sequence of the newest log entry in the archive."
 )
 ARCHIVE_BYTES = Gauge(
     "pointsman_recorder_archive_bytes",
     "Bytes of the archive: used by entries (what --archive-bytes-max bounds), and on disk with space that is free again.",
-    ["pool", "kind"],
     values={"kind": ("used", "disk")},
 )
-ARCHIVE_OLDEST_SECONDS = Gauge(
-    "pointsman_recorder_archive_oldest_seconds", "Age of the oldest event in the archive.", ["pool"]
-)
-ARCHIVE_PRUNED = Counter(
-    "pointsman_recorder_archive_pruned_total", "Entries that retention removed from the archive.", ["pool"]
-)
-NATS_CONNECTED = Gauge(
-    "pointsman_nats_connected", "1 while connected to NATS, else 0.", ["pool"], multiprocess_mode="livemin"
-)
+ARCHIVE_OLDEST_SECONDS = Gauge("pointsman_recorder_archive_oldest_seconds", "Age of the oldest event in the archive.")
+ARCHIVE_PRUNED = Counter("pointsman_recorder_archive_pruned_total", "Entries that retention removed from the archive.")
+NATS_CONNECTED = Gauge("pointsman_nats_connected", "1 while connected to NATS, else 0.", multiprocess_mode="livemin")
 NATS_FORBIDDEN = Counter(
     "pointsman_nats_forbidden_total",
     "Subjects that the nats-server refused to this process, by operation: publish or subscription.",
-    ["pool", "operation"],
     values={"operation": ("publish", "subscription")},
 )
 
@@ -535,7 +489,7 @@ DEGRADED = Gauge(
 UNEXPECTED_ERRORS = Counter(
     "pointsman_unexpected_errors_total",
     "Commands and regular steps that ended in an unexpected error.",
-    ["step"],
+    [],
     values={"step": get_args(Step)},
 )
 BUILD_INFO = Gauge("pointsman_build_info", "Always 1: the version of this process.", ["version"])

@@ -4,6 +4,7 @@ step. A request is touched only when it fills a block or has all its tokens."""
 from collections.abc import Callable
 from enum import Enum
 from heapq import heappop, heappush
+from operator import attrgetter
 
 from pointsman.primitives import EngineSeconds, RequestId, Tokens
 from pointsman.simulation.block_cache import BlockChain
@@ -89,7 +90,7 @@ class DecodeTicks:
 
     def grow(self) -> None:
         growing, self._growing = self._growing, []
-        for request in sorted(growing, key=_by_admission):
+        for request in sorted(growing, key=attrgetter("admission")):
             if request.admission in self.requests:
                 self._allocate(request, 1)
 
@@ -127,7 +128,3 @@ class DecodeTicks:
         while self._endings and self.next_ending() <= self.tick:
             ended.append(self.requests[heappop(self._endings)[1]])
         return ended
-
-
-def _by_admission(request: EngineRequest) -> int:
-    return request.admission

@@ -7,8 +7,16 @@ from typing import Final, Protocol, assert_never
 from msgspec import structs
 
 from pointsman.contracts.access import ApiKeyChanged
-from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, CacheGap, CacheSnapshot
-from pointsman.contracts.codec import AnyCacheEvent, AnyFleetEvent, AnyRequestEvent, LogEvent, short_reason
+from pointsman.contracts.cache import (
+    AnyCacheEvent,
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    CacheEvent,
+    CacheGap,
+    CacheSnapshot,
+)
+from pointsman.contracts.codec import AnyRequestEvent, LogEvent, short_reason
 from pointsman.contracts.decisions import (
     HandOverRefused,
     LeaderElected,
@@ -25,6 +33,7 @@ from pointsman.contracts.decisions import (
 )
 from pointsman.contracts.envelope import Event, Stamp
 from pointsman.contracts.fleet import (
+    AnyFleetEvent,
     FleetEvent,
     InstanceDraining,
     InstanceEjected,

@@ -18,8 +18,7 @@ from pointsman_cli.doctor.findings import Severity
 from pointsman_cli.doctor.fleet_health import FleetHealth, FleetSize
 from pointsman_cli.doctor.isolation import Isolation
 from pointsman_cli.doctor.lateness import Lateness
-from pointsman_cli.doctor.live_fleet import LiveFleet
-from pointsman_cli.doctor.log_health import LogDelay, LogHealth, LogSpace
+from pointsman_cli.doctor.log_health import LiveFleet, LogDelay, LogHealth, LogSpace
 from pointsman_cli.doctor.predictions import Predictions
 from pointsman_cli.doctor.requests import Requests
 from pointsman_cli.doctor.service import Service

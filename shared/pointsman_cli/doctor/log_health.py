@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.commands import FleetDescribed
 from pointsman.contracts.decisions import LeaderElected, RequestsRefused, WritesLost
 from pointsman.contracts.reasons import RejectReason
 from pointsman.ports import LogEntry, LogExtent
 from pointsman.primitives import EngineSeconds, Sequence, Term
 from pointsman.state.state import PoolSettings, State
+from pointsman_cli.command_client import STALLED_ADVICE, stalled_log
 from pointsman_cli.discovery import fleet_as_given
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity, times
@@ -284,4 +286,44 @@ class LogSpace(Examiner):
                 [f"{extent.bytes / 2**20:,.0f} of {extent.bytes_max / 2**20:,.0f} MiB, from entry {extent.first:,} on"],
                 "A recorder or scheduler that is away for longer misses entries; `replay` reaches back no further. Raise "
                 "--log-bytes-max of the schedulers and restart them: the log grows.",
+            )
+
+
+class LiveFleet(Examiner):
+    """A running fleet: whether a scheduler answers, and by its answer whether the log takes writes now, whether any instance is
+    there, and whether checkpoints are taken."""
+
+    area = "log"
+
+    def __init__(self, settings: PoolSettings, fleet: FleetDescribed | None, unanswered: str) -> None:
+        super().__init__(settings)
+        self._fleet = fleet
+        self._unanswered = unanswered
+
+    @override
+    def findings(self, state: State) -> Iterator[Finding]:
+        if self._fleet is None:
+            yield self.ongoing(
+                "no scheduler answers",
+                [self._unanswered],
+                "Ingresses place requests on the least loaded engine meanwhile, without limits and SLOs. Start a scheduler; "
+                "the /readyz of one that runs says why it does not lead.",
+            )
+            return
+        if stalled := stalled_log(self._fleet):
+            yield self.ongoing(stalled, ["what follows is only what was written before"], STALLED_ADVICE)
+        if not self._fleet.instances and state.scaling.wanted != 0:
+            yield self.ongoing(
+                "no instance is in the fleet",
+                [],
+                "Start engines and their workers (pointsman up, pointsman-worker); requests wait up to --hold-seconds and "
+                "then get 503.",
+            )
+        if overdue := self._fleet.checkpoints_overdue:
+            yield self.warning(
+                "no checkpoints are taken",
+                [overdue],
+                "Requests do not notice, but a scheduler that starts knows nothing of what the log no longer has: quotas, "
+                "drains, learned speeds. The scheduler's log says why: checkpointer_ended (-9: it lacked memory), "
+                "checkpoint_not_saved, nats_forbidden.",
             )

@@ -5,56 +5,12 @@ from typing import assert_never
 
 from rich.text import Text
 
+from pointsman.contracts import cache, decisions, fleet, requests
 from pointsman.contracts.access import ApiKeyChanged
 from pointsman.contracts.block_keys import KEY_BYTES
-from pointsman.contracts.cache import (
-    BlocksRemoved,
-    BlocksStored,
-    CacheCleared,
-    CacheEvent,
-    CacheGap,
-    CacheSnapshot,
-    Run,
-    Tier,
-)
+from pointsman.contracts.cache import CacheEvent, Run, Tier
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import (
-    HandOverRefused,
-    LeaderElected,
-    MigrationRefused,
-    RequestGranted,
-    RequestHandedOver,
-    RequestMigrated,
-    RequestPlaced,
-    RequestRejected,
-    RequestsRefused,
-    ScaleApplied,
-    ScaleDecided,
-    WritesLost,
-)
-from pointsman.contracts.fleet import (
-    FleetEvent,
-    InstanceDraining,
-    InstanceEjected,
-    InstanceJoined,
-    InstanceLeft,
-    InstanceProbed,
-    InstanceReported,
-    InstanceRoleChanged,
-    InstanceSuspected,
-    InstanceUndrained,
-    InstanceUnejected,
-)
-from pointsman.contracts.requests import (
-    PrefillFinished,
-    PrefixCopyEnded,
-    PrefixFetchEnded,
-    RequestArrived,
-    RequestAttemptFailed,
-    RequestCancelled,
-    RequestFailed,
-    RequestFinished,
-)
+from pointsman.contracts.fleet import FleetEvent
 from pointsman.contracts.tenants import TenantPoliciesSet
 from pointsman.ports import LogEntry, LogReset
 from pointsman_cli.formatting import output_bound, plural, seconds
@@ -63,20 +19,20 @@ from pointsman_cli.terminal import wall_time
 
 REQUEST_CHARS = 12
 STYLES: dict[type, str] = {
-    RequestPlaced: "bold blue",
-    RequestMigrated: "bold blue",
-    RequestFinished: "green",
-    RequestRejected: "yellow",
-    MigrationRefused: "yellow",
-    RequestCancelled: "yellow",
-    RequestAttemptFailed: "bold red",
-    RequestFailed: "bold red",
-    CacheGap: "bold red",
-    WritesLost: "bold red",
-    RequestsRefused: "bold red",
-    InstanceSuspected: "bold red",
-    InstanceEjected: "bold red",
-    LeaderElected: "bold magenta",
+    decisions.RequestPlaced: "bold blue",
+    decisions.RequestMigrated: "bold blue",
+    requests.RequestFinished: "green",
+    decisions.RequestRejected: "yellow",
+    decisions.MigrationRefused: "yellow",
+    requests.RequestCancelled: "yellow",
+    requests.RequestAttemptFailed: "bold red",
+    requests.RequestFailed: "bold red",
+    cache.CacheGap: "bold red",
+    decisions.WritesLost: "bold red",
+    decisions.RequestsRefused: "bold red",
+    fleet.InstanceSuspected: "bold red",
+    fleet.InstanceEjected: "bold red",
+    decisions.LeaderElected: "bold magenta",
 }
 
 
@@ -98,82 +54,82 @@ def reset_line(reset: LogReset) -> Text:
 
 def details(event: LogEvent) -> str:
     match event:
-        case CacheSnapshot():
+        case cache.CacheSnapshot():
             return f"{_runs(event.runs)}, seq {event.sequence}"
-        case BlocksStored():
+        case cache.BlocksStored():
             return f"{_runs(event.runs)}{_in(event.tier)}, seq {event.sequence}"
-        case BlocksRemoved():
+        case cache.BlocksRemoved():
             return f"{_blocks(event.keys)}{_in(event.tier)}{', unconfirmed' if event.expired else ''}, seq {event.sequence}"
-        case CacheCleared():
+        case cache.CacheCleared():
             return f"seq {event.sequence}"
-        case CacheGap():
+        case cache.CacheGap():
             return f"{event.missed} engine events missed: {event.reason}"
-        case InstanceJoined():
+        case fleet.InstanceJoined():
             return f"{event.url} {event.model}, {event.kv_capacity_tokens:,} tokens of KV, cache {event.cache}{f' ({event.cache_detail})' if event.cache_detail else ''}, epoch {event.epoch}"
-        case InstanceReported():
+        case fleet.InstanceReported():
             return _report(event)
-        case InstanceProbed():
+        case fleet.InstanceProbed():
             agreed = event.detail or "keys agree"
             return agreed if event.parity else f"keys differ: {event.detail}"
-        case InstanceSuspected():
+        case fleet.InstanceSuspected():
             return f"silent for {seconds(event.silent_seconds)}"
-        case InstanceDraining():
+        case fleet.InstanceDraining():
             becomes = f", then its role is {event.becomes}" if event.becomes else ""
             return event.reason + becomes + _by(event.by)
-        case InstanceRoleChanged():
+        case fleet.InstanceRoleChanged():
             return f"to {event.role}, {event.left} requests left of the old role"
-        case InstanceLeft():
+        case fleet.InstanceLeft():
             return event.reason
-        case InstanceEjected():
+        case fleet.InstanceEjected():
             return f"for {seconds(event.seconds)}, {event.cause}, number {event.number} in a row: {event.detail}"
-        case InstanceUnejected():
+        case fleet.InstanceUnejected():
             return "one request at a time may try it" if event.half_open else "it has proved well"
-        case InstanceUndrained():
+        case fleet.InstanceUndrained():
             return _by(event.by).removeprefix(", ")
-        case RequestArrived():
+        case requests.RequestArrived():
             return _arrival(event)
-        case RequestPlaced():
+        case decisions.RequestPlaced():
             return _placement(event)
-        case RequestGranted():
+        case decisions.RequestGranted():
             fetch = f"  fetches {event.fetched_tokens} tokens from {event.fetch_from}" if event.fetch_from else ""
             copy = f"  then copies {event.copy_blocks} blocks to {event.copy_to}" if event.copy_to else ""
             return f"-> {event.instance}{_attempt(event.attempt)}{fetch}{copy}"
-        case HandOverRefused():
+        case decisions.HandOverRefused():
             return f"{event.source}{_attempt(event.attempt)}  prefill {seconds(event.prefill)}, {event.reason}: {event.detail}"
-        case RequestHandedOver():
+        case decisions.RequestHandedOver():
             return f"{event.source} -> {event.instance}{_attempt(event.attempt)}  prefill {seconds(event.prefill)}: {event.reason}"
-        case RequestMigrated():
+        case decisions.RequestMigrated():
             out = f" out of its engine, {seconds(event.wasted)} wasted" if event.rebound else ""
             return f"{event.source} -> {event.instance}{out}  TTFT {seconds(event.predicted_ttft)}: {event.reason}"
-        case MigrationRefused():
+        case decisions.MigrationRefused():
             return f"{event.source} -> {event.instance} not made, {event.reason}: {event.detail}"
-        case RequestRejected():
+        case decisions.RequestRejected():
             return (
                 f"{event.reason}: {event.detail}, retry after {seconds(event.retry_after)}  {_others(event)}".rstrip()
             )
-        case PrefillFinished():
+        case requests.PrefillFinished():
             return f"{event.instance}  TTFT {seconds(event.ttft)}, prefill {seconds(event.prefill)}"
-        case RequestFinished():
+        case requests.RequestFinished():
             return _finish(event)
-        case PrefixFetchEnded() | PrefixCopyEnded():
+        case requests.PrefixFetchEnded() | requests.PrefixCopyEnded():
             how = f"failed: {event.failure}" if event.failure else f"{event.tokens} tokens"
             return f"{event.source} -> {event.instance}{_attempt(event.attempt)}  {how}, {seconds(event.seconds)}"
-        case RequestAttemptFailed():
+        case requests.RequestAttemptFailed():
             return f"{event.instance}{_attempt(event.attempt)}  {event.failure} {event.status or ''} {event.detail}".rstrip()
-        case RequestFailed():
+        case requests.RequestFailed():
             return f"{event.status} {event.reason}  {event.instance}".rstrip()
-        case RequestCancelled():
+        case requests.RequestCancelled():
             return f"{event.reason}  {event.instance}".rstrip()
-        case LeaderElected():
+        case decisions.LeaderElected():
             return f"{event.scheduler}, term {event.term}, state as of {event.as_of}"
-        case WritesLost():
+        case decisions.WritesLost():
             return f"{event.count} of {event.writer}: {event.reason}"
-        case RequestsRefused():
+        case decisions.RequestsRefused():
             return f"{event.count} by {event.scheduler}: {event.reason}  {event.detail}".rstrip()
-        case ScaleDecided():
+        case decisions.ScaleDecided():
             roles = f" ({event.prefill} prefill, {event.decode} decode)" if event.prefill and event.wanted else ""
             return f"{event.current} -> {event.wanted}{roles} by {event.policy}: {event.reason}{_by(event.by)}"
-        case ScaleApplied():
+        case decisions.ScaleApplied():
             return f"{event.current} of {event.wanted} {event.detail}".rstrip()
         case TenantPoliciesSet():
             return policies_set(event.policies) + _by(event.by)
@@ -191,14 +147,14 @@ def _in(tier: Tier) -> str:
     return "" if tier == "device" else f" in {tier}"
 
 
-def _loads(event: RequestPlaced) -> str:
+def _loads(event: decisions.RequestPlaced) -> str:
     if not event.loads:
         return ""
     tokens = ", ".join(f"{load.tokens:,} tokens from {load.tier}" for load in event.loads)
     return f", load {seconds(event.load_seconds)}: {tokens}"
 
 
-def _placement(event: RequestPlaced) -> str:
+def _placement(event: decisions.RequestPlaced) -> str:
     chosen = (
         f"-> {event.instance}{_attempt(event.attempt)}  hit {event.hit_blocks} blocks, {event.uncached_tokens} tokens to compute, "
         f"TTFT {seconds(event.predicted_ttft)} (queue {seconds(event.queue_seconds)}, prefill {seconds(event.prefill_seconds)}{_loads(event)})  "
@@ -209,8 +165,8 @@ def _placement(event: RequestPlaced) -> str:
     return f"{chosen}  {_others(event)}".rstrip()
 
 
-def _others(event: RequestPlaced | RequestRejected) -> str:
-    chosen = event.instance if isinstance(event, RequestPlaced) else None
+def _others(event: decisions.RequestPlaced | decisions.RequestRejected) -> str:
+    chosen = event.instance if isinstance(event, decisions.RequestPlaced) else None
     rest = [
         f"{c.instance} {seconds(c.predicted_ttft)} hit {c.hit_blocks}" for c in event.candidates if c.instance != chosen
     ]
@@ -219,7 +175,7 @@ def _others(event: RequestPlaced | RequestRejected) -> str:
     return f"| {', '.join(rest)}" if rest else ""
 
 
-def _arrival(event: RequestArrived) -> str:
+def _arrival(event: requests.RequestArrived) -> str:
     session = f", session {event.session}" if event.session else ""
     guessed = "" if event.exact else ", tokens guessed"
     guessed += f", held up {seconds(event.held_up)}" if event.held_up else ""
@@ -229,7 +185,7 @@ def _arrival(event: RequestArrived) -> str:
     )
 
 
-def _finish(event: RequestFinished) -> str:
+def _finish(event: requests.RequestFinished) -> str:
     cached = f" ({event.cached_tokens} cached)" if event.cached_tokens >= 0 else ""
     return (
         f"{event.instance}  {event.prompt_tokens} tokens{cached}, {event.completion_tokens} out, "
@@ -237,7 +193,7 @@ def _finish(event: RequestFinished) -> str:
     )
 
 
-def _report(event: InstanceReported) -> str:
+def _report(event: fleet.InstanceReported) -> str:
     undecodable = f", {event.undecodable} undecodable" if event.undecodable else ""
     serving = "" if event.serving else "not serving, "
     return (

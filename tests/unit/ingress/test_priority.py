@@ -6,7 +6,7 @@ import pytest
 
 from pointsman.contracts.tenants import Priority
 from pointsman_ingress.http.errors import ApiError
-from pointsman_ingress.http.priority import priority_of
+from pointsman_ingress.http.request_headers import priority_of
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,20 @@ def test_further_series_are_counted_together(kind: type[Counter | Gauge | Histog
     assert metric.labels("default", "engine-3") is metric._metrics["default", "engine-3"]
 
 
+def test_a_metric_is_by_pool_unless_its_labels_are_named_and_by_those_with_values() -> None:
+    labels = [
+        Counter("x", "x", registry=None)._labelnames,
+        Counter("x", "x", [], registry=None)._labelnames,
+        Counter("x", "x", values={"kind": "ab", "side": "lr"}, registry=None)._labelnames,
+        Counter("x", "x", ["engine"], values={"kind": "ab"}, registry=None)._labelnames,
+    ]
+
+    assert labels == [("pool",), (), ("pool", "kind", "side"), ("engine", "kind")]
+
+
 def test_series_are_shown_before_the_first_event_so_that_it_is_an_increase() -> None:
     values = {"kind": ("a", "b"), "side": ("left", "right")}
-    counter = Counter("x", "x", ["pool", "kind", "side"], registry=None, values=values)
+    counter = Counter("x", "x", registry=None, values=values)
 
     counter.show_zeros(pool="default")
     counter.show_zeros(pool="other", side="left")

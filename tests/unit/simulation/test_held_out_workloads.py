@@ -12,7 +12,7 @@ from pointsman.simulation.workload.generators.batch_classification import batch_
 from pointsman.simulation.workload.generators.code_completion import CompletionShape, code_completion
 from pointsman.simulation.workload.generators.mixed_day import mixed_day
 from pointsman.simulation.workload.generators.rag import RagShape, rag
-from pointsman.simulation.workload.sharing import infinite_cache_hit_share
+from pointsman.simulation.workload.requests import infinite_cache_hit_share
 from tests.support.workload_shapes import arrivals, by_session, common_blocks
 
 

@@ -32,8 +32,13 @@ from pointsman.simulation.workload.generators.long_document_qa import LongDocume
 from pointsman.simulation.workload.generators.tools import tools
 from pointsman.simulation.workload.generators.tree_of_thoughts import TreeShape, tree_of_thoughts
 from pointsman.simulation.workload.generators.two_hot_prefixes import HotspotShape, two_hot_prefixes
-from pointsman.simulation.workload.requests import NO_SESSION, TRACE_BLOCK_TOKENS, in_order, input_capped
-from pointsman.simulation.workload.sharing import infinite_cache_hit_share
+from pointsman.simulation.workload.requests import (
+    NO_SESSION,
+    TRACE_BLOCK_TOKENS,
+    in_order,
+    infinite_cache_hit_share,
+    input_capped,
+)
 from tests.support.examples import examples
 from tests.support.workload_shapes import arrivals, by_session, common_blocks
 

@@ -15,15 +15,8 @@ from pointsman.primitives import InstanceId, PoolName, RequestId, Seconds, Tenan
 from pointsman.runtime.health import Receive, Scope, Send, send_whole
 from pointsman.runtime.http_protocol import CLOSE_NOW
 from pointsman.runtime.tracing import NO_SPAN, Span
-from pointsman_ingress.http.errors import (
-    ApiError,
-    ErrorShape,
-    Header,
-    body_too_large,
-    body_too_slow,
-    encoded_body,
-    too_many_bodies,
-)
+from pointsman_ingress.http import errors
+from pointsman_ingress.http.errors import ApiError, ErrorShape, Header
 from pointsman_ingress.http.identity import Identity
 from pointsman_ingress.http.request_headers import Headers, header_text
 
@@ -91,7 +84,7 @@ class BodyBudget:
         """Raises ApiError (503)."""
         held = self._held.get(owner, 0) + size
         if size > self._bytes_left or held > self.share:
-            raise too_many_bodies()
+            raise errors.too_many_bodies()
         self._bytes_left -= size
         self._held[owner] = held
 
@@ -214,10 +207,10 @@ class HttpExchange:
     async def read_body(self, receive: Receive, loan: BodyLoan, *, bytes_max: int) -> bytes:
         """Without a byte order mark. Raises ApiError (415, 413, 408, 503) and ClientGoneError."""
         if self.headers.get(b"content-encoding", b"").strip().lower() not in (b"", b"identity"):
-            raise encoded_body()
+            raise errors.encoded_body()
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced) > bytes_max:
-            raise body_too_large(bytes_max)
+            raise errors.body_too_large(bytes_max)
         body = await _body(receive, loan, bytes_max, self.clock)
         self.request_bytes = len(body)
         return body.removeprefix(codecs.BOM_UTF8)
@@ -255,7 +248,7 @@ class HttpExchange:
             await self.answer(error.status, self._errors.body(error), JSON, error.headers)
         elif self._streaming:
             event = self._errors.event(error, events)
-            await self.finish(b"\n\n" + event if self._mid_event else event)
+            await self.finish(b"\n\n" + event if self._written and not ends_event(self._written) else event)
         elif not self._finished:
             self.cut()
 
@@ -263,10 +256,6 @@ class HttpExchange:
         """Close the connection with what the client has not read."""
         if self._close_now is not None:
             self._close_now()
-
-    @property
-    def _mid_event(self) -> bool:
-        return bool(self._written) and not ends_event(self._written)
 
     @property
     def _id_headers(self) -> list[Header]:
@@ -286,12 +275,12 @@ async def _body(receive: Receive, loan: BodyLoan, bytes_max: int, clock: Clock) 
             with loan.time.limit():
                 part, more = await _part(receive)
         except TimeoutError as error:
-            raise body_too_slow() from error
+            raise errors.body_too_slow() from error
         size += len(part)
         if size > bytes_max:
-            raise body_too_large(bytes_max)
+            raise errors.body_too_large(bytes_max)
         if clock.wall() - began > WallSeconds(loan.time.length + size / BODY_BYTES_A_SECOND):
-            raise body_too_slow()
+            raise errors.body_too_slow()
         loan.add(len(part))
         parts.append(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -1,13 +1,27 @@
-"""Reads tenant, session and latency SLOs from request headers; values are safe to log and send back."""
+"""Reads tenant, session, latency SLOs and priority class from request headers; values are safe to log and send back."""
 
 from dataclasses import dataclass
+from typing import Any, get_args
 
+from pointsman.contracts.tenants import Priority
 from pointsman.primitives import EngineSeconds, SessionId, Tenant
 from pointsman_ingress.http.errors import bad_request
 
 NAME_LENGTH_MAX = 128
 SLO_MILLISECONDS_MIN, SLO_MILLISECONDS_MAX = 0.001, 1e12
 ANONYMOUS = Tenant("anonymous")
+PRIORITY_HEADER = b"x-pointsman-priority"
+LLM_D_HEADER = b"x-llm-d-inference-objective"  # names an object of the operator's; others than the classes are ignored
+
+_CLASSES: dict[str, Priority] = {name: name for name in get_args(Priority)}
+_RANKS = {name: rank for rank, name in enumerate(_CLASSES)}
+_TIERS: dict[str, Priority] = {
+    "flex": "batch",
+    "default": "standard",
+    "standard_only": "standard",
+    "priority": "interactive",
+    "fast": "interactive",
+}
 
 Headers = dict[bytes, bytes]  # lower-case names; the last of duplicates counts
 
@@ -38,6 +52,14 @@ def session_of(headers: Headers, user: str) -> SessionId:
     return SessionId(header_text(headers, b"x-session-id") or cleaned(user))
 
 
+def priority_of(headers: Headers, service_tier: Any, highest: Priority) -> Priority:
+    """That of the tenant's policy, or a lower one that the client asks for by the header `x-pointsman-priority`, llm-d's
+    objective of that name, or the body's `service_tier`. Raises ApiError for a header without a class. Unknown tiers are left
+    to the engine."""
+    wanted = _wanted_class(headers, service_tier)
+    return highest if wanted is None or _RANKS[wanted] > _RANKS[highest] else wanted
+
+
 def header_text(headers: Headers, name: bytes) -> str:
     value = headers.get(name)
     return cleaned(value.decode("latin-1")) if value else ""
@@ -65,3 +87,15 @@ def _milliseconds(headers: Headers, *names: bytes) -> EngineSeconds | None:
         bounds = f"from {SLO_MILLISECONDS_MIN} to {SLO_MILLISECONDS_MAX:.0f}"
         raise bad_request(f"The header {name.decode()} must be a number of milliseconds {bounds}.", param=name.decode())
     return milliseconds / 1000
+
+
+def _wanted_class(headers: Headers, service_tier: Any) -> Priority | None:
+    if PRIORITY_HEADER in headers:
+        wanted = _CLASSES.get(header_text(headers, PRIORITY_HEADER).lower())
+        if wanted is None:
+            msg = f"The header {PRIORITY_HEADER.decode()} must be one of {', '.join(_CLASSES)}."
+            raise bad_request(msg, param=PRIORITY_HEADER.decode())
+        return wanted
+    if LLM_D_HEADER in headers and (objective := _CLASSES.get(header_text(headers, LLM_D_HEADER).lower())):
+        return objective
+    return _TIERS.get(service_tier) if isinstance(service_tier, str) else None

@@ -87,7 +87,7 @@ def _moved(view: PoolView, reason: str, price: float = 1.0, work_max: float = 1.
             and _fits(view, candidate, price)
         ]
         soonest = min(able, key=lambda candidate: candidate.predicted_ttft, default=None)
-    return None if soonest is None else Choice(soonest, reason, view.weighed)
+    return None if soonest is None else Choice(soonest, reason, view.considered)
 
 
 def _fits(view: PoolView, candidate: CandidateEstimate, price: float) -> bool:

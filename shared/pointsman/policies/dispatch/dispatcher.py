@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Concatenate, Literal, ParamSpec
 
-from pointsman.contracts.access import KeyAction
+from pointsman.contracts.access import ApiKeyChanged, KeyAction
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import HandOverRequest, RouteRequest, SentRequest
 from pointsman.contracts.fleet import LivenessTimeouts, Role
@@ -13,7 +13,6 @@ from pointsman.contracts.tenants import TenantPolicies
 from pointsman.policies.dispatch import (
     fleet_care,
     granting,
-    key_record,
     migrations,
     placement,
     splitting,
@@ -91,7 +90,10 @@ class Dispatcher(DecisionContext):
         return self._run(now, fleet_care.undrain, instance, by=by)
 
     def record_key(self, key: str, tenant: Tenant, action: KeyAction, now: EngineSeconds, *, by: str) -> list[LogEvent]:
-        return self._run(now, key_record.record_key, key, tenant, action, by=by)
+        """A change of an API key. The keys themselves are no part of State."""
+        turn = Turn(self, now)
+        turn.decide(ApiKeyChanged(at=now, stamp=turn.stamp, key=key, tenant=tenant, action=action, by=by))
+        return turn.events
 
     def set_tenant_policies(self, policies: TenantPolicies, now: EngineSeconds, *, by: Name) -> list[LogEvent]:
         return self._run(now, tenant_limits.set_policies, policies, by)

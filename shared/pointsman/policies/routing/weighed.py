@@ -4,8 +4,7 @@ policy asks about all of them at once. `WeighedList` passes over estimates, for 
 estimates that are chosen or recorded. A row is the place of a candidate in the order of names."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence, Sized
-from typing import overload
+from collections.abc import Iterable, Sequence, Sized
 
 import msgspec
 from typing_extensions import override
@@ -60,34 +59,15 @@ class Weighed(Sequence[CandidateEstimate]):
         this prompt that an instance holds."""
 
 
-class WeighedList(Weighed):
-    def __init__(self, candidates: list[CandidateEstimate]) -> None:
-        self._candidates = candidates
-        self._all = range(len(candidates))
-        self._queues = [candidate.queue_seconds for candidate in candidates]
-
-    @override
-    def __len__(self) -> int:
-        return len(self._candidates)
-
-    @overload
-    def __getitem__(self, index: int) -> CandidateEstimate: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[CandidateEstimate]: ...
-
-    @override
-    def __getitem__(self, index: int | slice) -> CandidateEstimate | list[CandidateEstimate]:
-        return self._candidates[index]
-
-    @override
-    def __iter__(self) -> Iterator[CandidateEstimate]:
-        return iter(self._candidates)
+class WeighedList(list[CandidateEstimate], Weighed):
+    def __init__(self, candidates: Iterable[CandidateEstimate]) -> None:
+        super().__init__(candidates)
+        self._queues = [candidate.queue_seconds for candidate in self]
 
     @property
     @override
     def least_prefill(self) -> EngineSeconds:
-        return min(candidate.prefill_seconds for candidate in self._candidates)
+        return min(candidate.prefill_seconds for candidate in self)
 
     @property
     @override
@@ -96,41 +76,41 @@ class WeighedList(Weighed):
 
     @override
     def on_time(self, budget: EngineSeconds) -> Rows:
-        return [row for row, candidate in enumerate(self._candidates) if candidate.ttft_with_margin <= budget]
+        return [row for row, candidate in enumerate(self) if candidate.ttft_with_margin <= budget]
 
     @override
     def with_queue_within(self, seconds: EngineSeconds, among: Rows | None = None) -> Rows:
         queues = self._queues
-        return [row for row in (self._all if among is None else _rows(among)) if queues[row] <= seconds]
+        return [row for row in (range(len(self)) if among is None else _rows(among)) if queues[row] <= seconds]
 
     @override
     def cheapest(self, among: Rows | None, stall: EngineSeconds) -> dict[InstanceId, int]:
-        rows, candidates = self._all if among is None else _rows(among), self._candidates
-        costs = [cost(candidates[row], stall) for row in rows]
+        rows = range(len(self)) if among is None else _rows(among)
+        costs = [cost(self[row], stall) for row in rows]
         least = min(costs)
-        return {candidates[row].instance: row for row, each in zip(rows, costs, strict=True) if each == least}
+        return {self[row].instance: row for row, each in zip(rows, costs, strict=True) if each == least}
 
     @override
     def with_cached(self, tokens: float, among: Rows) -> Rows:
-        return [row for row in _rows(among) if self._candidates[row].cached_tokens >= tokens]
+        return [row for row in _rows(among) if self[row].cached_tokens >= tokens]
 
     @override
     def shortest(self) -> CandidateEstimate:
-        return min(self._candidates, key=_queue)
+        return min(self, key=_queue)
 
     @override
     def longest(self, among: Rows) -> CandidateEstimate:
-        return max((self._candidates[row] for row in _rows(among)), key=_queue)
+        return max((self[row] for row in _rows(among)), key=_queue)
 
     @override
     def waiting(self, among: Rows) -> tuple[int, EngineSeconds]:
-        rows = [self._candidates[row] for row in _rows(among)]
+        rows = [self[row] for row in _rows(among)]
         return sum(candidate.queued_requests for candidate in rows), plain_sum(map(_queue, rows))
 
     @override
     def demand(self, view: PoolView, queue_max: EngineSeconds) -> float:
-        blocks = max(candidate.hit_blocks for candidate in self._candidates)
-        queues = [candidate.instance for candidate in self._candidates if candidate.queue_seconds <= queue_max]
+        blocks = max(candidate.hit_blocks for candidate in self)
+        queues = [candidate.instance for candidate in self if candidate.queue_seconds <= queue_max]
         return view.pending_share(blocks, queues)
 
 
@@ -141,10 +121,8 @@ def weighed_list(
     if not any(waits):
         return WeighedList(candidates)
     return WeighedList(
-        [
-            msgspec.structs.replace(candidate, queue_seconds=candidate.queue_seconds + kv_turnover * wait)
-            for candidate, wait in zip(candidates, waits, strict=True)
-        ]
+        msgspec.structs.replace(candidate, queue_seconds=candidate.queue_seconds + kv_turnover * wait)
+        for candidate, wait in zip(candidates, waits, strict=True)
     )
 
 

@@ -6,8 +6,13 @@ with the same id."""
 from pointsman.simulation.workload.arrivals import ARRIVALS, at_rate
 from pointsman.simulation.workload.generators import GENERATORS, HELD_OUT
 from pointsman.simulation.workload.generators.clients import LONGER_PREFIXES, MORE_REQUESTS
-from pointsman.simulation.workload.requests import TRACE_BLOCK_TOKENS, WorkloadRequest, input_capped, mean_rate
-from pointsman.simulation.workload.sharing import infinite_cache_hit_share
+from pointsman.simulation.workload.requests import (
+    TRACE_BLOCK_TOKENS,
+    WorkloadRequest,
+    infinite_cache_hit_share,
+    input_capped,
+    mean_rate,
+)
 from pointsman.simulation.workload.tokens import FIRST_TOKEN_ID, prompt_token_ids
 from pointsman.simulation.workload.traces import TraceError, read_trace
 

@@ -6,26 +6,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from pointsman.contracts import decisions, fleet
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import (
-    LeaderElected,
-    MigrationRefused,
-    RequestMigrated,
-    RequestsRefused,
-    ScaleApplied,
-    ScaleDecided,
-    WritesLost,
-)
-from pointsman.contracts.fleet import (
-    InstanceDraining,
-    InstanceEjected,
-    InstanceJoined,
-    InstanceLeft,
-    InstanceRoleChanged,
-    InstanceSuspected,
-    InstanceUndrained,
-    InstanceUnejected,
-)
 from pointsman.contracts.tenants import TenantPoliciesSet
 from pointsman.primitives import EngineSeconds, InstanceId, Sequence
 from pointsman_cli.console.views import FleetEventView, MoveView, ScaleView, unix_seconds
@@ -34,17 +16,17 @@ from pointsman_cli.tap.event_lines import details
 
 KEPT_MAX = 1_000
 KINDS: dict[type, str] = {
-    InstanceJoined: "joined",
-    InstanceLeft: "left",
-    InstanceSuspected: "suspected",
-    InstanceDraining: "draining",
-    InstanceUndrained: "undrained",
-    InstanceRoleChanged: "role",
-    InstanceEjected: "ejected",
-    InstanceUnejected: "unejected",
-    LeaderElected: "leader",
-    WritesLost: "writes lost",
-    RequestsRefused: "refused",
+    fleet.InstanceJoined: "joined",
+    fleet.InstanceLeft: "left",
+    fleet.InstanceSuspected: "suspected",
+    fleet.InstanceDraining: "draining",
+    fleet.InstanceUndrained: "undrained",
+    fleet.InstanceRoleChanged: "role",
+    fleet.InstanceEjected: "ejected",
+    fleet.InstanceUnejected: "unejected",
+    decisions.LeaderElected: "leader",
+    decisions.WritesLost: "writes lost",
+    decisions.RequestsRefused: "refused",
     TenantPoliciesSet: "tenants",
 }
 
@@ -63,13 +45,13 @@ class Happenings:
 
     def apply(self, event: LogEvent, sequence: Sequence) -> None:
         match event:
-            case RequestMigrated():
+            case decisions.RequestMigrated():
                 self.moved += 1
                 self.moves.append(self._move(event, sequence))
-            case MigrationRefused():
+            case decisions.MigrationRefused():
                 self.refused += 1
                 self.moves.append(self._move(event, sequence))
-            case ScaleDecided() if event.number not in self.scaling:
+            case decisions.ScaleDecided() if event.number not in self.scaling:
                 view = ScaleView(
                     sequence=sequence,
                     at=self._wall(event.at),
@@ -82,7 +64,9 @@ class Happenings:
                     decode=event.decode,
                 )
                 keep(self.scaling, event.number, view, KEPT_MAX)
-            case ScaleApplied() if (decided := self.scaling.get(event.number)) is not None and not decided.applied_at:
+            case decisions.ScaleApplied() if (
+                decided := self.scaling.get(event.number)
+            ) is not None and not decided.applied_at:
                 self.scaling[event.number] = msgspec.structs.replace(
                     decided, applied_at=self._wall(event.at), applied_detail=event.detail
                 )
@@ -101,26 +85,26 @@ class Happenings:
 
     def _note_lost(self, event: LogEvent) -> None:
         match event:
-            case InstanceLeft() if event.stamp is not None and not event.refused:
+            case fleet.InstanceLeft() if event.stamp is not None and not event.refused:
                 keep(self.lost, event.instance, event.at, KEPT_MAX)
-            case InstanceLeft() | InstanceJoined():
+            case fleet.InstanceLeft() | fleet.InstanceJoined():
                 self.lost.pop(event.instance, None)
             case _:
                 pass
 
-    def _move(self, event: RequestMigrated | MigrationRefused, sequence: Sequence) -> MoveView:
+    def _move(self, event: decisions.RequestMigrated | decisions.MigrationRefused, sequence: Sequence) -> MoveView:
         return MoveView(
             sequence=sequence,
             at=self._wall(event.at),
             request=event.request,
             source=event.source,
             instance=event.instance,
-            cause="" if isinstance(event, MigrationRefused) else str(event.cause),
+            cause="" if isinstance(event, decisions.MigrationRefused) else str(event.cause),
             policy=event.policy,
-            reason=event.detail if isinstance(event, MigrationRefused) else event.reason,
+            reason=event.detail if isinstance(event, decisions.MigrationRefused) else event.reason,
             benefit=round(event.benefit, 3),
-            rebound=event.rebind if isinstance(event, MigrationRefused) else event.rebound,
-            refusal=event.reason if isinstance(event, MigrationRefused) else "",
+            rebound=event.rebind if isinstance(event, decisions.MigrationRefused) else event.rebound,
+            refusal=event.reason if isinstance(event, decisions.MigrationRefused) else "",
         )
 
     def _wall(self, at: EngineSeconds) -> float:

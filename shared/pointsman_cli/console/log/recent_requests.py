@@ -7,25 +7,8 @@ from dataclasses import dataclass, field
 
 from pointsman.analysis.client_faults import tells_of_fleet
 from pointsman.analysis.placed_alone import is_told_again
+from pointsman.contracts import decisions, requests
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import (
-    HandOverRefused,
-    RequestEnd,
-    RequestGranted,
-    RequestHandedOver,
-    RequestMigrated,
-    RequestPlaced,
-    RequestRejected,
-    counts_as_end,
-)
-from pointsman.contracts.requests import (
-    PrefillFinished,
-    RequestArrived,
-    RequestCancelled,
-    RequestEvent,
-    RequestFailed,
-    RequestFinished,
-)
 from pointsman.primitives import EngineSeconds, RequestId, Sequence, Tokens
 from pointsman.state.workload import UNGRANTED, Stage
 from pointsman_cli.console.views import Lateness
@@ -66,10 +49,10 @@ class RecentRequest:
     ended_sequence: Sequence = 0
     unannounced: bool = False
     clock_offset: EngineSeconds = 0.0
-    end: RequestEnd | None = None
+    end: decisions.RequestEnd | None = None
 
-    def takes(self, event: RequestEvent) -> bool:
-        return self.end is None or counts_as_end(event, self.end)
+    def takes(self, event: requests.RequestEvent) -> bool:
+        return self.end is None or decisions.counts_as_end(event, self.end)
 
     @property
     def judged(self) -> bool:
@@ -94,7 +77,7 @@ class RecentRequests:
     block_tokens: Tokens
     requests_max: int = REQUESTS_MAX
     _records: OrderedDict[RequestId, RecentRequest] = field(default_factory=OrderedDict)
-    _early: OrderedDict[RequestId, list[tuple[RequestEvent, Sequence]]] = field(default_factory=OrderedDict)
+    _early: OrderedDict[RequestId, list[tuple[requests.RequestEvent, Sequence]]] = field(default_factory=OrderedDict)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -118,12 +101,12 @@ class RecentRequests:
 
     def apply(self, event: LogEvent, sequence: Sequence) -> RecentRequest | None:
         """Returns the record that the event changed."""
-        if not isinstance(event, RequestEvent):
+        if not isinstance(event, requests.RequestEvent):
             return None
         known = self._records.get(event.request)
-        if isinstance(event, RequestArrived):
+        if isinstance(event, requests.RequestArrived):
             return known if known is not None and not known.unannounced else self._arrived(known, event, sequence)
-        if known is None and isinstance(event, RequestGranted) and event.stamp is None:
+        if known is None and isinstance(event, decisions.RequestGranted) and event.stamp is None:
             known = self._add(
                 RecentRequest(
                     event.request, sequence, event.at, tenant=event.tenant, adapter=event.adapter, unannounced=True
@@ -136,7 +119,9 @@ class RecentRequests:
         self._change(known, event, sequence)
         return known
 
-    def _arrived(self, known: RecentRequest | None, event: RequestArrived, sequence: Sequence) -> RecentRequest:
+    def _arrived(
+        self, known: RecentRequest | None, event: requests.RequestArrived, sequence: Sequence
+    ) -> RecentRequest:
         record = known or self._add(RecentRequest(event.request, sequence, event.arrived_at))
         self._records.move_to_end(event.request)
         record.unannounced = False
@@ -152,9 +137,12 @@ class RecentRequests:
                 self._change(record, early, its_sequence)
         return record
 
-    def _keep_early(self, event: RequestEvent, sequence: Sequence) -> None:
+    def _keep_early(self, event: requests.RequestEvent, sequence: Sequence) -> None:
         """An ingress's event may be written before the leader's arrival."""
-        if isinstance(event, PrefillFinished | RequestFinished | RequestFailed | RequestCancelled):
+        if isinstance(
+            event,
+            requests.PrefillFinished | requests.RequestFinished | requests.RequestFailed | requests.RequestCancelled,
+        ):
             self._early.setdefault(event.request, []).append((event, sequence))
             if len(self._early) > EARLY_MAX:
                 self._early.popitem(last=False)
@@ -165,43 +153,43 @@ class RecentRequests:
             self._records.popitem(last=False)
         return record
 
-    def _change(self, known: RecentRequest, event: RequestEvent, sequence: Sequence) -> None:
-        known.end = event if isinstance(event, RequestEnd) else None
+    def _change(self, known: RecentRequest, event: requests.RequestEvent, sequence: Sequence) -> None:
+        known.end = event if isinstance(event, decisions.RequestEnd) else None
         match event:
-            case RequestPlaced():
+            case decisions.RequestPlaced():
                 known.stage, known.instance, known.attempts = Stage.PENDING.value, event.instance, event.attempt
                 known.predicted_ttft = event.predicted_ttft
                 known.predicted_cached_tokens = min(known.prompt_tokens, event.hit_blocks * self.block_tokens)
-            case RequestMigrated():
+            case decisions.RequestMigrated():
                 known.stage, known.instance, known.moves = Stage.PENDING.value, event.instance, known.moves + 1
                 known.predicted_ttft = event.predicted_ttft
                 known.predicted_cached_tokens = min(known.prompt_tokens, event.hit_blocks * self.block_tokens)
-            case RequestGranted() | RequestHandedOver() if known.stage not in UNGRANTED and is_told_again(
-                event, known.instance
+            case decisions.RequestGranted() | decisions.RequestHandedOver() if (
+                known.stage not in UNGRANTED and is_told_again(event, known.instance)
             ):
                 pass
-            case RequestGranted():
+            case decisions.RequestGranted():
                 known.stage, known.instance, known.granted_at = Stage.PREFILL.value, event.instance, event.at
-            case RequestHandedOver():
+            case decisions.RequestHandedOver():
                 known.stage, known.instance = Stage.HANDED_OVER.value, event.instance
-            case HandOverRefused():
+            case decisions.HandOverRefused():
                 known.reason = event.reason
-            case PrefillFinished():
+            case requests.PrefillFinished():
                 known.stage, known.instance = Stage.DECODING.value, event.instance
                 known.ttft = event.ttft if event.stamp is None else known.ttft  # a leader's is assumed
-            case RequestFinished():
+            case requests.RequestFinished():
                 known.stage, known.instance = FINISHED, event.instance
                 known.ttft, known.e2e, known.reason = event.ttft, event.e2e, ""
                 known.prompt_tokens = max(known.prompt_tokens, event.prompt_tokens)
                 known.cached_tokens, known.output_tokens = event.cached_tokens, event.completion_tokens
                 known.predicted_cached_tokens = max(event.predicted_cached_tokens, known.predicted_cached_tokens)
                 known.ended_sequence = sequence
-            case RequestFailed() | RequestCancelled():
-                known.stage = FAILED if isinstance(event, RequestFailed) else CANCELLED
+            case requests.RequestFailed() | requests.RequestCancelled():
+                known.stage = FAILED if isinstance(event, requests.RequestFailed) else CANCELLED
                 known.reason, known.output_tokens = event.reason, event.output_tokens
                 at = event.at if event.stamp is not None else event.at + known.clock_offset
                 known.e2e, known.ended_sequence = at - known.arrived_at, sequence
-            case RequestRejected():
+            case decisions.RequestRejected():
                 known.stage, known.reason = (
                     REJECTED,
                     f"{event.reason}: {event.detail}" if event.detail else event.reason,

@@ -4,10 +4,12 @@ evidence, report. The fleet, its faults and its clients are the caller's."""
 import asyncio
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,21 +21,21 @@ from pointsman.ports import Link
 from pointsman.primitives import EngineSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import open_link
+from pointsman.simulation.metrics import percentile
 from pointsman_cli.command_client import person
 from pointsman_cli.output_file import write_json
-from pointsman_lab.faults.bad_engines import EngineWatch
+from pointsman_lab.faults.bad_engines import EngineWatch, count_touched
 from pointsman_lab.faults.balancer import Balancer
 from pointsman_lab.faults.checks import agrees, findings
-from pointsman_lab.faults.clients import Clients
+from pointsman_lab.faults.clients import Clients, Exchange, first_byte_waits, unserved
 from pointsman_lab.faults.data_directory import DataDirectory
 from pointsman_lab.faults.fleet import FleetUnderTest
-from pointsman_lab.faults.injector import Injector
+from pointsman_lab.faults.injector import Injection, Injector
 from pointsman_lab.faults.load import BusyShare, SteadyClients
 from pointsman_lab.faults.log_tail import LogTail, followed
 from pointsman_lab.faults.observations import Evidence, evidence_of, look_at
 from pointsman_lab.faults.report import FaultsReport, progress_line, reported
 from pointsman_lab.faults.schedule import Fault
-from pointsman_lab.faults.service import note_service
 
 SETTLE_SECONDS = 3.0
 VIOLATED_EXIT_CODE = 1
@@ -48,7 +50,7 @@ class TrialResult:
 
     def report(self, *, seed: int, workload: str) -> FaultsReport:
         """Adds what the clients saw to the injections."""
-        note_service(self.evidence, self.clients)
+        _note_service(self.evidence, self.clients)
         return reported(
             self.evidence,
             findings(self.evidence),
@@ -126,3 +128,31 @@ def conclude(console: Console, kept: DataDirectory, out: Path | None, report: ms
     if out:
         write_json(out, report)
     sys.exit(0 if ok else VIOLATED_EXIT_CODE)
+
+
+def _note_service(evidence: Evidence, clients: Clients) -> None:
+    injections = sorted(evidence.injections, key=lambda injection: injection.at)
+    usual = clients.usual_ttft([injection.at for injection in injections])
+    for number, injection in enumerate(injections):
+        ends = injections[number + 1].at if number + 1 < len(injections) else float("inf")
+        injection.served_s = clients.first_answer_after(injection.at)
+        injection.normal_s = clients.normal_after(injection.at, ends, usual=usual)
+        injection.streams_cut = clients.cut_between(injection.at, ends)
+        _note_answers(injection, clients.between(injection.at, ends))
+        if evidence.balancer is not None:
+            injection.out_of_rotation = evidence.balancer.out_of_rotation(injection.at, min(ends, injection.ended))
+        if injection.touched is not None:
+            count_touched(
+                injection.touched,
+                began=injection.at,
+                ended=injection.at + injection.lasted,
+                exchanges=evidence.exchanges,
+                entries=evidence.entries,
+            )
+
+
+def _note_answers(injection: Injection, exchanges: list[Exchange]) -> None:
+    injection.answered = len(exchanges)
+    injection.statuses = dict(Counter(str(e.status) for e in exchanges if e.status != HTTPStatus.OK))
+    injection.failed = sum(unserved(e) for e in exchanges)
+    injection.ttft_p99_s = percentile(first_byte_waits(exchanges), 99)

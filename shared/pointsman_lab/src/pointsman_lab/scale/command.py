@@ -22,6 +22,12 @@ EACH_MAX = 8.0
 """Requests a second and instance: smaller pools get less than the rate."""
 FULL = ScaleOptions(instances=0, rate=0.0, seconds=15.0, warm_seconds=12.0, blocks=2_000)
 QUICK = ScaleOptions(instances=0, rate=0.0, seconds=3.0, warm_seconds=3.0, blocks=1_000)
+PANELS = (
+    ("decision", "ms", (("decision_p50_ms", "P50"), ("decision_p99_ms", "P99"))),
+    ("log of a request", "bytes", (("log_bytes_a_request", "all kinds"),)),
+    ("without a decision", "s", (("take_over_seconds", "take-over"), ("start_seconds", "start from a checkpoint"))),
+)
+"""Of the picture: what grows with the number of instances, and what does not."""
 NUMBERS, PAGE, PICTURE = "results/scale.json", "scale.md", "images/scale.png"
 
 
@@ -72,10 +78,8 @@ def _read(directory: Path) -> dict[int, Row]:
 
 
 def _write_page(directory: Path, rows: list[Row]) -> None:
-    from pointsman_lab.scale.picture import draw  # slow to import
-
     (directory / PICTURE).parent.mkdir(parents=True, exist_ok=True)
-    draw(rows, directory / PICTURE)
+    _draw(rows, directory / PICTURE)
     write_file(directory / PAGE, page(rows).encode())
 
 
@@ -84,3 +88,18 @@ def _table(rows: list[Row]) -> Any:
     for row in rows:
         made.add_row(*(shown(row[name]) for _, name in COLUMNS))
     return made
+
+
+def _draw(rows: list[dict[str, Any]], file: Path) -> None:
+    from matplotlib.figure import Figure  # slow to import
+
+    figure = Figure(figsize=(10, 3), layout="constrained")
+    for axes, (title, unit, lines) in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
+        for name, label in lines:
+            axes.plot(
+                [row["instances"] for row in rows], [row[name] or float("nan") for row in rows], marker="o", label=label
+            )
+        axes.set(title=title, ylabel=unit, xlabel="instances", ylim=(0, None))
+        axes.grid(visible=True, alpha=0.3)
+        axes.legend(frameon=False)
+    figure.savefig(file, dpi=110)

@@ -8,6 +8,7 @@ from typing import cast
 import aiohttp
 from typing_extensions import override
 
+from pointsman.adapters.clocks import ForwardClock
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint
 from pointsman.contracts.decisions import RequestMigrated
@@ -32,10 +33,10 @@ from pointsman_recorder.service import Recorder
 from pointsman_scaler.providers import chosen_provider
 from pointsman_scaler.service import ScalerService
 from pointsman_scaler.settings import ScalerSettings
-from pointsman_scheduler.assembly import start_scheduler
 from pointsman_scheduler.checkpointer import checkpointer_over
 from pointsman_scheduler.checkpointing import Cadence
-from pointsman_scheduler.service import SchedulerService
+from pointsman_scheduler.context import SchedulerContext
+from pointsman_scheduler.service import SchedulerService, start_scheduler
 from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import WorkerSettings
 
@@ -49,15 +50,15 @@ class SchedulerProcess(Process):
     @override
     def launch(self, run: ProcessRun, supervisor: Supervisor) -> None:
         settings = self.environment.plan.scheduler
-        self.service = start_scheduler(
-            supervisor,
-            self.link.ports,
+        context = SchedulerContext(
             settings=settings,
             policies=settings.policies(),
-            clock=self.clock,
+            link=self.link.ports,
+            clock=ForwardClock(self.clock),
             board=run.board,
             name=self.link.name,
         )
+        self.service = start_scheduler(supervisor, context)
 
     @override
     async def shut_down(self, supervisor: Supervisor) -> None:

@@ -49,16 +49,15 @@ def _compared() -> list[Row]:
     return [
         *rows(("d2lpm",), "dlpm"),
         *rows(("d2lpm",), "dlpm", note="to the letter", settings=letter),
-        *(_with_quantum(quantum) for quantum in QUANTA),
+        *(
+            row
+            for quantum in QUANTA
+            for row in rows(("d2lpm",), "dlpm", note=f"Q {quantum:,}", settings=(f"d2lpm.quantum_tokens={quantum}",))
+        ),
         *rows(("round_robin",), "vtc", note="each client in turn", settings=("round_robin.per_client=true",)),
         *rows(("round_robin", "preble"), "lpm"),
         *rows((OURS,), "fair_edf"),
     ]
-
-
-def _with_quantum(quantum: int) -> Row:
-    (row,) = rows(("d2lpm",), "dlpm", note=f"Q {quantum:,}", settings=(f"d2lpm.quantum_tokens={quantum}",))
-    return row
 
 
 def _key(name: str) -> str:

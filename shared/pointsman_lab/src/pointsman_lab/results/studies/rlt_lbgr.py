@@ -64,7 +64,11 @@ def studies(workloads: Workloads) -> Iterable[Study]:
         title="LBGR by the decay of its load",
         about="As in the paper's Figure 14. 0.63 s is the paper's decay, 10 s the default.",
         source=workloads.generated("gsp_classes", 4096),
-        rows=[_decaying(decay) for decay in sorted((*DECAYS, PAPER_DECAY, 10.0))],
+        rows=[
+            row
+            for decay in sorted((*DECAYS, PAPER_DECAY, 10.0))
+            for row in rows(("lbgr",), note=f"{decay:g} s", settings=(f"lbgr.decay_s={decay}",))
+        ],
         rates=(12.0, 15.0),
         conditions=POOL,
         metrics=METRICS,
@@ -98,11 +102,6 @@ def _baselines(eviction: str) -> list[Row]:
         *rows(("round_robin",), note=eviction, eviction=eviction),
         *rows(("sticky_least_loaded",), note=f"cache-aware, {eviction}", settings=CACHE_AWARE, eviction=eviction),
     ]
-
-
-def _decaying(seconds: float) -> Row:
-    (row,) = rows(("lbgr",), note=f"{seconds:g} s", settings=(f"lbgr.decay_s={seconds}",))
-    return row
 
 
 LEAST = 0.01
