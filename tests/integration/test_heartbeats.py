@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import EngineLoad
 from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import HeartbeatNoted, NoteHeartbeat
 from pointsman.contracts.decisions import LeaderElected
-from pointsman.contracts.fleet import InstanceReported, InstanceSuspected
+from pointsman.contracts.fleet import InstanceLeft, InstanceReported, InstanceSuspected
 from pointsman.contracts.subjects import heartbeat_subject
 from pointsman.policies.heard_reports import LOAD_WALL_SECONDS
 from pointsman.ports import CommandTimeoutError, EngineTarget, LogEntry, Reply
@@ -31,6 +32,7 @@ from pointsman_worker.settings import WorkerSettings
 from tests.support.events import joined, reported
 from tests.support.memory_pool import POOL, MemoryPool
 from tests.support.services import ToldEngine, worker_over
+from tests.support.settable_clock import SettableClock
 from tests.support.virtual_time import in_virtual_time
 from tests.support.waiting import eventually
 
@@ -57,13 +59,20 @@ class HeartbeatPool(MemoryPool):
 
     @asynccontextmanager
     async def worker(
-        self, name: str, engine: ToldEngine | None = None, *, host: str = "", **settings: Any
+        self,
+        name: str,
+        engine: ToldEngine | None = None,
+        *,
+        host: str = "",
+        clock: ScaledClock | None = None,
+        **settings: Any,
     ) -> AsyncIterator["Worker"]:
-        link = self.broker.client(self.clock, name=f"worker {name}")
+        clock = clock or self.clock
+        link = self.broker.client(clock, name=f"worker {name}")
         target = EngineTarget(instance=InstanceId(name), url=f"http://{host or name}:1")
         told = WorkerSettings(**{"report_seconds": REPORT_SECONDS, "flush_ms": 1.0} | settings)
         board = HealthBoard()
-        service = worker_over(link, self.clock, engine or ToldEngine(block_tokens=64), target, told, board=board)
+        service = worker_over(link, clock, engine or ToldEngine(block_tokens=64), target, told, board=board)
         async with background(service.run()) as (task,):
             yield Worker(service, task, board)
 
@@ -242,6 +251,24 @@ async def test_a_worker_whose_name_another_has_taken_says_so_and_serves_again_on
             await eventually(lambda: is_ready(service, "a", "b") and first.board.ready)
 
         assert service.state.fleet[InstanceId("a")].url == "http://first:1"
+    pool.check_replay()
+
+
+@in_virtual_time
+async def test_a_worker_that_starts_anew_with_its_clock_set_back_joins_again_and_blames_no_other() -> None:
+    """Its epoch is older than the one that it left behind, which nobody reports in."""
+    pool, slow = HeartbeatPool(), SettableClock()
+    async with pool.scheduler() as service, pool.worker("b"):
+        async with pool.worker("a") as before:
+            await eventually(lambda: is_ready(service, "a", "b"))
+            left = service.state.fleet[InstanceId("a")].epoch
+            before.kill()
+        slow.set_by = -60.0
+        async with pool.worker("a", clock=slow) as after:
+            await eventually(lambda: service.state.fleet[InstanceId("a")].epoch > left)
+            await eventually(lambda: is_ready(service, "a", "b"))
+            assert NAME_PART not in after.board.lacks
+        assert pool.log.of(InstanceLeft) == [], "what joins again before it is removed"
     pool.check_replay()
 
 

@@ -220,8 +220,8 @@ class CommandHandlers:
             return
         self._log_liveness.heartbeat()
         known = self._replica.state.fleet.get(report.instance)
-        if known is not None and known.epoch > report.epoch:  # nothing of it counts
-            await reply(HeartbeatNoted(replaced_by=known.url))
+        if known is not None and known.epoch > report.epoch:  # nothing of it counts, unless the newer epoch is silent
+            await reply(HeartbeatNoted(log=known.suspected, replaced_by=known.url))
             return
         log = term.heard.note(self._replica.state, report, self._clock.now())
         await reply(HeartbeatNoted(log=log, flush=term.flush_pace.seconds(self._clock.wall())))

@@ -66,12 +66,13 @@ class Resync:
         self._clock = clock
         self._pool = pool
         self._reported: dict[InstanceId, Epoch] = {}
-        """Unregistered instances that reported since they were asked to join."""
+        """Instances that are to join, by `_is_to_join`, and reported since they were asked to."""
         self._unanswered: dict[InstanceId, _Unanswered] = {}
 
     def note_report(self, report: InstanceReported) -> None:
         """Of the log, once it is applied."""
-        if report.instance in self._replica.state.unregistered and not self._is_refused(report.instance, report.epoch):
+        is_to_join = _is_to_join(self._replica.state, report.instance, report.epoch)
+        if is_to_join and not self._is_refused(report.instance, report.epoch):
             self._reported[report.instance] = report.epoch
 
     async def run(self) -> None:
@@ -92,11 +93,11 @@ class Resync:
     def _of_unregistered(self, state: State) -> Iterator[_Question]:
         reason = "it reports, but the log does not say that it joined"
         for instance, epoch in self._reported.items():
-            if instance in state.unregistered:
+            if _is_to_join(state, instance, epoch):
                 yield _Question(instance, reason, rejoin=True, reported=epoch)
 
     def _forget_others(self, state: State, questions: dict[InstanceId, _Question]) -> None:
-        for name in self._reported.keys() - state.unregistered.keys():
+        for name in [name for name, epoch in self._reported.items() if not _is_to_join(state, name, epoch)]:
             del self._reported[name]
         for name in self._unanswered.keys() - questions.keys() - state.unregistered.keys():
             del self._unanswered[name]
@@ -132,6 +133,12 @@ class Resync:
             self._unanswered.setdefault(instance, _Unanswered()).note(self._clock.wall())
         else:
             self._unanswered.pop(instance, None)
+
+
+def _is_to_join(state: State, instance: InstanceId, epoch: Epoch) -> bool:
+    """It reports and has not joined, or while a newer epoch is silent: a worker that started anew with its clock set back."""
+    known = state.fleet.get(instance)
+    return instance in state.unregistered or (known is not None and known.suspected and epoch < known.epoch)
 
 
 def _of_fleet(state: State) -> Iterator[_Question]:

@@ -20,6 +20,8 @@ log = structlog.get_logger()
 NAME_PART = "name"
 ANSWER_WALL_SECONDS: WallSeconds = WallSeconds(0.5)
 """With the report that follows, well below the time after which an instance is suspected."""
+REPLACED_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
+"""For so long the epoch that replaces this one may be our own, from before our clock was set back."""
 
 
 @dataclass(eq=False)
@@ -28,6 +30,7 @@ class Heartbeats:
     state: SessionState
     board: HealthBoard
     _replaced_by: str = field(default="", init=False)
+    _replaced_since: WallSeconds | None = field(default=None, init=False)
     _untold: InstanceReported | None = field(default=None, init=False)
     _due: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
@@ -59,7 +62,12 @@ class Heartbeats:
 
     def _note_name(self, report: InstanceReported, replaced_by: str) -> None:
         session = self.state.session
-        if replaced_by == self._replaced_by or session is None or session.epoch != report.epoch:
+        if session is None or session.epoch != report.epoch:
+            return
+        now = self.state.clock.wall()
+        self._replaced_since = (self._replaced_since or now) if replaced_by else None
+        lasts = self._replaced_since is not None and now - self._replaced_since >= REPLACED_WALL_SECONDS
+        if replaced_by == self._replaced_by or (replaced_by and not lasts):
             return
         self._replaced_by = replaced_by
         if not replaced_by:
