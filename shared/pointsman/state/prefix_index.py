@@ -100,6 +100,10 @@ class PrefixIndex:
         holding = self._holdings.get(instance)
         return holding.anchored + len(holding.detached) if holding else 0
 
+    def detached(self, instance: InstanceId) -> int:
+        holding = self._holdings.get(instance)
+        return len(holding.detached) if holding else 0
+
     def digest(self, instance: InstanceId) -> int:
         holding = self._holdings.get(instance)
         return holding.digest if holding else 0
@@ -196,11 +200,12 @@ class PrefixIndex:
         if stored < len(keys):
             self._store_each(holding, keys[stored - 1] if stored else parent, keys[stored:])
 
-    def remove(self, instance: InstanceId, keys: list[BlockKey]) -> None:
+    def remove(self, instance: InstanceId, keys: list[BlockKey], *, detached_max: int = LOW) -> None:
+        """Stops once more blocks than `detached_max` are detached; the caller clears the instance then."""
         holding = self._holdings[instance]
         self._runs.sweep(SWEPT * len(keys))
         if holding.detached or self._doubles(keys) or not self._remove_tail(holding, keys):
-            self._remove_each(holding, keys)
+            self._remove_each(holding, keys, detached_max)
 
     def pack(self, *, canonical: bool = False) -> PackedIndex:
         """`canonical`: equal for equal indexes, whatever their history; much slower, and cannot be unpacked."""
@@ -350,7 +355,7 @@ class PrefixIndex:
         runs.cut(run, holding.owner, start)
         return True
 
-    def _remove_each(self, holding: Holding, keys: list[BlockKey]) -> None:
+    def _remove_each(self, holding: Holding, keys: list[BlockKey], detached_max: int) -> None:
         gone: set[BlockKey] = set()
         cuts: dict[int, int] = {}
         for key in keys:
@@ -363,14 +368,14 @@ class PrefixIndex:
                 cuts[run] = min(cuts.get(run, offset), offset)
         holding.digest = reduce(xor, gone, holding.digest)
         for run, tip in cuts.items():
-            self._cut(holding, run, tip, gone)
+            self._cut(holding, run, tip, gone, detached_max)
 
-    def _cut(self, holding: Holding, run: int, tip: int, gone: set[BlockKey]) -> None:
+    def _cut(self, holding: Holding, run: int, tip: int, gone: set[BlockKey], detached_max: int) -> None:
         """Detaches what the instance holds below the first `tip` keys, but for those that are `gone`."""
         runs, owner = self._runs, holding.owner
         above = runs.above(run) if runs.tip(run, owner) > tip == 0 else ROOT
         waiting = [(run, tip, above)]
-        while waiting:
+        while waiting and len(holding.detached) <= detached_max:
             run, tip, above = waiting.pop()
             before = runs.tip(run, owner)
             if before <= tip:
@@ -379,7 +384,7 @@ class PrefixIndex:
             if tip:
                 above = unpack_keys(content[(tip - 1) * KEY_BYTES : tip * KEY_BYTES])[0]
             if runs.bound(run, owner) > tip:
-                waiting += [(child, 0, runs.above(child)) for child in runs.children(run, tip, owner)]
+                waiting += [(child, 0, runs.above(child)) for child in runs.children(run, tip, owner, detached_max)]
             for key in unpack_keys(content[tip * KEY_BYTES : before * KEY_BYTES]):
                 if key not in gone:
                     holding.detach(key, above)
