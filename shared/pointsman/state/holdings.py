@@ -36,22 +36,20 @@ def store(parts: StateParts, event: BlocksStored) -> None:
             parts.slower.store(event.tier, event.instance, unpack_keys(run.keys))
     else:
         _check_room(event, parts.index.blocks(event.instance), DEVICE_BLOCKS_MAX)
+        detached = 0
         for run in event.runs:
-            parts.index.store(event.instance, run.parent, unpack_keys(run.keys))
-        _bound_detached(parts, instance)
+            detached = parts.index.store(event.instance, run.parent, unpack_keys(run.keys))
+        if detached > DETACHED_MAX:
+            _forget_detached(parts, instance)
         parts.contradictions.stored(event.instance, parts.sequence)
 
 
-def _bound_detached(parts: StateParts, instance: Instance) -> None:
+def _forget_detached(parts: StateParts, instance: Instance) -> None:
     """Engines evict the last blocks of a prefix first. Of one whose events say otherwise nothing is known before the next
     snapshot: to detach two million blocks takes longer than a lease."""
-    if parts.index.detached(instance.id) > _detached_max(parts):
+    if parts.settings.fold_version >= fold_versions.DETACHED_BOUNDED:
         parts.index.clear(instance.id)
         instance.doubt = f"more than {DETACHED_MAX} blocks follow blocks that were removed or never stored"
-
-
-def _detached_max(parts: StateParts) -> int:
-    return DETACHED_MAX if parts.settings.fold_version >= fold_versions.DETACHED_BOUNDED else DEVICE_BLOCKS_MAX
 
 
 def _check_room(event: BlocksStored | CacheSnapshot, held: int, most: int) -> None:
@@ -96,8 +94,10 @@ def remove(parts: StateParts, event: BlocksRemoved) -> None:
     if event.tier != "device":
         parts.slower.remove(event.tier, event.instance, removed)
         return
-    parts.index.remove(event.instance, removed, detached_max=_detached_max(parts))
-    _bound_detached(parts, instance)
+    bounded = parts.settings.fold_version >= fold_versions.DETACHED_BOUNDED
+    most = DETACHED_MAX if bounded else DEVICE_BLOCKS_MAX
+    if parts.index.remove(event.instance, removed, detached_max=most) > DETACHED_MAX:
+        _forget_detached(parts, instance)
     if not event.expired:
         _release_computed(parts, event.instance, removed)
         parts.delivered.remove(event.instance, removed)
@@ -132,12 +132,14 @@ def replace(parts: StateParts, event: CacheSnapshot) -> None:
     _check_room(event, 0, DEVICE_BLOCKS_MAX)
     parts.index.clear(event.instance)
     parts.slower.clear(event.instance)
+    detached = 0
     for run in event.runs:
-        parts.index.store(event.instance, run.parent, unpack_keys(run.keys))
+        detached = parts.index.store(event.instance, run.parent, unpack_keys(run.keys))
     parts.contradictions.begin(event.instance, parts.sequence)
     instance.sequence = event.sequence
     instance.doubt = instance.contradicted = ""
-    _bound_detached(parts, instance)
+    if detached > DETACHED_MAX:
+        _forget_detached(parts, instance)
 
 
 def forget(parts: StateParts, instance: InstanceId) -> None:

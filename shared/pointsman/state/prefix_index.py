@@ -100,10 +100,6 @@ class PrefixIndex:
         holding = self._holdings.get(instance)
         return holding.anchored + len(holding.detached) if holding else 0
 
-    def detached(self, instance: InstanceId) -> int:
-        holding = self._holdings.get(instance)
-        return len(holding.detached) if holding else 0
-
     def digest(self, instance: InstanceId) -> int:
         holding = self._holdings.get(instance)
         return holding.digest if holding else 0
@@ -185,8 +181,8 @@ class PrefixIndex:
         order = sorted([end - reached << 32 | slots[owner] for owner, reached in by_owner.items() if slots[owner] >= 0])
         return {names[found & LOW]: end - (found >> 32) for found in order}  # type: ignore[misc]
 
-    def store(self, instance: InstanceId, parent: BlockKey, keys: list[BlockKey]) -> None:
-        """`keys`: consecutive blocks after `parent`; some may be held already."""
+    def store(self, instance: InstanceId, parent: BlockKey, keys: list[BlockKey]) -> int:
+        """`keys`: consecutive blocks after `parent`; some may be held already. Returns how many the instance has detached."""
         holding = self._holdings[instance]
         runs = self._runs
         runs.sweep(SWEPT * len(keys))
@@ -199,13 +195,15 @@ class PrefixIndex:
                 stored = self._anchor(holding, 0, 0, keys)
         if stored < len(keys):
             self._store_each(holding, keys[stored - 1] if stored else parent, keys[stored:])
+        return len(holding.detached)
 
-    def remove(self, instance: InstanceId, keys: list[BlockKey], *, detached_max: int = LOW) -> None:
-        """Stops once more blocks than `detached_max` are detached; the caller clears the instance then."""
+    def remove(self, instance: InstanceId, keys: list[BlockKey], *, detached_max: int = LOW) -> int:
+        """Returns how many blocks the instance has detached. Stops at more than `detached_max`; it is to be cleared then."""
         holding = self._holdings[instance]
         self._runs.sweep(SWEPT * len(keys))
         if holding.detached or self._doubles(keys) or not self._remove_tail(holding, keys):
             self._remove_each(holding, keys, detached_max)
+        return len(holding.detached)
 
     def pack(self, *, canonical: bool = False) -> PackedIndex:
         """`canonical`: equal for equal indexes, whatever their history; much slower, and cannot be unpacked."""

@@ -17,7 +17,7 @@ from pointsman.state.state import FOLD_VERSION, PoolSettings, State
 from tests.support.events import joined, removed, stored
 from tests.support.examples import examples
 
-MOST = 5
+MOST = 4
 ENGINES = [InstanceId("a"), InstanceId("b")]
 KEYS = range(1, 9)
 
