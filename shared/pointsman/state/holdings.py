@@ -130,9 +130,9 @@ def replace(parts: StateParts, event: CacheSnapshot) -> None:
         return
     check_step("sequence", instance.sequence, event.sequence)
     _check_room(event, 0, DEVICE_BLOCKS_MAX)
+    detached = 0
     parts.index.clear(event.instance)
     parts.slower.clear(event.instance)
-    detached = 0
     for run in event.runs:
         detached = parts.index.store(event.instance, run.parent, unpack_keys(run.keys))
     parts.contradictions.begin(event.instance, parts.sequence)
