@@ -155,13 +155,24 @@ def test_an_event_about_an_instance_that_readers_would_refuse_is_not_written() -
         encode(large)
 
 
-def test_events_of_caches_and_routed_requests_may_be_large() -> None:
-    large = b',"x":"' + b" " * 2 * SMALL_BYTES_MAX + b'"}'
-    cleared = next(event for event in EVENTS if isinstance(event, CacheCleared))
+def test_events_of_caches_and_routed_requests_may_be_larger() -> None:
+    """1 MiB and 8 MiB. The former was written by releases before this one, in whose logs it counts."""
+    cleared = encode(next(event for event in EVENTS if isinstance(event, CacheCleared)))
+    routed = encode(next(command for command in COMMANDS if isinstance(command, RouteRequest)))
+    of_cache = partial(decode_event, subject=cache_subject(POOL, ENGINE))
+    of_route = partial(decode_command, subject=command_subject(POOL, "route"))
 
-    assert accepted(encode(cleared)[:-1] + large, partial(decode_event, subject=subject_of(POOL, cleared)))
-    routed = next(command for command in COMMANDS if isinstance(command, RouteRequest))
-    assert accepted(encode(routed)[:-1] + large, partial(decode_command, subject=command_subject(POOL, "route")))
+    for good, decode, most in ((cleared, of_cache, 2**20), (routed, of_route, 2**23)):
+        assert accepted(good[:-1] + b',"x":"' + b" " * (most - len(good) - 7) + b'"}', decode)
+        assert not accepted(good[:-1] + b',"x":"' + b" " * (most - len(good) - 6) + b'"}', decode)
+
+
+def test_an_event_of_a_cache_that_readers_would_refuse_is_not_written() -> None:
+    written = [encode(stored(ENGINE, 1, list(range(1, count)))) for count in (4_096, 49_152)]
+
+    assert [len(payload) > SMALL_BYTES_MAX for payload in written] == [False, True]
+    with pytest.raises(TooLargeError):
+        encode(stored(ENGINE, 1, list(range(1, 100_000))))
 
 
 @pytest.mark.parametrize("part", [b'"",', b"[],", b"{},", b"1,", b'{"a":1},', b"[" * 20 + b"]" * 20 + b","])

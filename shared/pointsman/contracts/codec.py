@@ -21,7 +21,7 @@ from pointsman.contracts.requests import (
     RequestFinished,
     RequestProgress,
 )
-from pointsman.contracts.subjects import is_small, is_subject_of
+from pointsman.contracts.subjects import is_of_cache, is_small, is_subject_of
 from pointsman.contracts.tenants import TenantPoliciesSet
 from pointsman.contracts.wire import WIRE_VERSION
 
@@ -32,6 +32,8 @@ AnyCommand = PoolCommand | OverlapRequest | OverlapAnswered | OverlapRefused
 PAYLOAD_BYTES_MAX = 8 * 1024 * 1024
 SMALL_BYTES_MAX = 512 * 1024
 """Of events about instances, and of commands of workers, readers and operators: the leader decodes them in one step."""
+CACHE_BYTES_MAX = 1024 * 1024
+"""Of cache events. Workers write at most 64 KiB; older releases wrote up to 49,152 keys, which are a little more than 512 KiB."""
 EVENT_PARTS_MAX = 2**18
 """Commas and opening brackets of an event, which bound the time that it takes to decode. Thousands are usual at most."""
 EVENT_ROOM_BYTES = 4096
@@ -85,7 +87,7 @@ class UnwritableError(ValueError):
 
 
 class TooLargeError(UnwritableError):
-    """The event is larger than PAYLOAD_BYTES_MAX or, about an instance, SMALL_BYTES_MAX; or the command than the first less
+    """The event is larger than PAYLOAD_BYTES_MAX or, about an instance or its cache, SMALL_BYTES_MAX or CACHE_BYTES_MAX; or the command than the first less
     EVENT_ROOM_BYTES."""
 
 
@@ -96,6 +98,8 @@ def encode(message: Event | AnyCommand) -> bytes:
     most = PAYLOAD_BYTES_MAX if is_event else PAYLOAD_BYTES_MAX - EVENT_ROOM_BYTES
     if isinstance(message, FleetEvent):
         most = SMALL_BYTES_MAX
+    elif isinstance(message, CacheEvent):
+        most = CACHE_BYTES_MAX
     try:
         payload = _encoder.encode(message)
         if len(payload) <= most:
@@ -166,7 +170,11 @@ def short_reason(error: object) -> str:
 def _check_size(payload: bytes, subject: str | None) -> None:
     if len(payload) <= SMALL_BYTES_MAX:
         return
-    most = SMALL_BYTES_MAX if subject is not None and is_small(subject) else PAYLOAD_BYTES_MAX
+    most = PAYLOAD_BYTES_MAX
+    if subject is not None and is_small(subject):
+        most = SMALL_BYTES_MAX
+    elif subject is not None and is_of_cache(subject):
+        most = CACHE_BYTES_MAX
     if len(payload) > most:
         raise OversizedError(f"{len(payload)} bytes are more than {most}")
 

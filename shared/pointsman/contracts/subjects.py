@@ -126,6 +126,10 @@ def is_small(subject: str) -> bool:
     return kind == "fleet" or (kind == "cmd" and action in _SMALL_COMMANDS)
 
 
+def is_of_cache(subject: str) -> bool:
+    return _subject_parts(subject)[0] == "kv"
+
+
 def subject_of(pool: PoolName, event: Event) -> str:
     kind, name = _kind_and_name(event)
     return f"{SUBJECT_ROOT}.{pool}.{kind}" if name is None else f"{SUBJECT_ROOT}.{pool}.{kind}.{name}"

@@ -3,7 +3,7 @@ decisions of before stay as they were made. 1 is a log that names none. A new ru
 an old decision is made, gets the next version, an entry here and a golden fold (`tests/golden`). So does a new event that
 State folds: checkpoints of the release before, which skips it, lack what it says."""
 
-FOLD_VERSION = 18
+FOLD_VERSION = 19
 """Of this release."""
 
 DELIVERIES_CHECKED = 2
@@ -110,3 +110,7 @@ ANSWERS_COUNTED = 17
 answers."""
 IDLE_LATE = 18
 """So is what is on time alone only by prefixes that busy instances hold, while half of the others are idle."""
+DETACHED_BOUNDED = 19
+"""An instance with very many blocks below others that are missing is cleared and doubted: its next event may connect them all."""
+CACHED_STARTS = 19
+"""A best-effort request whose prefix is cached by now needs no turn."""

@@ -20,12 +20,15 @@ CONFIRMATION_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 """How long a promise is kept after the first token, for cache events to confirm it."""
 DELIVERED_WALL_SECONDS: WallSeconds = WallSeconds(45.0)
 DEVICE_BLOCKS_MAX = 2**22
+DETACHED_MAX = 2**15
+"""Blocks of an instance below others that are missing: what one event can detach, or connect again."""
 SLOWER_BLOCKS_MAX = 2**24
 """Of an instance in each slower tier, and of the shared store. An event that would exceed it stores nothing."""
 
 
 def store(parts: StateParts, event: BlocksStored) -> None:
-    if not _next_cache_event(parts, event):
+    instance = _next_cache_event(parts, event)
+    if instance is None:
         return
     if event.tier != "device":
         _check_room(event, parts.slower.blocks(event.tier, event.instance), SLOWER_BLOCKS_MAX)
@@ -33,9 +36,20 @@ def store(parts: StateParts, event: BlocksStored) -> None:
             parts.slower.store(event.tier, event.instance, unpack_keys(run.keys))
     else:
         _check_room(event, parts.index.blocks(event.instance), DEVICE_BLOCKS_MAX)
+        detached = 0
         for run in event.runs:
-            parts.index.store(event.instance, run.parent, unpack_keys(run.keys))
+            detached = parts.index.store(event.instance, run.parent, unpack_keys(run.keys))
+        if detached > DETACHED_MAX:
+            _forget_detached(parts, instance)
         parts.contradictions.stored(event.instance, parts.sequence)
+
+
+def _forget_detached(parts: StateParts, instance: Instance) -> None:
+    """Engines evict the last blocks of a prefix first. Of one whose events say otherwise nothing is known before the next
+    snapshot: to detach two million blocks takes longer than a lease."""
+    if parts.settings.fold_version >= fold_versions.DETACHED_BOUNDED:
+        parts.index.clear(instance.id)
+        instance.doubt = f"more than {DETACHED_MAX} blocks follow blocks that were removed or never stored"
 
 
 def _check_room(event: BlocksStored | CacheSnapshot, held: int, most: int) -> None:
@@ -73,13 +87,17 @@ def count(parts: StateParts, event: CacheEvent) -> None:
 
 
 def remove(parts: StateParts, event: BlocksRemoved) -> None:
-    if not _next_cache_event(parts, event):
+    instance = _next_cache_event(parts, event)
+    if instance is None:
         return
     removed = unpack_keys(event.keys)
     if event.tier != "device":
         parts.slower.remove(event.tier, event.instance, removed)
         return
-    parts.index.remove(event.instance, removed)
+    bounded = parts.settings.fold_version >= fold_versions.DETACHED_BOUNDED
+    most = DETACHED_MAX if bounded else DEVICE_BLOCKS_MAX
+    if parts.index.remove(event.instance, removed, detached_max=most) > DETACHED_MAX:
+        _forget_detached(parts, instance)
     if not event.expired:
         _release_computed(parts, event.instance, removed)
         parts.delivered.remove(event.instance, removed)
@@ -112,13 +130,16 @@ def replace(parts: StateParts, event: CacheSnapshot) -> None:
         return
     check_step("sequence", instance.sequence, event.sequence)
     _check_room(event, 0, DEVICE_BLOCKS_MAX)
+    detached = 0
     parts.index.clear(event.instance)
     parts.slower.clear(event.instance)
     for run in event.runs:
-        parts.index.store(event.instance, run.parent, unpack_keys(run.keys))
+        detached = parts.index.store(event.instance, run.parent, unpack_keys(run.keys))
     parts.contradictions.begin(event.instance, parts.sequence)
     instance.sequence = event.sequence
     instance.doubt = instance.contradicted = ""
+    if detached > DETACHED_MAX:
+        _forget_detached(parts, instance)
 
 
 def forget(parts: StateParts, instance: InstanceId) -> None:

@@ -181,8 +181,8 @@ class PrefixIndex:
         order = sorted([end - reached << 32 | slots[owner] for owner, reached in by_owner.items() if slots[owner] >= 0])
         return {names[found & LOW]: end - (found >> 32) for found in order}  # type: ignore[misc]
 
-    def store(self, instance: InstanceId, parent: BlockKey, keys: list[BlockKey]) -> None:
-        """`keys`: consecutive blocks after `parent`; some may be held already."""
+    def store(self, instance: InstanceId, parent: BlockKey, keys: list[BlockKey]) -> int:
+        """`keys`: consecutive blocks after `parent`; some may be held already. Returns how many the instance has detached."""
         holding = self._holdings[instance]
         runs = self._runs
         runs.sweep(SWEPT * len(keys))
@@ -195,12 +195,15 @@ class PrefixIndex:
                 stored = self._anchor(holding, 0, 0, keys)
         if stored < len(keys):
             self._store_each(holding, keys[stored - 1] if stored else parent, keys[stored:])
+        return len(holding.detached)
 
-    def remove(self, instance: InstanceId, keys: list[BlockKey]) -> None:
+    def remove(self, instance: InstanceId, keys: list[BlockKey], *, detached_max: int = LOW) -> int:
+        """Returns how many blocks the instance has detached. Stops at more than `detached_max`; it is to be cleared then."""
         holding = self._holdings[instance]
         self._runs.sweep(SWEPT * len(keys))
         if holding.detached or self._doubles(keys) or not self._remove_tail(holding, keys):
-            self._remove_each(holding, keys)
+            self._remove_each(holding, keys, detached_max)
+        return len(holding.detached)
 
     def pack(self, *, canonical: bool = False) -> PackedIndex:
         """`canonical`: equal for equal indexes, whatever their history; much slower, and cannot be unpacked."""
@@ -350,7 +353,7 @@ class PrefixIndex:
         runs.cut(run, holding.owner, start)
         return True
 
-    def _remove_each(self, holding: Holding, keys: list[BlockKey]) -> None:
+    def _remove_each(self, holding: Holding, keys: list[BlockKey], detached_max: int) -> None:
         gone: set[BlockKey] = set()
         cuts: dict[int, int] = {}
         for key in keys:
@@ -363,14 +366,14 @@ class PrefixIndex:
                 cuts[run] = min(cuts.get(run, offset), offset)
         holding.digest = reduce(xor, gone, holding.digest)
         for run, tip in cuts.items():
-            self._cut(holding, run, tip, gone)
+            self._cut(holding, run, tip, gone, detached_max)
 
-    def _cut(self, holding: Holding, run: int, tip: int, gone: set[BlockKey]) -> None:
+    def _cut(self, holding: Holding, run: int, tip: int, gone: set[BlockKey], detached_max: int) -> None:
         """Detaches what the instance holds below the first `tip` keys, but for those that are `gone`."""
         runs, owner = self._runs, holding.owner
         above = runs.above(run) if runs.tip(run, owner) > tip == 0 else ROOT
         waiting = [(run, tip, above)]
-        while waiting:
+        while waiting and len(holding.detached) <= detached_max:
             run, tip, above = waiting.pop()
             before = runs.tip(run, owner)
             if before <= tip:
@@ -379,7 +382,7 @@ class PrefixIndex:
             if tip:
                 above = unpack_keys(content[(tip - 1) * KEY_BYTES : tip * KEY_BYTES])[0]
             if runs.bound(run, owner) > tip:
-                waiting += [(child, 0, runs.above(child)) for child in runs.children(run, tip, owner)]
+                waiting += [(child, 0, runs.above(child)) for child in runs.children(run, tip, owner, detached_max)]
             for key in unpack_keys(content[tip * KEY_BYTES : before * KEY_BYTES]):
                 if key not in gone:
                     holding.detach(key, above)

@@ -8,6 +8,7 @@ collection. The tips of a retired owner are taken out little by little (`sweep`)
 
 from array import array
 from collections.abc import Iterable
+from itertools import islice
 
 from pointsman.contracts.block_keys import KEY_BYTES, pack_keys, unpack_keys
 from pointsman.primitives import BlockKey
@@ -111,8 +112,8 @@ class Runs:
         at = self.at[run] * KEY_BYTES
         return BlockKey(int.from_bytes(self.content[self.parent[run]][at - KEY_BYTES : at], "little") if at else 0)
 
-    def children(self, run: int, beyond: int, owner: int) -> list[int]:
-        """Runs of the owner that begin after more than `beyond` keys of this one."""
+    def children(self, run: int, beyond: int, owner: int, most: int) -> list[int]:
+        """Runs of the owner that begin after more than `beyond` keys of this one; some, if more than `most` do."""
         below = self.below[run] or array("I")
         found: Iterable[int] = below
         if len(below) > FEW:
@@ -121,7 +122,8 @@ class Runs:
             runs = np.frombuffer(below, np.uint32)
             owners = np.frombuffer(self.owner, np.uint32)[runs]
             found = runs[(owners == owner) | (owners == SHARED)].tolist()
-        return sorted(child for child in found if self.at[child] > beyond and self.tip(child, owner))
+        deeper = (child for child in found if self.at[child] > beyond and self.tip(child, owner))
+        return sorted(islice(deeper, most + 1))
 
     def of(self, owner: int) -> list[tuple[int, int]]:
         """Its runs and tips. Looks at all runs."""

@@ -14,7 +14,7 @@ from pointsman.policies.prefix_fetch import fetch_at_grant, shared_fetch
 from pointsman.primitives import NO_SECONDS, EngineSeconds, InstanceId, RequestId, Tokens
 from pointsman.state import kv_shares
 from pointsman.state.fleet import Status
-from pointsman.state.fold_versions import SHORT_TURNS
+from pointsman.state.fold_versions import CACHED_STARTS, SHORT_TURNS
 from pointsman.state.instance_status import has_trial_request
 from pointsman.state.priority_classes import LOWER_WINDOW_SHARE, RANK, next_class
 from pointsman.state.workload import NO_INSTANCE, UNGRANTED, InstanceQueue, Request, Stage
@@ -23,6 +23,8 @@ ENDED_BY_LEADER = frozenset({CancelCause.INGRESS_SILENT, CancelCause.ENGINE_IDLE
 """Of which there may be thousands at once. Where each end granted the next request, that was often the next to be ended."""
 GRANTING = (Status.READY, Status.DRAINING, Status.EJECTED)
 """An ejected instance keeps only requests that no other can serve."""
+CACHED_SHARE = 0.05
+"""Of its objective: what a best-effort request with a cached prefix may have left to prefill, to need no turn."""
 SEEMING_SECONDS_MAX: EngineSeconds = 1.0
 """Of prefill work that an engine seems to have. To write of each first token would fill a log that is slow already."""
 
@@ -103,8 +105,11 @@ def _eligible(turn: Turn, queue: InstanceQueue) -> InstanceQueue | None:
         waiting = [r for r in pending.values() if r.best_effort]
         pending = {r.id: r for r in pending.values() if not r.best_effort}
         if waiting:
-            first = state.best_effort.first(waiting)
-            if _may_start(turn, queue, first, list(pending.values())):
+            others = list(pending.values())
+            oldest = state.best_effort.first(waiting)
+            starts = _may_start(turn, queue, oldest, others)
+            first = oldest if starts else _first_cached(turn, queue, waiting, others)
+            if first is not None:
                 return replace(queue, pending={first.id: first})
     if not pending:
         return None
@@ -131,6 +136,31 @@ def _may_start(turn: Turn, queue: InstanceQueue, request: Request, others: list[
         if other.placed_at <= due[1] and alone <= other.deadline < alone + request.prefill_seconds * factor:
             return False
     return True
+
+
+def _first_cached(turn: Turn, queue: InstanceQueue, waiting: list[Request], others: list[Request]) -> Request | None:
+    """Of the best-effort requests, one that needs no turn: the prefix that its placement counted on is cached by now, little
+    is left to prefill, and none of the others is late by that."""
+    state = turn.state
+    if state.settings.fold_version < CACHED_STARTS:
+        return None
+    for request in waiting:
+        if request.prefill_seconds <= CACHED_SHARE * request.slo_ttft:
+            held = state.hits(request.keys, promised=False).get(request.instance, 0)
+            if held >= request.hit_blocks and not _makes_late(turn, queue, request, others):
+                return request
+    return None
+
+
+def _makes_late(turn: Turn, queue: InstanceQueue, request: Request, others: list[Request]) -> bool:
+    """Whether one of the others, which go by their deadlines, is on time only before this one."""
+    factor = turn.state.latency.correction(request.instance)
+    work = queue.engine_seconds_left(turn.now)
+    for other in sorted(others, key=lambda other: other.deadline):
+        work += other.prefill_seconds
+        if turn.now + work * factor <= other.deadline < turn.now + (work + request.prefill_seconds) * factor:
+            return True
+    return False
 
 
 def _window_tokens(turn: Turn, queue: InstanceQueue, request: Request) -> Tokens:
