@@ -73,6 +73,35 @@ def test_an_idle_instance_changes_at_once_and_keeps_its_epoch_and_its_cache() ->
     assert verify(pool.log).ok
 
 
+def test_where_nobody_is_left_who_prefills_an_instance_takes_back_the_role_that_its_worker_announces() -> None:
+    pool = Pool()
+    pool.drains(P2, 1.0, "decode")
+    pool.changes(1.1)
+    before = pool.changes(1.2)
+    pool.happens(InstanceLeft(at=1.5, instance=P1, epoch=Epoch(1), reason="stopped"))
+
+    [back] = of(InstanceRoleChanged, pool.changes(2.0))
+    later = of(RequestPlaced, pool.arrives("later", 2.1))
+
+    assert before == [], "p1 prefills"
+    assert isinstance(back, InstanceRoleChanged)
+    assert (back.instance, back.role) == (P2, "prefill")
+    assert pool.changes(2.2) == []
+    assert [event.instance for event in later if isinstance(event, RequestPlaced)] == [P2]
+    assert verify(pool.log).ok
+
+
+def test_nobody_takes_back_a_role_for_which_the_other_would_be_missing() -> None:
+    pool = Pool()
+    pool.drains(P2, 1.0, "decode")
+    pool.changes(1.1)
+    for instance in (P1, D1, D2):
+        pool.happens(InstanceLeft(at=1.5, instance=instance, epoch=Epoch(1), reason="stopped"))
+
+    assert pool.state.fleet[P2].role == "decode"
+    assert pool.changes(2.0) == [], "it decodes alone, and would prefill alone"
+
+
 def test_a_prefill_that_runs_is_handed_over_and_what_waits_moves_before_the_role_changes() -> None:
     pool = Pool()
     for number in range(4):  # in turn: each of p1 and p2 has one inside and one that waits

@@ -19,6 +19,7 @@ from pointsman.contracts.fleet import (
 from pointsman.policies.dispatch.migrations import relocate_pending
 from pointsman.policies.dispatch.turn import Turn
 from pointsman.policies.outliers import Ejection
+from pointsman.policies.scaling.roles import future_role, staying
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance, Status
 from pointsman.state.fold_versions import CLOCKS_DIFFER
@@ -122,8 +123,28 @@ def change_roles(turn: Turn) -> None:
                 left=queue.requests,
             )
         )
+    _give_role_back(turn)
     if turn.events:
         relocate_pending(turn)
+
+
+def _give_role_back(turn: Turn) -> None:
+    """Where nobody is left who prefills, or who decodes, an instance takes the role again that its worker announces, if that
+    helps. One at a time."""
+    remaining = staying(turn.state.fleet)
+    roles = {future_role(instance) for instance in remaining}
+    lacking = {role for role in ("prefill", "decode") if roles and not roles & {"both", role}}
+    for instance in remaining if lacking else ():
+        back = instance.announced_role
+        if instance.becomes or back == instance.role:
+            continue
+        if back == "both" or (back in lacking and instance.is_replaceable(remaining)):
+            turn.decide(
+                InstanceRoleChanged(
+                    at=turn.now, stamp=turn.stamp, instance=instance.id, epoch=instance.epoch, role=back
+                )
+            )
+            return
 
 
 def repeat_roles_and_drains(turn: Turn, instances: Iterable[InstanceId]) -> None:

@@ -179,7 +179,7 @@ class Tenure:
                 )
             case InstanceRoleChanged():
                 known_instance = self._state.fleet.get(event.instance)
-                if known_instance is not None and known_instance.becomes:
+                if known_instance is not None and (known_instance.becomes or event.role != known_instance.role):
                     dispatcher.change_roles(now)
                 else:
                     dispatcher.repeat_roles_and_drains([event.instance], now)

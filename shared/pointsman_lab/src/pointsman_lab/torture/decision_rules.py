@@ -111,6 +111,10 @@ class DecisionRules(PlacementRules):
         )
         if not known.draining and event.role == known.role != known.announced:
             return "" if not event.left else f"{event.instance} keeps its role, and none of its requests ends"
+        if not known.becomes and event.role == known.announced != known.role:
+            others = {i.becomes or i.role for i in self._model.instances.values() if not i.draining or i.becomes}
+            unserved = len(others) == 1 and "both" not in others
+            return "" if unserved else f"{event.instance} takes its role back, though there are {sorted(others)}"
         if known.becomes != event.role:
             return f"{event.instance} drains for {known.becomes!r}, not for {event.role}"
         if left != event.left:
