@@ -404,9 +404,22 @@ def test_documented_bounds_exist() -> None:
     named = {
         s for p in PAGES for s in spans(p.read_text()) if re.fullmatch(r"(?!POINTSMAN_)[A-Z_]+_(SECONDS|MAX|MIN)", s)
     }
-    sources = "\n".join(p.read_text() for folder in ("shared", "services") for p in ROOT.glob(f"{folder}/**/*.py"))
 
-    assert [name for name in sorted(named) if not re.search(rf"^ *{name}\b", sources, re.MULTILINE)] == []
+    assert [name for name in sorted(named) if not re.search(rf"^ *{name}\b", sources(), re.MULTILINE)] == []
+
+
+def test_documented_methods_exist() -> None:
+    """As in `view.tracker(...)`."""
+    pages = [p for p in PAGES if p.parent.name != "decisions"]
+    named = {name for p in pages for s in spans(p.read_text()) for name in re.findall(r"\.([a-z_]+)\(", s)}
+
+    assert "apply" in named
+    assert [name for name in sorted(named) if not re.search(rf"\bdef {name}\(", sources())] == []
+
+
+@functools.cache
+def sources() -> str:
+    return "\n".join(p.read_text() for folder in ("shared", "services") for p in ROOT.glob(f"{folder}/**/*.py"))
 
 
 @pytest.mark.parametrize(

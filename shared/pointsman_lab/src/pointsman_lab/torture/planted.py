@@ -1,5 +1,5 @@
-"""Defects of the kinds that reviewers plant, each as a change of source (docs/testing.md lists the test or seed that
-finds each). The text of a defect must be in exactly one file of `mutation.sources`, so that code may move."""
+"""Defects of the kinds that reviewers plant, each as a change of source (docs/testing.md says how many
+are found). The text of a defect must be in exactly one file of `mutation.sources`, so that code may move."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
