@@ -1294,6 +1294,18 @@ async def test_what_another_ingress_found_of_its_keys_is_not_believed_of_ones_ow
     assert [event.parity for event in verdicts] == [True], "the other's verdict stands"
 
 
+async def test_an_engine_that_cannot_be_reached_makes_nobody_elses_keys_differ() -> None:
+    """Whoever is idle is asked for the tokens of the chat that is sent to the engine to compare with."""
+    async with world_with(engines_join=False, probe=True) as world:
+        await world.log.append(joined("engine-0", url="http://127.0.0.1:1", max_model_len=1000))
+        publishing = asyncio.create_task(_publish_blocks(world, _chain("pointsman-development")))
+        await world.log.append(joined(ONE, url=world.one.url, at=ScaledClock().now(), max_model_len=1000))
+        event = await _first_probed(world)
+        publishing.cancel()
+
+    assert event.parity, event.detail
+
+
 @pytest.mark.parametrize("stay", [True, False])
 async def test_keys_that_agreed_before_and_then_differed_twice_are_compared_until_they_agree(
     stay: bool, monkeypatch: pytest.MonkeyPatch

@@ -171,6 +171,8 @@ class KeyProber:
             return False, f"its keys stand for {own} tokens, those of the pool for {pool}: check --block-tokens"
         try:
             body, tokens, exact = await self._chat(instance)
+            if not exact:  # perhaps another engine failed to count them, which is avoided now
+                body, tokens, exact = await self._chat(instance)
         except ApiError as error:
             problem = f"a chat cannot be tokenised: {error.message}"
         else:
