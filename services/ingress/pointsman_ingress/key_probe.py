@@ -57,7 +57,7 @@ class KeyProber:
     board: HealthBoard
     chance: Random
     _in_progress: set[Subject] = field(default_factory=set, init=False)
-    """Those with a task."""
+    """Those with a task, of instances that are there."""
     _at_once: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE_MAX), init=False)
     _proving: bool = field(default=False, init=False)
     """At an engine that another ingress agrees with: one at a time."""
@@ -74,6 +74,7 @@ class KeyProber:
         """Runs without end; one task per instance."""
         while True:
             await self.pool.fleet.changed()
+            self._in_progress = {known for known in self._in_progress if self.pool.fleet.get(known[0], known[1])}
             for instance in self.pool.fleet.instances:
                 subject = self._subject(instance)
                 agrees = self._agrees(instance)
