@@ -692,6 +692,8 @@ COMMANDS: list[AnyCommand] = [
         requests=[SentRequest(request=REQUEST, attempt=2, instance=InstanceId("engine-2"))],
         waiting=[RequestId("req-2")],
         answered=[SentRequest(request=RequestId("req-3"), attempt=1, instance=InstanceId("engine-2"))],
+        ingress="ingress-1",
+        sent_at=12.25,
     ),
     FollowAnswered(
         rebound=[

@@ -27,7 +27,7 @@ from pointsman.contracts.block_keys import KEY_BYTES, KeyChain, pack_keys
 from pointsman.contracts.cache import BlocksStored, Run
 from pointsman.contracts.commands import SentRequest
 from pointsman.contracts.decisions import LeaderElected, RequestGranted
-from pointsman.contracts.fleet import InstanceProbed
+from pointsman.contracts.fleet import InstanceLeft, InstanceProbed
 from pointsman.contracts.requests import (
     PrefillFinished,
     RequestAttemptFailed,
@@ -36,7 +36,7 @@ from pointsman.contracts.requests import (
     RequestFinished,
 )
 from pointsman.ports import UnconfirmedWrites
-from pointsman.primitives import Epoch, Term, WallSeconds
+from pointsman.primitives import Epoch, InstanceId, Term, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.http_protocol import HttpLimits
 from pointsman.state.fleet import Instance
@@ -1292,6 +1292,55 @@ async def test_what_another_ingress_found_of_its_keys_is_not_believed_of_ones_ow
     assert exact == agrees
     assert "check secret" in lacks.get(key_probe.KEYS_PART, "check secret" if agrees else "")
     assert [event.parity for event in verdicts] == [True], "the other's verdict stands"
+
+
+async def test_an_engine_that_cannot_be_reached_makes_nobody_elses_keys_differ() -> None:
+    """Whoever is idle is asked for the tokens of the chat that is sent to the engine to compare with."""
+    async with world_with(engines_join=False, probe=True) as world:
+        await world.log.append(joined("engine-0", url="http://127.0.0.1:1", max_model_len=1000))
+        publishing = asyncio.create_task(_publish_blocks(world, _chain("pointsman-development")))
+        await world.log.append(joined(ONE, url=world.one.url, at=ScaledClock().now(), max_model_len=1000))
+        event = await _first_probed(world)
+        publishing.cancel()
+
+    assert event.parity, event.detail
+
+
+@pytest.mark.parametrize("stay", [True, False])
+async def test_keys_that_agreed_before_and_then_differed_twice_are_compared_until_they_agree(
+    stay: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that hangs gives no tokens, so the keys of others seem to differ. `stay`: so do those that were compared."""
+    monkeypatch.setattr(key_probe, "REPEAT_WALL_SECONDS", 0.1)
+    doubted, read, well = {TWO, InstanceId("engine-3")}, asyncio.Event(), asyncio.Event()
+
+    async def check(_prober: key_probe.KeyProber, instance: Instance) -> tuple[bool, str]:
+        if instance.id in doubted and not (stay and well.is_set()):
+            await read.wait()
+            return False, "tokens are guessed, not counted"
+        if read.is_set():
+            await well.wait()
+        return True, "the keys of a chat agree"
+
+    monkeypatch.setattr(key_probe.KeyProber, "_check", check)
+    async with world_with(probe=True) as world:
+        now = ScaledClock().now()
+        await world.log.append(reported(ONE, 0, [], at=now))
+        await eventually(lambda: _agrees(world))
+        await eventually(lambda: f"probe-{ONE}" not in {task.get_name() for task in asyncio.all_tasks()})
+        await world.log.append(joined("engine-3", url=world.one.url, at=now, max_model_len=1000))
+        for instance in doubted:
+            await world.log.append(reported(instance, 0, [], at=now))
+        for instance in doubted:
+            await world.log.append(InstanceProbed(at=now, instance=instance, epoch=Epoch(1), parity=True))
+        await world.log.append(msgspec.structs.replace(reported(ONE, 0, [], at=now), adapters=["read-up-to-here"]))
+        await eventually_listed(world, "read-up-to-here")
+        read.set()
+        await eventually(lambda: "another ingress" in world.board.lacks.get(key_probe.KEYS_PART, ""))
+        for instance in () if stay else doubted:
+            await world.log.append(InstanceLeft(at=now, instance=instance, epoch=Epoch(1), reason="stopped"))
+        well.set()
+        await eventually(lambda: world.board.whole)
 
 
 def _chain(secret: str) -> KeyChain:

@@ -51,10 +51,12 @@ from pointsman.runtime.engine_urls import EngineUrls
 from pointsman.runtime.health import HealthBoard
 from pointsman.simulation.replay import verify
 from pointsman_ingress.placement.fleet_view import FleetView
+from pointsman_ingress.placement.in_flight import InFlightRequests, send_heartbeats
 from pointsman_lab.memory.log import Fault, MemoryLog
 from pointsman_scheduler import housekeeping
 from pointsman_scheduler.checkpoint_watch import CHECKPOINTS_PART
 from pointsman_scheduler.leader import ActiveTerm
+from tests.support.engine_urls import ANY_URL
 from tests.support.events import finished, first_token, reported, stored
 from tests.support.log_reading import whole_log
 from tests.support.memory_pool import POOL, MemoryPool
@@ -747,6 +749,25 @@ async def test_limits_refill_under_a_successor_whose_clock_is_behind(behind: flo
     assert [type(answer) for answer in answers] == [granted, refused, refused, granted, granted, granted]
     dates = [event.at for event in await world.events() if event.stamp is not None or isinstance(event, LeaderElected)]
     assert dates == sorted(dates)
+
+
+@in_virtual_time
+async def test_an_idle_ingress_whose_clock_was_set_back_has_its_next_request_granted() -> None:
+    world, clock = SchedulerPool(), SettableClock()
+    await world.append(world.joined("a"))
+    in_flight = InFlightRequests(fleet=FleetView(clock, HealthBoard(), ANY_URL), events=world.client.log, clock=clock)
+    heartbeats = send_heartbeats(in_flight, world.client.commands, POOL, clock, lambda: Term(0), "i")
+    async with world.leader(suspect_seconds=60.0):
+        beating = asyncio.create_task(heartbeats)
+        dates: dict[str, Any] = {"arrived_at": clock.now(), "sent_at": clock.now()}
+        await world.route("before", [1], ingress="i", **dates)
+        clock.set_by = -60.0
+        await asyncio.sleep(5.0)
+        dates = {"arrived_at": clock.now(), "sent_at": clock.now()}
+        answer = await world.route("behind", [1], ingress="i", slo_ttft=5.0, **dates)
+        beating.cancel()
+
+    assert isinstance(answer, RouteGranted), answer
 
 
 @in_virtual_time

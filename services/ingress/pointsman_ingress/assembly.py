@@ -190,7 +190,7 @@ def _pool(
     supervisor.start(liveness.watch(), name=f"scheduler-watch-{name}")
     others = (in_flight.forget_departed, tokenizer.forget_departed)
     supervisor.start(forget_departed(fleet, name, clock, others), name=f"metrics-{name}")
-    heartbeats = send_heartbeats(in_flight, link.commands, name, clock, lambda: scheduler.newest_term)
+    heartbeats = send_heartbeats(in_flight, link.commands, name, clock, lambda: scheduler.newest_term, settings.name)
     supervisor.start(heartbeats, name=f"heartbeat-{name}")
     return Pool(
         name=name,

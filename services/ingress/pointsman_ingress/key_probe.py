@@ -56,7 +56,8 @@ class KeyProber:
     pool: Pool
     board: HealthBoard
     chance: Random
-    _probed: set[Subject] = field(default_factory=set, init=False)
+    _in_progress: set[Subject] = field(default_factory=set, init=False)
+    """Those with a task, of instances that are there."""
     _at_once: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE_MAX), init=False)
     _proving: bool = field(default=False, init=False)
     """At an engine that another ingress agrees with: one at a time."""
@@ -73,16 +74,21 @@ class KeyProber:
         """Runs without end; one task per instance."""
         while True:
             await self.pool.fleet.changed()
-            self._probed = {known for known in self._probed if self.pool.fleet.get(known[0], known[1])}
+            self._in_progress = {known for known in self._in_progress if self.pool.fleet.get(known[0], known[1])}
             for instance in self.pool.fleet.instances:
                 subject = self._subject(instance)
                 agrees = self._agrees(instance)
-                due = not agrees or not (self.pool.block_keys.proven or self._proving)
+                due = not agrees or not (self._settled or self._proving)
                 due = due and instance.status is Status.READY and instance.cache != "no_events"
-                if due and subject not in self._probed and self.pool.fleet.fresh(instance):
-                    self._probed.add(subject)
+                if due and subject not in self._in_progress and self.pool.fleet.fresh(instance):
+                    self._in_progress.add(subject)
                     self._proving |= agrees
                     self.parts.supervisor.start(self._probe(instance, subject), name=f"probe-{instance.id}")
+
+    @property
+    def _settled(self) -> bool:
+        """Whether our keys have agreed, and no comparison since has contradicted that."""
+        return self.pool.block_keys.proven and not self._disagreed
 
     def _subject(self, instance: Instance) -> Subject:
         return instance.id, instance.epoch, self.pool.block_keys.block_tokens
@@ -96,7 +102,7 @@ class KeyProber:
         current: Instance | None = instance
         self._first.add(subject)
         self._show_unproven()
-        while current is not None and not (self._agrees(current) and self.pool.block_keys.proven):
+        while current is not None and not (self._agrees(current) and self._settled):
             with contained("probe"):
                 verdict = await self._check_repeatedly(current) if current.serving else None
                 current = self._current(subject)
@@ -107,6 +113,7 @@ class KeyProber:
             self._answered(subject)
             await self.parts.clock.sleep_wall(backoff.next_wait())
             current = self._current(subject)
+        self._in_progress.discard(subject)
         self._answered(subject)
 
     def _answered(self, subject: Subject) -> None:
@@ -165,6 +172,8 @@ class KeyProber:
             return False, f"its keys stand for {own} tokens, those of the pool for {pool}: check --block-tokens"
         try:
             body, tokens, exact = await self._chat(instance)
+            if not exact:  # perhaps another engine failed to count them, which is avoided now
+                body, tokens, exact = await self._chat(instance)
         except ApiError as error:
             problem = f"a chat cannot be tokenised: {error.message}"
         else:

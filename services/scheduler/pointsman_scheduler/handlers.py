@@ -162,6 +162,7 @@ class CommandHandlers:
 
     async def _follow(self, term: ActiveTerm, command: FollowRequests, reply: Reply) -> None:
         term.ownership.followed(command, self._clock.wall())
+        term.clock_offsets.note(command, self._clock.now())
         outliers = self._replica.state.outliers
         grants = [term.waiters.redispatched(sent) for sent in command.requests]
         given_up = [sent.request for sent in command.requests if outliers.is_idle_at(sent.request, sent.instance)]

@@ -186,11 +186,13 @@ class SentRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 class FollowRequests(Command, frozen=True, kw_only=True):
     """`cmd.follow`, about once a second: all requests of an ingress. The leader ends those no longer listed. `answered`: had
-    their first token, which the log has not confirmed; some may have ended."""
+    their first token, which the log has not confirmed; some may have ended. `ingress`, `sent_at`: as in RouteRequest."""
 
     requests: Annotated[list[SentRequest], Listed]
     waiting: Annotated[list[RequestId], Listed] = []
     answered: Annotated[list[SentRequest], Listed] = []
+    ingress: Name = ""
+    sent_at: Moment = 0.0
 
 
 class FollowAnswered(Command, frozen=True, kw_only=True):

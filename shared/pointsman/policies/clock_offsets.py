@@ -7,7 +7,7 @@ from math import inf
 
 from msgspec import structs
 
-from pointsman.contracts.commands import RouteRequest
+from pointsman.contracts.commands import FollowRequests, RouteRequest
 from pointsman.primitives import EngineSeconds, WallSeconds, engine_seconds
 
 WINDOW_WALL_SECONDS: WallSeconds = WallSeconds(60.0)
@@ -44,8 +44,15 @@ class ClockOffsets:
 
     def dated(self, command: RouteRequest, now: EngineSeconds) -> RouteRequest:
         """With a `sent_at` that is as far from `now` as the clock of its ingress is from the leader's."""
+        self.note(command, now)
         if not command.sent_at:
             return command
+        known = self._of[command.ingress]
+        return structs.replace(command, sent_at=max(0.0, now - min(known.least, known.before)))
+
+    def note(self, command: RouteRequest | FollowRequests, now: EngineSeconds) -> None:
+        if not command.sent_at:
+            return
         seen, known = now - command.sent_at, self._of.pop(command.ingress, None)
         if known is None:
             known = _Offset(seen, seen, now)
@@ -60,4 +67,3 @@ class ClockOffsets:
         self._of[command.ingress] = known
         if len(self._of) > INGRESSES_MAX:
             del self._of[next(iter(self._of))]
-        return structs.replace(command, sent_at=max(0.0, now - min(known.least, known.before)))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.contracts.commands import RouteRequest
+from pointsman.contracts.commands import FollowRequests, RouteRequest
 from pointsman.policies.clock_offsets import INGRESSES_MAX, ClockOffsets
 from tests.support.events import route
 
@@ -54,6 +54,29 @@ def test_commands_that_were_held_up_together_are_dated_when_they_were_sent(
         for number in range(int(lasts) + 1):
             assert told(offsets, at, ahead=ahead, delay=lasts - number) == pytest.approx(0.01 - ahead, abs=0.011)
         at += calm
+
+
+@pytest.mark.parametrize("ahead", [60.0, -60.0])
+def test_heartbeats_tell_that_a_clock_was_set_before_the_next_request_comes(ahead: float) -> None:
+    offsets = ClockOffsets(1.0)
+    told(offsets, 10_000.0, ahead=0.0, delay=0.01)
+    for second in range(1, 6):
+        at = 10_000.0 + 1.01 * second
+        offsets.note(FollowRequests(requests=[], ingress="i", sent_at=at - 0.02 + ahead), at)
+
+    assert told(offsets, 10_006.0, ahead=ahead, delay=0.03) == pytest.approx(0.02 - ahead)
+
+
+@given(ahead=st.floats(-9_000.0, 9_000.0), lasts=st.floats(1.1, 90.0))
+def test_heartbeats_that_were_held_up_together_are_no_clock_that_was_set(ahead: float, lasts: float) -> None:
+    offsets, at = ClockOffsets(1.0), 10_000.0
+    told(offsets, at, ahead=ahead, delay=0.01)
+    at += lasts
+    for number in range(int(lasts) + 1):
+        sent_at = at - (lasts - number) + ahead
+        offsets.note(FollowRequests(requests=[], ingress="i", sent_at=sent_at), at)
+
+    assert told(offsets, at, ahead=ahead, delay=0.5) == pytest.approx(0.01 - ahead, abs=0.011)
 
 
 def test_after_the_leaders_clock_was_set_nothing_is_known_of_any() -> None:

@@ -264,7 +264,7 @@ async def test_an_ingress_that_hears_nothing_names_its_requests_as_often_as_one_
         named.append(asyncio.get_running_loop().time())
 
     in_flight = InFlightRequests(fleet=FleetView(clock, HealthBoard(), ANY_URL), events=link.log, clock=clock)
-    heartbeats = send_heartbeats(in_flight, link.commands, pool, clock, lambda: Term(0))
+    heartbeats = send_heartbeats(in_flight, link.commands, pool, clock, lambda: Term(0), "ingress")
     async with link.commands.serve(command_subject(pool, "follow"), unanswered):
         with in_flight.waiting_for_place(RequestId("r")):
             beating = asyncio.create_task(heartbeats)

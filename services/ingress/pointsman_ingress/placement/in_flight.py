@@ -163,12 +163,19 @@ class InFlightRequests:
         if len(self._first_tokens) > FIRST_TOKENS_MAX:
             del self._first_tokens[next(iter(self._first_tokens))]
 
-    def heartbeats(self) -> Iterator[FollowRequests]:
+    def heartbeats(self, ingress: str) -> Iterator[FollowRequests]:
+        """At least one: the leader learns the ingress's clock before its first request."""
         sent = [_sent(request.grant) for request in self._at_engines.values()]
         waiting, answered = list(self._waiting), self._unconfirmed_first_tokens()
-        for start in range(0, max(len(sent), len(waiting), len(answered)), NAMED_AT_ONCE_MAX):
+        for start in range(0, max(1, len(sent), len(waiting), len(answered)), NAMED_AT_ONCE_MAX):
             part = slice(start, start + NAMED_AT_ONCE_MAX)
-            yield FollowRequests(requests=sent[part], waiting=waiting[part], answered=answered[part])
+            yield FollowRequests(
+                requests=sent[part],
+                waiting=waiting[part],
+                answered=answered[part],
+                ingress=ingress,
+                sent_at=self._clock.now(),
+            )
 
     def _unconfirmed_first_tokens(self) -> list[SentRequest]:
         """None while the log confirms in time, from which the leader learns more of them."""
@@ -211,6 +218,7 @@ async def send_heartbeats(
     pool: PoolName,
     clock: Clock,
     newest_term: Callable[[], Term],
+    ingress: str,
 ) -> None:
     """Runs without end. Ignores answers from terms before `newest_term`."""
     subject = command_subject(pool, "follow")
@@ -225,4 +233,4 @@ async def send_heartbeats(
 
     while True:
         pause = clock.sleep_wall(HEARTBEAT_WALL_SECONDS)
-        await asyncio.gather(pause, *map(send, in_flight.heartbeats()))
+        await asyncio.gather(pause, *map(send, in_flight.heartbeats(ingress)))
