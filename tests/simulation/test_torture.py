@@ -186,7 +186,7 @@ _hear_election = SchedulerClient._on_election
         (StateParts, "current", _ignoring_epochs, tuple(FAULTS), 101),
         (holdings, "_next_cache_event", _applying_again, tuple(FAULTS), 101),
         (Promises, "promise", _promising_nothing, tuple(FAULTS), 15),
-        (RecentDecisions, "first_time", _counting_again, tuple(FAULTS), 913),
+        (RecentDecisions, "first_time", _counting_again, tuple(FAULTS), 170),
         (SchedulerClient, "_on_election", _forgetting_terms, ("stale leader", "ambush", "bad network"), 15),
         (_Evaluation, "_consecutive_failures", _ejecting_soon, ("engine errors", "engine hangs"), 104),
     ],
