@@ -113,16 +113,7 @@ def change_roles(turn: Turn) -> None:
         queue = turn.state.workload.queues.get(instance.id, EMPTY_QUEUE)
         if queue.requests and turn.now - instance.draining_since < SWITCH_SECONDS_MAX:
             continue
-        turn.decide(
-            InstanceRoleChanged(
-                at=turn.now,
-                stamp=turn.stamp,
-                instance=instance.id,
-                epoch=instance.epoch,
-                role=instance.becomes,
-                left=queue.requests,
-            )
-        )
+        _decide_role(turn, instance, instance.becomes, left=queue.requests)
     _give_role_back(turn)
     if turn.events:
         relocate_pending(turn)
@@ -139,11 +130,7 @@ def _give_role_back(turn: Turn) -> None:
         if instance.becomes or back == instance.role:
             continue
         if back == "both" or (back in lacking and instance.is_replaceable(remaining)):
-            turn.decide(
-                InstanceRoleChanged(
-                    at=turn.now, stamp=turn.stamp, instance=instance.id, epoch=instance.epoch, role=back
-                )
-            )
+            _decide_role(turn, instance, back)
             return
 
 
@@ -157,13 +144,17 @@ def repeat_roles_and_drains(turn: Turn, instances: Iterable[InstanceId]) -> None
             continue
         draining, leaving = known.draining, known.leaving
         if known.role != known.announced_role:
-            turn.decide(
-                InstanceRoleChanged(
-                    at=turn.now, stamp=turn.stamp, instance=instance, epoch=known.epoch, role=known.role
-                )
-            )
+            _decide_role(turn, known, known.role)
         if draining:
             _decide_drain(turn, known, "it drains already", leaving=leaving)
+
+
+def _decide_role(turn: Turn, instance: Instance, role: Role, *, left: int = 0) -> None:
+    turn.decide(
+        InstanceRoleChanged(
+            at=turn.now, stamp=turn.stamp, instance=instance.id, epoch=instance.epoch, role=role, left=left
+        )
+    )
 
 
 def _decide_drain(
